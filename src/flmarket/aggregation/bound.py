@@ -1,0 +1,79 @@
+"""The error bound ERR that aggregation minimises and auctions are judged by (FL-Market 2021 §4, 2022 §IV).
+
+    ERR(λ; ε, d) = Σ λ_i² σ_i + (L Σ|λ_i − W_i|)²,    W_i = d_i / Σd,
+
+the variance that noise adds to the aggregate plus the square of the bias from weighing owners unlike their data, for
+gradients clipped to norm L. σ_i is the noise energy of owner i's release. The papers count one coordinate of Laplace
+noise, σ_i = 8L²/ε_i²; a p-dimensional release carries p times that (docs/errata.md E2), hence `dimension`. Any other
+randomizer comes in by its own noise energy.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flmarket.bids import checked_array
+from flmarket.errors import InvalidInput
+
+__all__ = ["HasNoiseEnergy", "data_shares", "error_bound", "release_energy"]
+
+FloatArray = NDArray[np.float64]
+
+
+class HasNoiseEnergy(Protocol):
+    """The part of a perturbation that aggregation needs."""
+
+    def noise_energy(self, epsilon: ArrayLike, dimension: int) -> FloatArray:
+        """E‖release − clipped input‖² at privacy loss ε."""
+
+
+def release_energy(
+    epsilon: ArrayLike, *, clip: float = 1.0, dimension: int = 1, perturbation: HasNoiseEnergy | None = None
+) -> FloatArray:
+    """σ of each owner's release: the papers' Laplace noise unless a perturbation is given; infinite at ε = 0."""
+    eps = checked_array("epsilon", epsilon)
+    if not (np.isfinite(clip) and clip > 0):
+        raise InvalidInput("clip", clip, "a positive number")
+    if int(dimension) != dimension or dimension < 1:
+        raise InvalidInput("dimension", dimension, "a whole number of at least 1")
+    sells = eps > 0
+    energy = np.full(eps.shape, np.inf)
+    if perturbation is None:
+        np.divide(8.0 * clip * clip * dimension, eps * eps, out=energy, where=sells)
+    elif sells.any():
+        energy[sells] = perturbation.noise_energy(eps[sells], dimension)
+    return energy
+
+
+def data_shares(data_size: ArrayLike) -> FloatArray:
+    """W: each owner's share of the records of her profile."""
+    size = checked_array("data_size", data_size)
+    total = size.sum(axis=-1, keepdims=True)
+    if not (total > 0).all():
+        raise InvalidInput("data_size", 0, "at least one record in every profile")
+    return np.asarray(size / total)
+
+
+def error_bound(
+    weights: ArrayLike,
+    epsilon: ArrayLike,
+    data_size: ArrayLike,
+    clip: float = 1.0,
+    dimension: int = 1,
+    *,
+    perturbation: HasNoiseEnergy | None = None,
+) -> FloatArray:
+    """ERR of given weights; infinite where an owner who releases nothing (ε = 0) is given weight."""
+    lam = checked_array("weights", weights)
+    energy = release_energy(epsilon, clip=clip, dimension=dimension, perturbation=perturbation)
+    shares = data_shares(data_size)
+    try:
+        lam, energy, shares = np.broadcast_arrays(lam, energy, shares)
+    except ValueError:
+        raise InvalidInput("weights", lam.shape, f"the shape of epsilon, {energy.shape}") from None
+    variance = np.where(lam > 0, np.square(lam) * np.where(lam > 0, energy, 0.0), 0.0).sum(axis=-1)
+    bias = clip * np.abs(lam - shares).sum(axis=-1)
+    return np.asarray(variance + bias * bias)

@@ -1,0 +1,47 @@
+"""Auctions: a budget and bids in, privacy losses and payments out. One file a mechanism; `get(name)` builds one."""
+
+from __future__ import annotations
+
+from flmarket.auctions.knapsack import GreedyKnapsack
+from flmarket.auctions.proportional import ProportionalShare
+from flmarket.bids import EXACT, NONE, Auction, Guarantees
+from flmarket.registry import Registry
+
+__all__ = ["Auction", "GreedyKnapsack", "ProportionalShare", "get", "names", "register"]
+
+_SINGLE_MINDED = "single-minded owners whose privacy budget and data size are not private"
+
+_registry: Registry[Auction] = Registry("auction")
+get = _registry.get
+names = _registry.names
+register = _registry.register
+
+register(
+    "all-in",
+    lambda: ProportionalShare(
+        "all-in",
+        weight="privacy",
+        capped=False,
+        guarantees=Guarantees(
+            truthful=NONE,
+            rational=EXACT,
+            budget_feasible=EXACT,
+            source="FL-Market 2021 Alg. 4, 2022 Alg. 4. The papers' truthfulness fails: docs/errata.md E3",
+        ),
+    ),
+)
+for _name, _weight, _source in (
+    ("all-in-capped", "privacy", "All-in with M1's price, the fix of docs/errata.md E3"),
+    ("m1", "records", "Zhang et al. (JDP) Alg. 1"),
+    ("fairquery", "owners", "Ghosh and Roth, Selling Privacy at Auction, EC 2011, Alg. 1"),
+):
+    register(
+        _name,
+        lambda name=_name, weight=_weight, source=_source: ProportionalShare(
+            name,
+            weight=weight,
+            capped=True,
+            guarantees=Guarantees(EXACT, EXACT, EXACT, source, _SINGLE_MINDED),
+        ),
+    )
+register("m2", GreedyKnapsack)

@@ -1,0 +1,84 @@
+"""Errors that a caller can act on.
+
+Every error names the field, the value and what is accepted, in one line. Each class carries the exit code that
+the command returns for it, so that scripts can tell a typing mistake from missing data or a refused release.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DataUnavailable",
+    "FlmarketError",
+    "InvalidInput",
+    "MechanismViolation",
+    "MissingDependency",
+    "PrivacyBudgetExhausted",
+    "SettlementError",
+    "UnknownName",
+]
+
+
+class FlmarketError(Exception):
+    """Base of all errors that flmarket raises on purpose."""
+
+    exit_code = 1
+
+
+class InvalidInput(FlmarketError, ValueError):
+    """A value that is not accepted: says which, what it was and what would be."""
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, accepted: str) -> None:
+        self.field, self.value, self.accepted = field, value, accepted
+        super().__init__(f"{field}: {_short(value)} is not accepted; expected {accepted}")
+
+
+class UnknownName(InvalidInput):
+    """A mechanism, data set or population that is not registered."""
+
+
+class ConfigError(InvalidInput):
+    """A configuration or data file that cannot be read as meant."""
+
+    exit_code = 3
+
+
+class DataUnavailable(FlmarketError):
+    """A data set that is neither in the named directory nor in the cache and cannot be fetched."""
+
+    exit_code = 4
+
+
+class MissingDependency(FlmarketError):
+    """An optional dependency that this call needs."""
+
+    exit_code = 5
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
+        super().__init__(f"{package} is not installed; it comes with: pip install 'flmarket[{extra}]'")
+
+
+class PrivacyBudgetExhausted(FlmarketError):
+    """A release that would take an owner past her own cap; raised before anything is released."""
+
+    exit_code = 6
+
+
+class MechanismViolation(FlmarketError):
+    """A mechanism's outcome broke a rule that the market enforces (overspending, more privacy than offered)."""
+
+    exit_code = 7
+
+
+class SettlementError(FlmarketError):
+    """A transfer or award that would create money, overdraw an account or resolve twice."""
+
+    exit_code = 8
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

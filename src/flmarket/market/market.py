@@ -1,0 +1,194 @@
+"""The market loop: bids → auction → awards in escrow → deliveries → aggregation → settlement.
+
+Engine-agnostic and free of I/O: an engine brings bids and updates, the market decides and moves the money. A round goes
+one way, `clear` then `deliver` or `void` per award, then `close`; what is not delivered by then expires. A mechanism's
+outcome is checked before any money moves: it may not spend more than the budget, ask for more privacy than was offered,
+or pay a loser. Updates are checked on arrival; a bad one voids its award and does not touch the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flmarket.aggregation import Aggregation, HasNoiseEnergy, error_bound
+from flmarket.bids import Auction, BidProfile
+from flmarket.errors import InvalidInput, MechanismViolation, SettlementError
+from flmarket.ledger import MICROS, Award, AwardState, Ledger, payments_to_micros
+from flmarket.market.task import RoundRecord
+
+__all__ = ["Market", "Round", "award_id", "owner_account"]
+
+FloatArray = NDArray[np.float64]
+
+# an award may exceed the offered privacy budget by floating-point rounding only
+_ROUNDING = 1e-9
+
+
+def owner_account(owner: int) -> str:
+    """The ledger account of an owner."""
+    return f"owner-{owner}"
+
+
+def award_id(task: str, round_index: int, owner: int) -> str:
+    """One award per task, round and owner: repeating a round's clearing cannot pay twice."""
+    return f"{task}/{round_index}/{owner}"
+
+
+@dataclass
+class Round:
+    """A cleared round under way: awards by owner, and the updates delivered so far."""
+
+    index: int
+    bidders: NDArray[np.int64]
+    data_size: FloatArray
+    epsilon: FloatArray
+    price_micros: NDArray[np.int64]
+    budget_micros: int
+    awards: dict[int, str]
+    updates: dict[int, FloatArray] = field(default_factory=dict)
+    closed: bool = False
+
+
+class Market:
+    """One task's market: mechanisms, a ledger, and the rules between them."""
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        auction: Auction,
+        aggregation: Aggregation,
+        ledger: Ledger,
+        dimension: int,
+        clip: float = 1.0,
+        perturbation: HasNoiseEnergy | None = None,
+        buyer: str = "buyer",
+    ) -> None:
+        self.task, self.buyer, self.ledger = task, buyer, ledger
+        self.auction, self.aggregation = auction, aggregation
+        self.dimension, self.clip, self.perturbation = dimension, clip, perturbation
+
+    def clear(
+        self,
+        index: int,
+        bidders: ArrayLike,
+        bids: BidProfile,
+        budget_micros: int,
+        *,
+        rng: np.random.Generator | None = None,
+    ) -> Round:
+        """Run the auction and put every winner's price into escrow; on any error nothing is awarded."""
+        owners = np.asarray(bidders, dtype=np.int64)
+        if bids.shape != owners.shape or owners.ndim != 1 or len(np.unique(owners)) != owners.size:
+            raise InvalidInput("bidders", owners.shape, f"one distinct owner per bid, shape {bids.shape}")
+        outcome = self.auction.run(bids, budget_micros / MICROS, rng=rng)
+        if (outcome.epsilon > bids.privacy_budget * (1 + _ROUNDING)).any():
+            raise MechanismViolation(f"{self.auction.name} asks for more privacy than was offered: nothing was awarded")
+        if (outcome.payment[~outcome.winners] > 0).any():
+            raise MechanismViolation(f"{self.auction.name} pays owners who sell nothing: nothing was awarded")
+        epsilon = np.minimum(outcome.epsilon, bids.privacy_budget)
+        price = payments_to_micros(outcome.payment, budget_micros)
+        available = self.ledger.balance(self.buyer)
+        if int(price.sum()) > available:
+            raise SettlementError(f"{self.buyer} holds {available} micro-units, round {index} needs {price.sum()}")
+        awards = {}
+        for position in np.flatnonzero(outcome.winners):
+            owner = int(owners[position])
+            identifier = award_id(self.task, index, owner)
+            self.ledger.hold(
+                Award(
+                    identifier,
+                    index,
+                    self.buyer,
+                    owner_account(owner),
+                    float(epsilon[position]),
+                    int(price[position]),
+                )
+            )
+            awards[owner] = identifier
+        return Round(index, owners, np.asarray(bids.data_size), epsilon, price, budget_micros, awards)
+
+    def deliver(self, round_: Round, owner: int, update: ArrayLike) -> bool:
+        """Take an owner's update; False, and her award voided, if it is not a finite vector of the right length."""
+        identifier = self._pending(round_, owner)
+        problem = ""
+        try:
+            vector = np.asarray(update, dtype=np.float64)
+        except (TypeError, ValueError):
+            vector, problem = np.empty(0), "not a vector of numbers"
+        if not problem and vector.shape != (self.dimension,):
+            problem = f"shape {vector.shape} instead of ({self.dimension},)"
+        elif not problem and not np.isfinite(vector).all():
+            problem = "not finite"
+        if problem:
+            self.ledger.void(identifier, f"bad update: {problem}")
+            return False
+        round_.updates[owner] = vector
+        return True
+
+    def void(self, round_: Round, owner: int, reason: str) -> None:
+        """An owner refuses or drops out: her award goes back to the buyer."""
+        self.ledger.void(self._pending(round_, owner), reason)
+
+    def close(self, round_: Round) -> tuple[RoundRecord, FloatArray]:
+        """Aggregate what was delivered, pay for it, expire the rest; returns the record and the aggregate update."""
+        if round_.closed:
+            raise SettlementError(f"round {round_.index} is closed already")
+        delivered = np.array([int(owner) in round_.updates for owner in round_.bidders], dtype=bool)
+        epsilon = np.where(delivered, round_.epsilon, 0.0)
+        weights, aggregate, bound = np.zeros(len(epsilon)), np.zeros(self.dimension), np.inf
+        if delivered.any():
+            weights = self.aggregation.weights(epsilon, round_.data_size)
+            for owner, weight in zip(round_.bidders, weights, strict=True):
+                if weight > 0:
+                    aggregate += weight * round_.updates[int(owner)]
+            bound = float(
+                error_bound(
+                    weights,
+                    epsilon,
+                    round_.data_size,
+                    clip=self.clip,
+                    dimension=self.dimension,
+                    perturbation=self.perturbation,
+                )
+            )
+        states: list[AwardState | None] = []
+        reasons: list[str] = []
+        for owner in round_.bidders:
+            award = self._settle(round_, int(owner))
+            states.append(award.state if award else None)
+            reasons.append(award.reason if award else "")
+        round_.closed = True
+        record = RoundRecord(
+            round_.index,
+            round_.bidders,
+            round_.data_size,
+            round_.epsilon,
+            round_.price_micros,
+            tuple(states),
+            tuple(reasons),
+            weights,
+            round_.budget_micros,
+            bound,
+        )
+        return record, aggregate
+
+    def _settle(self, round_: Round, owner: int) -> Award | None:
+        if owner not in round_.awards:
+            return None
+        award = self.ledger.award(round_.awards[owner])
+        if owner in round_.updates:
+            return self.ledger.post(award.id)
+        return self.ledger.expire(award.id) if award.state is AwardState.PENDING else award
+
+    def _pending(self, round_: Round, owner: int) -> str:
+        if round_.closed or owner not in round_.awards:
+            raise SettlementError(f"owner {owner} has no award in round {round_.index} that is still open")
+        identifier = round_.awards[owner]
+        state = self.ledger.award(identifier).state
+        if owner in round_.updates or state is not AwardState.PENDING:
+            raise SettlementError(f"award {identifier} is {'delivered' if owner in round_.updates else state} already")
+        return identifier

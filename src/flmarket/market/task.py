@@ -1,0 +1,123 @@
+"""What a buyer posts and what a round leaves behind: frozen values, no behaviour beyond arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.errors import InvalidInput
+from flmarket.ledger import AwardState
+
+__all__ = ["MarketResult", "OwnerStatement", "RoundRecord", "Task"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A buyer's order: train this long, with these mechanisms, within this much money a round.
+
+    The budget of a round is either an amount (`budget_micros`) or, as in the papers, `budget_factor` times the sum of
+    the bidders' full costs. Exactly one of the two is given.
+    """
+
+    name: str = "task"
+    rounds: int = 50
+    bidders_per_round: int = 10
+    budget_micros: int | None = None
+    budget_factor: float | None = None
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, limit in (("rounds", 1_000_000), ("bidders_per_round", 10_000_000)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+                raise InvalidInput(name, value, f"a whole number from 1 to {limit:,}")
+        if (self.budget_micros is None) == (self.budget_factor is None):
+            given = (self.budget_micros, self.budget_factor)
+            raise InvalidInput("budget", given, "either budget_micros or budget_factor, not both")
+        if self.budget_micros is not None and (
+            isinstance(self.budget_micros, bool) or not isinstance(self.budget_micros, int) or self.budget_micros < 0
+        ):
+            raise InvalidInput("budget_micros", self.budget_micros, "a whole number of at least 0")
+        if self.budget_factor is not None and not (np.isfinite(self.budget_factor) and self.budget_factor >= 0):
+            raise InvalidInput("budget_factor", self.budget_factor, "a finite number of at least 0")
+        if not (np.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise InvalidInput("learning_rate", self.learning_rate, "a positive number")
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round as it happened. Arrays run over the round's bidders; a loser has ε = 0 and no state."""
+
+    index: int
+    bidders: NDArray[np.int64]
+    data_size: NDArray[np.float64]
+    epsilon: NDArray[np.float64]
+    price_micros: NDArray[np.int64]
+    state: tuple[AwardState | None, ...]
+    reason: tuple[str, ...]
+    weights: NDArray[np.float64]
+    budget_micros: int
+    error_bound: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def delivered(self) -> NDArray[np.bool_]:
+        """Who delivered and was paid."""
+        return np.array([state is AwardState.POSTED for state in self.state], dtype=bool)
+
+    @property
+    def spent_micros(self) -> int:
+        """What was paid out, which leaves out voided and expired awards."""
+        return int(self.price_micros[self.delivered].sum())
+
+    @property
+    def valid(self) -> bool:
+        """Whether anything was delivered: a round of no winners trains nothing."""
+        return bool(self.delivered.any())
+
+
+@dataclass(frozen=True)
+class OwnerStatement:
+    """What one owner sold and earned over the whole task."""
+
+    owner: int
+    data_size: int
+    bids: int
+    releases: int
+    refusals: int
+    paid_micros: int
+    epsilon_total: float
+    epsilon_cap: float
+
+
+@dataclass(frozen=True)
+class MarketResult:
+    """A finished task: every round, every owner's statement, and the model."""
+
+    task: Task
+    mechanism: str
+    aggregation: str
+    perturbation: str
+    data_set: str
+    seed: int
+    rounds: tuple[RoundRecord, ...]
+    owners: tuple[OwnerStatement, ...]
+    parameters: NDArray[np.float64]
+    baseline_accuracy: float
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Test accuracy after each round."""
+        return [record.metrics["accuracy"] for record in self.rounds]
+
+    @property
+    def spent_micros(self) -> int:
+        """All payments."""
+        return sum(record.spent_micros for record in self.rounds)
+
+    @property
+    def budget_micros(self) -> int:
+        """All budgets."""
+        return sum(record.budget_micros for record in self.rounds)
