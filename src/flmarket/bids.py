@@ -241,11 +241,11 @@ def _checked_table(grid: ArrayLike, values: ArrayLike, shape: tuple[int, ...]) -
     if (knots[..., 0] > 0).any():
         knots = np.concatenate([np.zeros((*shape, 1)), knots], axis=-1)
         heights = np.concatenate([np.zeros((*shape, 1)), heights], axis=-1)
-    if (np.diff(knots, axis=-1) <= 0).any():
-        # a padded table (see concatenate) ends in infinitely repeated last points; those rise by nothing
-        if (np.diff(knots, axis=-1) < 0).any() or ((np.diff(knots) == 0) & (np.diff(heights) != 0)).any():
-            raise InvalidInput("grid", grid, "strictly increasing privacy losses")
-    if (np.diff(heights, axis=-1) < 0).any():
+    width, rise = np.diff(knots, axis=-1), np.diff(heights, axis=-1)
+    # a table padded by `concatenate` repeats its last point: no width and no rise
+    if (width < 0).any() or ((width == 0) & (rise != 0)).any():
+        raise InvalidInput("grid", grid, "strictly increasing privacy losses")
+    if (rise < 0).any():
         raise InvalidInput("values", values, "a non-decreasing table")
     if (heights[..., 0] != 0).any():
         raise InvalidInput("values", heights[..., 0].max(), "value 0 at privacy loss 0")

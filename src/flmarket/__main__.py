@@ -1,0 +1,5 @@
+"""`python -m flmarket` is the `flmarket` command."""
+
+from flmarket.cli import main
+
+main()

@@ -1,0 +1,107 @@
+"""The commands and their options; each does its work in a module of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flmarket import __version__
+
+app = typer.Typer(
+    name="flmarket",
+    help="Markets in federated learning: auctions, private updates, aggregation and exact payments.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Seed = Annotated[int, typer.Option(min=0, help="Everything random follows from it.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where data sets lie; else FLMARKET_DATA, the cache, then a download.")
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"flmarket {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Markets in federated learning: auctions, private updates, aggregation and exact payments."""
+
+
+@app.command(epilog="Example: `flmarket demo --out out/demo` and open `out/demo/report.html`.")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for report.html and summary.json.")] = Path("out/demo"),
+    rounds: Annotated[int | None, typer.Option(min=1, help="How many rounds to play.")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Hospitals sell private updates for a diagnosis model: a whole market on bundled data, in seconds."""
+    from flmarket.cli.markets import run_demo
+
+    run_demo(out, rounds, seed, json)
+
+
+@app.command(epilog="Example: `flmarket run market.toml --out out/run --data-dir ~/data`.")
+def run(
+    market: Annotated[Path, typer.Argument(help="A TOML file that describes the market (docs/how-to.md).")],
+    out: Annotated[Path, typer.Option(help="Folder for report.html and summary.json.")] = Path("out/run"),
+    data_dir: DataDir = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Overrides the file's seed.")] = None,
+    json: Json = False,
+) -> None:
+    """Run the market that a file describes, and write its report."""
+    from flmarket.cli.markets import run_market
+
+    run_market(market, out, data_dir, seed, json)
+
+
+@app.command(
+    epilog="Examples: `flmarket compare --population flm22-iid`; "
+    "`flmarket compare --data breast-cancer --auction m1 --auction all-in --seeds 3 --out out/compare`."
+)
+def compare(
+    population: Annotated[str, typer.Option(help="Bidders to draw: see `flmarket mechanisms`.")] = "flm22-iid",
+    data: Annotated[str | None, typer.Option(help="Train on this data set instead, and compare accuracy.")] = None,
+    market: Annotated[
+        Path | None, typer.Option(help="With --data: a TOML file with the settings to vary from.")
+    ] = None,
+    auction: Annotated[list[str] | None, typer.Option(help="Repeat for several; default all.")] = None,
+    aggregation: Annotated[list[str] | None, typer.Option(help="Repeat for several.")] = None,
+    factor: Annotated[list[float] | None, typer.Option(min=0, help="Budgets as shares of all costs.")] = None,
+    profiles: Annotated[int, typer.Option(min=1, max=1_000_000, help="Profiles per budget factor.")] = 2000,
+    owners: Annotated[int | None, typer.Option(min=1, help="Owners per profile; default the paper's.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="With --data: runs to average over.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="With --data: rounds per run.")] = None,
+    data_dir: DataDir = None,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for plot, CSV and page.")] = None,
+    json: Json = False,
+) -> None:
+    """Auctions × aggregations on one population (error bound) or one data set (accuracy)."""
+    from flmarket.cli.compare import compare_on_data, compare_on_population
+
+    if data is None:
+        compare_on_population(population, auction, aggregation, factor, profiles, owners, seed, out, json)
+    else:
+        compare_on_data(data, market, auction, aggregation, factor, rounds, seeds, seed, data_dir, out, json)
+
+
+@app.command(epilog="Example: `flmarket mechanisms --json`.")
+def mechanisms(json: Json = False) -> None:
+    """What there is: auctions and what each guarantees, aggregations, perturbations, populations, data sets."""
+    from flmarket.cli.mechanisms import list_mechanisms
+
+    list_mechanisms(json)

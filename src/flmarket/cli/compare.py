@@ -1,0 +1,145 @@
+"""`flmarket compare`: one table and one plot for many mechanisms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from flmarket import auctions, learning
+from flmarket.cli.markets import DEMO
+from flmarket.cli.output import print_json, print_path, progress, screen, table
+from flmarket.engines.config import MarketConfig
+from flmarket.errors import InvalidInput, MechanismViolation
+from flmarket.experiments import FACTORS, compare_learning, compare_population
+from flmarket.report import Comparison, write_comparison, write_curves
+
+__all__ = ["compare_on_data", "compare_on_population"]
+
+
+def compare_on_population(
+    population: str,
+    auction_names: Sequence[str] | None,
+    aggregation_names: Sequence[str] | None,
+    factors: Sequence[float] | None,
+    profiles: int,
+    owners: int | None,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Error bound per budget factor."""
+    chosen = tuple(auction_names or auctions.names())
+    rules = tuple(aggregation_names or ("opt-aggr",))
+    budgets = tuple(factors or FACTORS)
+    with progress(len(chosen) * len(rules) * len(budgets), quiet=as_json) as step:
+        comparison = compare_population(
+            population=population,
+            auction_names=chosen,
+            aggregation_names=rules,
+            factors=budgets,
+            profiles=profiles,
+            owners=owners,
+            seed=seed,
+            step=step,
+        )
+    page = None if out is None else write_comparison(comparison, out, command=_command(comparison))
+    if as_json:
+        print_json(asdict(comparison) | ({"page": str(page)} if page else {}))
+        return
+    screen.print(_by_factor(comparison, budgets))
+    if page:
+        print_path("page", page)
+
+
+def compare_on_data(
+    data_name: str,
+    market: Path | None,
+    auction_names: Sequence[str] | None,
+    aggregation_names: Sequence[str] | None,
+    factors: Sequence[float] | None,
+    rounds: int | None,
+    seeds: int,
+    seed: int,
+    data_dir: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Accuracy over rounds, the same owners and bids for every pair."""
+    chosen, rules = tuple(auction_names or ("all-in", "all-in-capped", "m1")), tuple(aggregation_names or ("opt-aggr",))
+    if factors and len(factors) > 1:
+        raise InvalidInput("--factor", list(factors), "one budget factor with --data")
+    config = MarketConfig.load(market) if market else MarketConfig.parse(DEMO, source="demo")
+    changes: dict[str, object] = {} if rounds is None else {"rounds": rounds}
+    if factors:
+        changes |= {"budget_factor": float(factors[0]), "budget_per_round": None}
+    config = config.model_copy(
+        update={
+            "task": config.task.model_copy(update=changes),
+            "data": config.data.model_copy(update={"name": data_name}),
+        }
+    )
+    data = learning.load(data_name, data_dir)
+    runs = range(seed, seed + seeds)
+    with progress(len(chosen) * len(rules) * seeds, quiet=as_json) as step:
+        try:
+            curves, results = compare_learning(
+                config, data, auction_names=chosen, aggregation_names=rules, seeds=runs, step=step
+            )
+        except MechanismViolation as violation:
+            raise MechanismViolation(f"{violation} (leave that auction out: it does not keep to a budget)") from None
+    files = None if out is None else write_curves(curves, out, f"compare-{data_name}")
+    final: dict[str, dict[str, list[float]]] = {
+        label: {
+            "accuracy": [run.accuracy[-1] for run in group],
+            "balanced_accuracy": [run.rounds[-1].metrics["balanced_accuracy"] for run in group],
+            "spent_micros": [run.spent_micros for run in group],
+        }
+        for label, group in results.items()
+    }
+    if as_json:
+        print_json({"data_set": data_name, "rounds": config.task.rounds, "seeds": list(runs), "final": final})
+        return
+    listing = table(
+        f"{data_name}, {config.task.rounds} rounds, {seeds} seeds", "mechanism", "accuracy", "balanced", "paid"
+    )
+    for label, values in final.items():
+        paid = np.mean(values["spent_micros"]) / 1e6
+        listing.add_row(label, _spread(values["accuracy"]), _spread(values["balanced_accuracy"]), f"{paid:,.2f}")
+    screen.print(listing)
+    if files:
+        print_path("plot", files)
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = float(np.mean(values))
+    return f"{mean:.3f}" if len(values) < 2 else f"{mean:.3f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}"
+
+
+def _by_factor(comparison: Comparison, factors: Sequence[float]) -> object:
+    best = comparison.best()
+    title = f"{comparison.title}: mean over {comparison.profiles:,} profiles per budget factor (lower is better)"
+    listing = table(title, "auction", "aggregation", *(f"{factor:g}" for factor in factors), "nobody bought", text=2)
+    groups: dict[tuple[str, str], list[float]] = {}
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.rows:
+        key = (row.auction, row.aggregation)
+        text = f"{row.error_bound_mean:.2f}"
+        over = " !" if row.spent_share > 1 + 1e-9 else ""
+        cells.setdefault(key, []).append(
+            (f"[bold]{text}[/]" if row.error_bound_mean == best.get(row.budget_factor) else text) + over
+        )
+        groups.setdefault(key, []).append(row.invalid_rate)
+    for key, values in cells.items():
+        listing.add_row(*key, *values, f"{np.mean(groups[key]):.1%}")
+    if any(row.spent_share > 1 + 1e-9 for row in comparison.rows):
+        listing.caption = "! spends more than the budget"
+        listing.caption_justify = "left"
+    return listing
+
+
+def _command(comparison: Comparison) -> str:
+    options = f"--population {comparison.population} --profiles {comparison.profiles} --seed {comparison.seed}"
+    return f"flmarket compare {options}"

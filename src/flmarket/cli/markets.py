@@ -1,0 +1,93 @@
+"""`flmarket demo` and `flmarket run`: simulate a market, show a summary, write the report."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from flmarket.cli.output import errors, print_json, print_path, progress, screen, table
+from flmarket.engines.config import MarketConfig
+from flmarket.engines.simulation import Simulation
+from flmarket.errors import ConfigError
+from flmarket.ledger import format_micros
+from flmarket.market import MarketResult
+from flmarket.report import summarize, write_report
+
+__all__ = ["DEMO", "run_demo", "run_market"]
+
+DEMO_STORY = (
+    "Sixty hospitals of different sizes hold patient records they may not share. A buyer wants a model that tells "
+    "malignant from benign tumours and offers a budget each round. Hospitals bid what the privacy of their update "
+    "costs them; the auction picks whom to buy from and at what price; winners train on their own records, clip the "
+    "update, add noise at home, and are paid on delivery."
+)
+DEMO: dict[str, Any] = {
+    "task": {
+        "name": "tumour-diagnosis",
+        "rounds": 60,
+        "bidders_per_round": 40,
+        "budget_factor": 1.0,
+        "learning_rate": 0.1,
+    },
+    "data": {"name": "breast-cancer", "owners": 60, "partition": "power-law", "sigma": 0.5, "minimum": 3},
+    "owners": {"privacy_budget": [0.5, 2.0], "privacy_cap": 50.0, "dropout": 0.02, "faulty": 0.005},
+    "mechanism": {"auction": "all-in-capped", "aggregation": "opt-aggr", "perturbation": "laplace-l1"},
+}
+
+
+def run_demo(out: Path, rounds: int | None, seed: int, as_json: bool) -> None:
+    """The market of README on data bundled with scikit-learn."""
+    task = DEMO["task"] | ({"rounds": rounds} if rounds else {})
+    config = MarketConfig.parse(DEMO | {"task": task, "seed": seed}, source="demo")
+    command = f"flmarket demo --seed {seed}" + (f" --rounds {rounds}" if rounds else "")
+    _play(config.simulation(), out, as_json, story=DEMO_STORY, command=command)
+
+
+def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None, as_json: bool) -> None:
+    """The market of a TOML file."""
+    config = MarketConfig.load(market)
+    if seed is not None:
+        config = config.model_copy(update={"seed": seed})
+    command = f"flmarket run {shlex.quote(market.name)} --seed {config.seed}"
+    _play(config.simulation(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
+
+
+def _play(simulation: Simulation, out: Path, as_json: bool, *, story: str | None, command: str) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError("--out", str(out), "a folder")
+    task = simulation.task
+    if not as_json:
+        errors.print(
+            f"[bold]{task.name}[/]: {simulation.partition.owners} owners of {simulation.data.name}, "
+            f"{task.rounds} rounds, auction {simulation.auction.name}, aggregation {simulation.aggregation.name}, "
+            f"noise {simulation.perturbation.name}"
+        )
+    with progress(task.rounds, quiet=as_json) as step:
+        result = simulation.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
+    path = write_report(result, out, story=story, command=command)
+    if as_json:
+        print_json(summarize(result) | {"report": str(path)})
+    else:
+        _show(result, path)
+
+
+def _show(result: MarketResult, path: Path) -> None:
+    facts = summarize(result)
+    rows = table("", "", "", text=2)
+    rows.show_header = False
+    paid, budget = format_micros(result.spent_micros), format_micros(result.budget_micros)
+    delivered = facts["awards"]
+    for name, value in (
+        ("accuracy", f"{facts['final_accuracy']:.3f} (always the larger class: {facts['baseline_accuracy']:.3f})"),
+        ("paid", f"{paid} of {budget} ({result.spent_micros / max(result.budget_micros, 1):.0%})"),
+        ("owners paid", f"{facts['owners_paid']} of {facts['owners']}"),
+        ("awards", f"{delivered['posted']} delivered, {delivered['voided']} voided, {delivered['expired']} expired"),
+        (
+            "privacy",
+            f"at most ε = {facts['epsilon_per_round_max']:.2f} per round, {facts['epsilon_total_max']:.1f} total",
+        ),
+    ):
+        rows.add_row(f"[bold]{name}[/]", value)
+    screen.print(rows)
+    print_path("report     ", path)

@@ -1,0 +1,52 @@
+"""`flmarket mechanisms`: what there is, and what each promises."""
+
+from __future__ import annotations
+
+from flmarket import aggregation, auctions, learning, populations, privacy
+from flmarket.bids import Guarantee
+from flmarket.cli.output import print_json, screen, table
+
+__all__ = ["list_mechanisms"]
+
+_MARK = {
+    Guarantee.EXACT: "[green]exact[/]",
+    Guarantee.APPROXIMATE: "[yellow]approximate[/]",
+    Guarantee.NONE: "[red]no[/]",
+}
+
+
+def list_mechanisms(as_json: bool) -> None:
+    """Print every registered name."""
+    others = {
+        "aggregations": list(aggregation.names()),
+        "perturbations": list(privacy.names()),
+        "populations": list(populations.names()),
+        "data_sets": list(learning.names()),
+    }
+    promises = {name: auctions.get(name).guarantees for name in auctions.names()}
+    if as_json:
+        print_json(
+            {
+                "auctions": [
+                    {
+                        "name": name,
+                        "truthful": promise.truthful,
+                        "rational": promise.rational,
+                        "budget_feasible": promise.budget_feasible,
+                        "assumes": promise.assumes,
+                        "source": promise.source,
+                    }
+                    for name, promise in promises.items()
+                ],
+                **others,
+            }
+        )
+        return
+    listing = table("Auctions", "name", "truthful", "rational", "within budget", "source and assumption", text=5)
+    for name, promise in promises.items():
+        note = promise.source + (f" · assumes {promise.assumes}" if promise.assumes else "")
+        marks = (_MARK[level] for level in (promise.truthful, promise.rational, promise.budget_feasible))
+        listing.add_row(name, *marks, note)
+    screen.print(listing)
+    for title, names in others.items():
+        screen.print(f"\n[bold]{title.replace('_', ' ').capitalize()}[/]  {', '.join(names)}")

@@ -1,0 +1,65 @@
+"""What the commands share: consoles, progress bars, tables, and JSON that machines can rely on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+__all__ = ["errors", "print_json", "print_path", "progress", "screen", "table"]
+
+screen = Console()
+errors = Console(stderr=True)  # progress and remarks, so that standard output stays clean for --json
+
+
+def print_json(value: Any) -> None:
+    """One strict JSON object on standard output; infinities become null."""
+    print(json.dumps(_strict(value), ensure_ascii=False, allow_nan=False))
+
+
+def print_path(label: str, path: Path) -> None:
+    """A file that was written, whole and on one line, so that it can be copied."""
+    screen.print(f"[bold]{label}[/]  {path}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def progress(total: int, *, quiet: bool = False) -> Iterator[Any]:
+    """A progress bar on standard error; yields a function to call with a short note after each step."""
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        disable=quiet,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("starting", total=total)
+        yield lambda note: bar.update(task, advance=1, description=note)
+
+
+def table(title: str, *columns: str, text: int = 1) -> Table:
+    """A table whose first `text` columns are words and whose others are numbers."""
+    made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index < text else "right")
+    return made
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,203 @@
+"""A market described in a file: `market.toml` in, a ready `Simulation` out.
+
+Every key is checked before anything runs; unknown keys are refused, so that a typing mistake cannot silently fall back
+to a default. `docs/how-to.md` has an annotated example.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from flmarket import aggregation, auctions, privacy
+from flmarket.bids import BidProfile, Kind, Valuations
+from flmarket.engines.owners import PrivacyCap
+from flmarket.engines.simulation import LocalTraining, Simulation
+from flmarket.errors import ConfigError
+from flmarket.learning import DataSet, Partition, Purpose, SoftmaxRegression, load, partition, stream
+from flmarket.ledger import to_micros
+from flmarket.market import Task
+from flmarket.populations import read_bids
+
+__all__ = ["MarketConfig"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Range = tuple[NonNegative, NonNegative]
+Family = Literal["linear", "quadratic", "sqrt", "exponential", "step"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class TaskSection(_Section):
+    """What the buyer wants and pays."""
+
+    name: str = "task"
+    rounds: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] = 60
+    bidders_per_round: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 10
+    budget_per_round: NonNegative | None = None
+    budget_factor: NonNegative | None = None
+    learning_rate: Positive = 0.1
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if (self.budget_per_round is None) == (self.budget_factor is None):
+            raise ValueError("give either budget_per_round or budget_factor")
+        return self
+
+
+class DataSection(_Section):
+    """Which data, and how it is spread over owners."""
+
+    name: str = "breast-cancer"
+    owners: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 60
+    partition: Literal["power-law", "dirichlet", "equal"] = "power-law"
+    sigma: NonNegative = 2.0
+    minimum: Annotated[int, Field(ge=1, strict=True)] = 10
+    concentration: Positive = 0.5
+
+    def split(self, data: DataSet, seed: int) -> Partition:
+        """Deal the training records out to owners."""
+        rng = stream(seed, purpose=Purpose.PARTITION)
+        if self.partition == "equal":
+            return partition.equal(rng, len(data.y_train), self.owners)
+        if self.partition == "dirichlet":
+            return partition.dirichlet(
+                rng, data.y_train, self.owners, concentration=self.concentration, minimum=self.minimum
+            )
+        return partition.iid_power_law(rng, len(data.y_train), self.owners, sigma=self.sigma, minimum=self.minimum)
+
+
+class OwnersSection(_Section):
+    """What owners ask: drawn from ranges (FL-Market's by default), or read from a file of bids."""
+
+    valuations: tuple[Family, ...] = ("linear", "quadratic", "sqrt", "exponential")
+    rate: Range = (0.5, 1.5)
+    privacy_budget: Range = (0.5, 2.0)
+    bids: str | None = None
+    privacy_cap: Annotated[float, Field(gt=0)] = math.inf
+    privacy_cap_delta: Probability = 0.0
+    dropout: Probability = 0.0
+    faulty: Probability = 0.0
+
+    def profile(self, sizes: Any, seed: int, base: Path) -> BidProfile:
+        """One bid per owner, with the data sizes that the partition gave her."""
+        if self.bids is not None:
+            own = read_bids(base / self.bids)
+            if own.n != len(sizes):
+                raise ConfigError("owners.bids", f"{own.n} bids", f"one for each of the {len(sizes)} owners")
+            return BidProfile(own.valuations, own.privacy_budget, sizes)
+        rng = stream(seed, purpose=Purpose.BIDS)
+        codes = np.array([Kind[name.upper()] for name in self.valuations])
+        kind = codes[rng.integers(0, len(codes), len(sizes))]
+        valuations = Valuations(kind, rng.uniform(*self.rate, len(sizes)))
+        return BidProfile(valuations, rng.uniform(*self.privacy_budget, len(sizes)), sizes)
+
+
+class MechanismSection(_Section):
+    """Auction, aggregation and noise by name. `bound_dimension = 1` is the papers' error bound."""
+
+    auction: str = "all-in-capped"
+    aggregation: str = "opt-aggr"
+    perturbation: str = "laplace-l1"
+    clip: Positive = 1.0
+    bound_dimension: Literal["model"] | Annotated[int, Field(ge=1)] = "model"
+
+
+class TrainingSection(_Section):
+    """What owners compute, and whether the buyer averages models."""
+
+    local_steps: Annotated[int, Field(ge=1, strict=True)] = 1
+    batch_size: Annotated[int, Field(ge=1, strict=True)] | None = None
+    local_learning_rate: Positive = 0.1
+    average: bool = False
+
+
+class MarketConfig(_Section):
+    """The whole file."""
+
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    task: TaskSection
+    data: DataSection = DataSection()
+    owners: OwnersSection = OwnersSection()
+    mechanism: MechanismSection = MechanismSection()
+    training: TrainingSection = TrainingSection()
+
+    @classmethod
+    def parse(cls, values: dict[str, Any], source: str = "market") -> MarketConfig:
+        """Check a dictionary; the first problem becomes a one-line error that names the key."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"]) or "file"
+            raise ConfigError(f"{source}: {key}", first.get("input"), _plain(first["msg"])) from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> MarketConfig:
+        """Read a TOML file."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("market file", str(path), f"a readable UTF-8 file ({error})") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(str(path), str(error), "valid TOML") from None
+        return cls.parse(values, source=Path(path).name)
+
+    def simulation(
+        self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
+    ) -> Simulation:
+        """Load the data, deal it out, draw the bids and build the mechanisms."""
+        mechanism = self.mechanism
+        auction = auctions.get(mechanism.auction)  # names are checked before any data is read
+        perturbation = privacy.get(mechanism.perturbation, clip=mechanism.clip)
+        aggregation.get(mechanism.aggregation)
+        data = load(self.data.name, data_dir) if data is None else data
+        split = self.data.split(data, self.seed)
+        bound = mechanism.bound_dimension
+        dimension = SoftmaxRegression(data.features, data.n_classes).dimension if bound == "model" else bound
+        return Simulation(
+            task=self._task(),
+            data=data,
+            partition=split,
+            bids=self.owners.profile(split.sizes, self.seed, base),
+            auction=auction,
+            aggregation=aggregation.get(
+                mechanism.aggregation, clip=mechanism.clip, dimension=dimension, perturbation=perturbation
+            ),
+            perturbation=perturbation,
+            cap=PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta),
+            local=LocalTraining(
+                steps=self.training.local_steps,
+                batch_size=self.training.batch_size,
+                learning_rate=self.training.local_learning_rate,
+            ),
+            average=self.training.average,
+            dropout=self.owners.dropout,
+            faulty=self.owners.faulty,
+            seed=self.seed,
+        )
+
+    def _task(self) -> Task:
+        budget = self.task.budget_per_round
+        return Task(
+            name=self.task.name,
+            rounds=self.task.rounds,
+            bidders_per_round=self.task.bidders_per_round,
+            budget_micros=None if budget is None else to_micros("budget_per_round", budget),
+            budget_factor=self.task.budget_factor,
+            learning_rate=self.task.learning_rate,
+        )
+
+
+def _plain(message: str) -> str:
+    """pydantic's message as the tail of 'expected …'."""
+    return message.removeprefix("Value error, ").removeprefix("Input should be ")

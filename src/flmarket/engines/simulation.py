@@ -1,0 +1,215 @@
+"""The simulation engine: a whole market in one process, seeded.
+
+Runs the same market loop as a deployment, with owners' data in memory. All winners' gradients of a round are computed
+at once. Every random draw comes from a stream named by (seed, purpose, round, owner), so a result depends neither on the
+order of owners nor on how the work is split. The noise is NumPy's: right in distribution, fast, and **not** safe to
+release; a deployment uses the secure source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.aggregation import Aggregation
+from flmarket.bids import Auction, BidProfile
+from flmarket.engines.owners import OwnerPool, PrivacyCap
+from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
+from flmarket.learning import DataSet, OwnerStreams, Partition, Purpose, SoftmaxRegression, fedavg, fedsgd, stream
+from flmarket.ledger import Ledger, MemoryLedger, to_micros
+from flmarket.market import Market, MarketResult, OwnerStatement, Round, RoundRecord, Task, owner_account
+from flmarket.privacy import Perturbation
+
+__all__ = ["LocalTraining", "Simulation"]
+
+FloatArray = NDArray[np.float64]
+Progress = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What an owner computes: one full gradient (FedSGD), or several local steps (FedAvg)."""
+
+    steps: int = 1
+    batch_size: int | None = None
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or (self.batch_size is not None and self.batch_size < 1) or not self.learning_rate > 0:
+            raise InvalidInput("local training", self, "at least 1 step, batches of at least 1, a positive rate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """A market to simulate: who owns what, who bids how, and the mechanisms between them.
+
+    `bids` holds one bid per owner of `partition`; its data sizes are the owners' record counts. `average` evaluates the
+    mean of the latter half of all models so far instead of the last one: free post-processing that evens out the noise.
+    """
+
+    task: Task
+    data: DataSet
+    partition: Partition
+    bids: BidProfile
+    auction: Auction
+    aggregation: Aggregation
+    perturbation: Perturbation
+    cap: PrivacyCap = field(default_factory=PrivacyCap)
+    local: LocalTraining = field(default_factory=LocalTraining)
+    average: bool = False
+    dropout: float = 0.0
+    faulty: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bids.shape != (self.partition.owners,):
+            raise InvalidInput("bids", self.bids.shape, f"one bid for each of the {self.partition.owners} owners")
+        if self.partition.order.size != len(self.data.y_train):
+            raise InvalidInput("partition", self.partition.order.size, f"{len(self.data.y_train)} records")
+        if not (0 <= self.dropout <= 1 and 0 <= self.faulty <= 1 and self.dropout + self.faulty <= 1):
+            raise InvalidInput("dropout, faulty", (self.dropout, self.faulty), "probabilities that sum to at most 1")
+
+    def run(self, ledger: Ledger | None = None, progress: Progress | None = None) -> MarketResult:
+        """Play every round; `progress` is called with each round's record."""
+        return _Run(self, MemoryLedger() if ledger is None else ledger).play(progress)
+
+
+class _Run:
+    """The state of one run: the model, the owners, the books."""
+
+    def __init__(self, spec: Simulation, ledger: Ledger) -> None:
+        self.spec, self.ledger = spec, ledger
+        self.model = SoftmaxRegression(spec.data.features, spec.data.n_classes)
+        self.parameters = self.model.initial()
+        self.history: list[FloatArray] = []
+        self.owners = OwnerPool(spec.bids, spec.perturbation, spec.cap)
+        self.market = Market(
+            task=spec.task.name,
+            auction=spec.auction,
+            aggregation=spec.aggregation,
+            ledger=ledger,
+            dimension=self.model.dimension,
+            clip=spec.perturbation.clip,
+            perturbation=spec.perturbation,
+        )
+
+    def play(self, progress: Progress | None) -> MarketResult:
+        records = []
+        for index in range(self.spec.task.rounds):
+            record = self.round(index)
+            if progress is not None:
+                progress(record)
+            records.append(record)
+        spec = self.spec
+        classes = np.bincount(spec.data.y_test, minlength=spec.data.n_classes)
+        return MarketResult(
+            spec.task,
+            spec.auction.name,
+            spec.aggregation.name,
+            spec.perturbation.name,
+            spec.data.name,
+            spec.seed,
+            tuple(records),
+            self.statements(),
+            self.buyers_model(),
+            float(classes[np.bincount(spec.data.y_train).argmax()] / classes.sum()),
+        )
+
+    def round(self, index: int) -> RoundRecord:
+        spec = self.spec
+        eligible = self.owners.eligible()
+        if eligible.size == 0:
+            return self.measured(_empty_round(index))
+        draw = stream(spec.seed, index, purpose=Purpose.PARTICIPATION)
+        bidders = np.sort(draw.choice(eligible, min(spec.task.bidders_per_round, eligible.size), replace=False))
+        bids = self.owners.bid(bidders)
+        budget = spec.task.budget_micros
+        if spec.task.budget_factor is not None:
+            budget = to_micros("budget", spec.task.budget_factor * float(bids.full_cost.sum()))
+        assert budget is not None
+        self.ledger.deposit(f"{spec.task.name}/{index}/budget", self.market.buyer, budget)
+        auction_rng = stream(spec.seed, index, purpose=Purpose.AUCTION)
+        round_ = self.market.clear(index, bidders, bids, budget, rng=auction_rng)
+        self.collect(round_)
+        record, aggregate = self.market.close(round_)
+        if record.valid:
+            self.parameters = self.parameters - spec.task.learning_rate * aggregate
+        return self.measured(record)
+
+    def collect(self, round_: Round) -> None:
+        """Winners train, guard and deliver; some drop out or send nonsense if the simulation says so."""
+        spec, winners = self.spec, np.array(sorted(round_.awards), dtype=np.int64)
+        if winners.size == 0:
+            return
+        records, offsets = spec.partition.select(winners)
+        x, y = spec.data.x_train[records], spec.data.y_train[records]
+        if spec.local.steps == 1 and spec.local.batch_size is None:
+            updates = fedsgd(self.model, self.parameters, x, y, offsets)
+        else:
+            updates = fedavg(
+                self.model,
+                self.parameters,
+                x,
+                y,
+                offsets,
+                steps=spec.local.steps,
+                batch_size=spec.local.batch_size,
+                learning_rate=spec.local.learning_rate,
+                rngs=OwnerStreams(spec.seed, round_.index, winners.tolist(), Purpose.BATCHES),
+            )
+        epsilon = dict(zip(round_.bidders.tolist(), round_.epsilon.tolist(), strict=True))
+        for owner, update in zip(winners.tolist(), updates, strict=True):
+            fate = stream(spec.seed, round_.index, owner, purpose=Purpose.PARTICIPATION).random()
+            if fate < spec.dropout:
+                continue  # silence: the award expires when the round closes
+            rng = stream(spec.seed, round_.index, owner, purpose=Purpose.NOISE)
+            try:
+                private = self.owners.release(owner, epsilon[owner], update, rng)
+            except PrivacyBudgetExhausted as refusal:
+                self.market.void(round_, owner, f"refused: {refusal}")
+                continue
+            broken = fate < spec.dropout + spec.faulty
+            self.market.deliver(round_, owner, np.full_like(private, np.nan) if broken else private)
+
+    def measured(self, record: RoundRecord) -> RoundRecord:
+        """The record with the buyer's model evaluated after the round."""
+        if self.spec.average:
+            self.history.append(self.parameters)
+        model, data = self.buyers_model(), self.spec.data
+        metrics = {
+            "accuracy": self.model.accuracy(model, data.x_test, data.y_test),
+            "balanced_accuracy": self.model.balanced_accuracy(model, data.x_test, data.y_test),
+            "loss": self.model.loss(model, data.x_test, data.y_test),
+        }
+        return replace(record, metrics=metrics)
+
+    def buyers_model(self) -> FloatArray:
+        if not self.history:
+            return self.parameters
+        return np.asarray(np.mean(self.history[len(self.history) // 2 :], axis=0))
+
+    def statements(self) -> tuple[OwnerStatement, ...]:
+        pool = self.owners
+        return tuple(
+            OwnerStatement(
+                owner=i,
+                data_size=int(pool.bids.data_size[i]),
+                bids=int(pool.offers[i]),
+                releases=pool.accounts[i].releases,
+                refusals=int(pool.refusals[i]),
+                paid_micros=self.ledger.balance(owner_account(i)),
+                epsilon_total=pool.accounts[i].spent,
+                epsilon_cap=pool.cap.epsilon,
+            )
+            for i in range(pool.bids.n)
+        )
+
+
+def _empty_round(index: int) -> RoundRecord:
+    """A round that nobody can join: every owner has sold all the privacy she will."""
+    nobody = np.empty(0)
+    owners = np.empty(0, dtype=np.int64)
+    return RoundRecord(index, owners, nobody, nobody, owners, (), (), nobody, 0, float("inf"))

@@ -1,0 +1,97 @@
+"""Mechanisms side by side: auctions × aggregations on one population of bidders, or on one data set.
+
+On a population the measure is the error bound, averaged over random profiles and given per budget factor: cheap, and
+what the papers plot. On a data set the measure is test accuracy over rounds of a whole simulated market.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import numpy as np
+
+from flmarket import aggregation, auctions
+from flmarket.aggregation import error_bound
+from flmarket.bids import BidProfile
+from flmarket.engines.config import MarketConfig
+from flmarket.errors import InvalidInput
+from flmarket.learning import DataSet
+from flmarket.market import MarketResult
+from flmarket.report import Comparison, ComparisonRow, Curve, CurveSet
+
+__all__ = ["FACTORS", "compare_learning", "compare_population"]
+
+FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
+Step = Callable[[str], None]
+
+
+def compare_population(
+    *,
+    population: str,
+    auction_names: Sequence[str],
+    aggregation_names: Sequence[str],
+    factors: Sequence[float] = FACTORS,
+    profiles: int = 2000,
+    owners: int | None = None,
+    seed: int = 0,
+    step: Step = lambda _: None,
+) -> Comparison:
+    """Mean error bound of every pair on the same profiles; rounds in which nobody is bought are counted apart."""
+    if not 1 <= profiles <= 1_000_000:
+        raise InvalidInput("profiles", profiles, "from 1 to 1,000,000")
+    rules = {name: aggregation.get(name) for name in aggregation_names}
+    mechanisms = {name: auctions.get(name) for name in auction_names}
+    bids = BidProfile.sample(np.random.default_rng(seed), profiles, owners, population)
+    full_cost, rows = bids.full_cost.sum(axis=-1), []
+    for auction_name, factor in product(mechanisms, factors):
+        budget = factor * full_cost
+        outcome = mechanisms[auction_name].run(bids, budget, rng=np.random.default_rng(seed))
+        for rule_name, rule in rules.items():
+            step(f"{auction_name} + {rule_name} at budget factor {factor:g}")
+            weights = rule.weights(outcome.epsilon, bids.data_size)
+            bound = error_bound(weights, outcome.epsilon, bids.data_size)
+            valid = bound[np.isfinite(bound)]
+            rows.append(
+                ComparisonRow(
+                    auction=auction_name,
+                    aggregation=rule_name,
+                    budget_factor=float(factor),
+                    error_bound_mean=float(valid.mean()) if valid.size else float("inf"),
+                    error_bound_se=float(valid.std() / np.sqrt(valid.size)) if valid.size else 0.0,
+                    invalid_rate=1.0 - valid.size / bound.size,
+                    spent_share=float((outcome.spent / np.maximum(budget, 1e-300)).mean()),
+                    winners_share=float(outcome.winners.mean()),
+                )
+            )
+    return Comparison(f"Error bound on {population}", population, profiles, seed, tuple(rows))
+
+
+def compare_learning(
+    config: MarketConfig,
+    data: DataSet,
+    *,
+    auction_names: Sequence[str],
+    aggregation_names: Sequence[str],
+    seeds: Sequence[int],
+    metric: str = "accuracy",
+    step: Step = lambda _: None,
+) -> tuple[CurveSet, dict[str, list[MarketResult]]]:
+    """Test accuracy over rounds, mean and standard error over seeds, of every pair on the same owners and bids."""
+    results: dict[str, list[MarketResult]] = {}
+    for auction_name, rule_name in product(auction_names, aggregation_names):
+        label = f"{auction_name} + {rule_name}"
+        for seed in seeds:
+            step(f"{label}, seed {seed}")
+            mechanism = config.mechanism.model_copy(update={"auction": auction_name, "aggregation": rule_name})
+            variant = config.model_copy(update={"mechanism": mechanism, "seed": seed})
+            results.setdefault(label, []).append(variant.simulation(data=data).run())
+    rounds = range(1, config.task.rounds + 1)
+    curves = tuple(_curve(label, rounds, runs, metric) for label, runs in results.items())
+    return CurveSet(f"{data.name}: {metric.replace('_', ' ')} over rounds", "round", metric, curves), results
+
+
+def _curve(label: str, rounds: Sequence[int], runs: list[MarketResult], metric: str) -> Curve:
+    values = np.array([[record.metrics[metric] for record in run.rounds] for run in runs])
+    spread = values.std(axis=0, ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else None
+    return Curve(label, tuple(rounds), tuple(values.mean(axis=0)), None if spread is None else tuple(spread))

@@ -1,0 +1,31 @@
+"""Learning: data sets, who holds which records, models, and the updates that owners compute.
+
+Everything here is what happens at home, before privacy: nothing is clipped, noised or sent. The core needs
+NumPy and SciPy only; the two bundled data sets need scikit-learn (the `app` extra).
+"""
+
+from flmarket.learning import datasets, partition
+from flmarket.learning.datasets import DataSet, load, names
+from flmarket.learning.models import Model, SoftmaxRegression, accuracy, balanced_accuracy, owner_gradients
+from flmarket.learning.partition import Partition
+from flmarket.learning.streams import OwnerStreams, Purpose, stream
+from flmarket.learning.updates import fedavg, fedsgd
+
+__all__ = [
+    "DataSet",
+    "Model",
+    "OwnerStreams",
+    "Partition",
+    "Purpose",
+    "SoftmaxRegression",
+    "accuracy",
+    "balanced_accuracy",
+    "datasets",
+    "fedavg",
+    "fedsgd",
+    "load",
+    "names",
+    "owner_gradients",
+    "partition",
+    "stream",
+]

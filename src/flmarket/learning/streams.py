@@ -1,0 +1,88 @@
+"""Random streams by name: (seed, purpose, round, owner) in, a generator out.
+
+Nothing is handed from one draw to the next, so a result cannot depend on how many workers ran, in which
+order, or which other owners took part. What would break it: reusing one (purpose, round, owner) for two kinds
+of draw, which would correlate them; hence `Purpose`, whose codes are part of every seeded result and must
+never be renumbered.
+
+Built on NumPy's SeedSequence (after O'Neill's seed_seq_fe): the words of the key are hashed, not added, so
+neighbouring rounds and owners give unrelated streams. Simulation only: noise that leaves a machine must not
+be seeded.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import SupportsIndex, overload
+
+import numpy as np
+
+from flmarket.errors import InvalidInput
+
+__all__ = ["OwnerStreams", "Purpose", "stream"]
+
+# Seed and key must fill a fixed number of 32-bit words, or two different keys could spell the same words.
+SEED_LIMIT = 1 << 128
+KEY_LIMIT = 1 << 32
+
+
+class Purpose(IntEnum):
+    """What a stream is used for. Append only."""
+
+    PARTITION = 0
+    BIDS = 1
+    PARTICIPATION = 2
+    AUCTION = 3
+    BATCHES = 4
+    NOISE = 5
+    ADVERSARY = 6
+    AGGREGATION = 7
+    EVALUATION = 8
+
+
+def stream(seed: int, round_index: int = 0, owner: int | None = None, *, purpose: Purpose) -> np.random.Generator:
+    """The generator for one purpose in one round; `owner=None` is for draws of the round as a whole."""
+    entropy = _whole("seed", seed, SEED_LIMIT)
+    key: tuple[int, ...] = (int(Purpose(purpose)), _whole("round_index", round_index, KEY_LIMIT))
+    if owner is not None:
+        key = (*key, _whole("owner", owner, KEY_LIMIT))
+    return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key))
+
+
+@dataclass(frozen=True)
+class OwnerStreams(Sequence[np.random.Generator]):
+    """The streams of a round's owners, made on demand: item i is a fresh `stream` of `owners[i]`."""
+
+    seed: int
+    round_index: int
+    owners: Sequence[int]
+    purpose: Purpose
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> np.random.Generator: ...
+    @overload
+    def __getitem__(self, index: slice) -> OwnerStreams: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> np.random.Generator | OwnerStreams:
+        if isinstance(index, slice):
+            return OwnerStreams(self.seed, self.round_index, self.owners[index], self.purpose)
+        owner = self.owners[operator.index(index)]
+        return stream(self.seed, self.round_index, owner, purpose=self.purpose)
+
+    def __iter__(self) -> Iterator[np.random.Generator]:
+        return (self[i] for i in range(len(self)))
+
+
+def _whole(name: str, value: int, limit: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidInput(name, value, "a whole number") from None
+    if not 0 <= number < limit:
+        raise InvalidInput(name, value, f"a whole number from 0 to 2**{limit.bit_length() - 1} - 1")
+    return number

@@ -1,0 +1,84 @@
+"""Privacy: clip and randomise updates, select privately, and account for what was given away.
+
+A perturbation is built by name, `get("laplace-l1", clip=1.0)`. Each knows its guarantee and noise energy. The
+account belongs to one owner and refuses a release that would pass her cap. Every ε here is for one owner's
+whole update and for one release, unless it is an account's total.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flmarket.privacy import exponential
+from flmarket.privacy.accountant import Cap, PrivacyAccount
+from flmarket.privacy.calibration import (
+    analytic_gaussian_sigma,
+    classic_gaussian_sigma,
+    gaussian_delta,
+    gaussian_epsilon,
+)
+from flmarket.privacy.clipping import clip_l1, clip_l2
+from flmarket.privacy.events import (
+    ROUNDING_ALLOWANCE,
+    ApproxDp,
+    Event,
+    ExponentialRelease,
+    GaussianRelease,
+    PureDp,
+    ZCdp,
+    event_from_dict,
+    event_to_dict,
+)
+from flmarket.privacy.gaussian import GaussianL2, GaussianZCdp
+from flmarket.privacy.laplace import LaplaceL1
+from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
+from flmarket.privacy.numerical import numerical_epsilon
+from flmarket.privacy.perturbation import Perturbation, signal_to_noise
+from flmarket.privacy.secure_noise import SecureNoise
+from flmarket.registry import Registry
+
+__all__ = [
+    "ROUNDING_ALLOWANCE",
+    "ApproxDp",
+    "Cap",
+    "Event",
+    "ExponentialRelease",
+    "GaussianL2",
+    "GaussianRelease",
+    "GaussianZCdp",
+    "LaplaceL1",
+    "NoiseSource",
+    "Perturbation",
+    "PrivacyAccount",
+    "PureDp",
+    "SecureNoise",
+    "SimulationNoise",
+    "ZCdp",
+    "analytic_gaussian_sigma",
+    "as_noise_source",
+    "classic_gaussian_sigma",
+    "clip_l1",
+    "clip_l2",
+    "event_from_dict",
+    "event_to_dict",
+    "exponential",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "get",
+    "names",
+    "numerical_epsilon",
+    "register",
+    "signal_to_noise",
+]
+
+_REGISTRY: Registry[Perturbation] = Registry("perturbation")
+for _mechanism in (LaplaceL1, GaussianL2, GaussianZCdp):
+    _REGISTRY.register(_mechanism.name, _mechanism)
+
+names = _REGISTRY.names
+register = _REGISTRY.register
+
+
+def get(name: str, **settings: Any) -> Perturbation:
+    """The perturbation called `name`, built with the given settings (`clip`, for some also `delta`)."""
+    return _REGISTRY.get(name, **settings)

@@ -1,0 +1,164 @@
+"""An owner's lifetime privacy account: how much she has given away, and a refusal before it is too much.
+
+The cap is in one of three currencies, and what an event costs follows from it:
+
+- `PureDp(ε)`: ε's add up; accepts pure and exponential events only.
+- `ZCdp(ρ)`: ρ's add up; also accepts Gaussian (1/(2m²)), pure (ε²/2) and exponential (ε²/8) events.
+- `ApproxDp(ε, δ)`: accepts everything; the best valid bound on ε at that δ (see `composition`). Not additive,
+  so `remaining` is what is left of ε now, not what one more event may cost: ask `would_exceed` or
+  `affordable`.
+
+A total may pass its cap by the relative `ROUNDING_ALLOWANCE` (1e-12) and no more; the mechanisms of this
+package deliver that much less than they are charged for, so what an owner really loses stays within her cap.
+
+The account counts what it is told. It must live beside the data, be asked before a release, and be stored
+durably before the release leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import floor, sqrt
+from typing import Any
+
+from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
+from flmarket.privacy.composition import ApproxTotal, amount, pure_epsilon, units, whole, zcdp_rho
+from flmarket.privacy.events import (
+    ROUNDING_ALLOWANCE,
+    ApproxDp,
+    Event,
+    PureDp,
+    ZCdp,
+    event_from_dict,
+    event_to_dict,
+)
+
+__all__ = ["Cap", "PrivacyAccount"]
+
+Cap = PureDp | ZCdp | ApproxDp
+
+_VERSION = 1
+
+
+class PrivacyAccount:
+    """One owner's account. `compose` either records a release or raises and changes nothing."""
+
+    __slots__ = ("_additive_cost", "_cap", "_limit", "_limit_units", "_releases", "_total")
+
+    def __init__(self, cap: Cap) -> None:
+        # Under an additive cap the total is one exact whole number (see `composition.units`).
+        self._total: int | ApproxTotal = 0
+        self._additive_cost: Callable[[Event], float] | None = None
+        if isinstance(cap, PureDp):
+            self._additive_cost, self._limit = pure_epsilon, cap.epsilon
+        elif isinstance(cap, ZCdp):
+            self._additive_cost, self._limit = zcdp_rho, cap.rho
+        elif isinstance(cap, ApproxDp):
+            self._total, self._limit = ApproxTotal(), cap.epsilon
+        else:
+            raise InvalidInput("cap", cap, "PureDp(epsilon), ZCdp(rho) or ApproxDp(epsilon, delta)")
+        self._cap: Cap = cap
+        self._limit_units = floor(self._limit * (1 + ROUNDING_ALLOWANCE) * 2.0**100)
+        self._releases = 0
+
+    @property
+    def cap(self) -> Cap:
+        """The most that may ever be spent."""
+        return self._cap
+
+    @property
+    def releases(self) -> int:
+        """How many releases are recorded."""
+        return self._releases
+
+    @property
+    def spent(self) -> float:
+        """The total so far in the cap's currency: ε, ρ, or ε at the cap's δ."""
+        return self._cost(self._total)
+
+    @property
+    def remaining(self) -> float:
+        """The cap minus what is spent, never below 0."""
+        return max(0.0, self._limit - self.spent)
+
+    def would_exceed(self, event: Event, count: int = 1) -> bool:
+        """Whether `count` such releases would go past the cap. Records nothing."""
+        return not self._fits(self._after(event, count))
+
+    def compose(self, event: Event, count: int = 1) -> None:
+        """Record `count` such releases, or raise `PrivacyBudgetExhausted` and record none."""
+        total = self._after(event, count)
+        if not self._fits(total):
+            raise PrivacyBudgetExhausted(
+                f"{count} × {event} would bring the lifetime total to {self._cost(total):.6g}, past the cap "
+                f"{self._cap} ({self.remaining:.6g} left after {self._releases} releases)"
+            )
+        self._total = total
+        self._releases += count
+
+    def affordable(self, releases: int = 1, *, guarantee: Callable[[float], Event] = PureDp) -> float:
+        """The largest ε of which `releases` equal further releases still fit; 0 if none does.
+
+        By default for pure releases. Pass a perturbation's `guarantee` for its own ε; costs must grow with ε.
+        """
+        _checked_count("releases", releases)
+        if guarantee is PureDp and isinstance(self._cap, PureDp):
+            return self.remaining / releases
+        if guarantee is PureDp and isinstance(self._cap, ZCdp):
+            return sqrt(2 * self.remaining / releases)
+        low, high = 0.0, 1.0
+        while high < 1e6 and not self.would_exceed(guarantee(high), releases):
+            low, high = high, 2 * high
+        while high > 1e-9 and high - low > 1e-9 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.would_exceed(guarantee(middle), releases) else (middle, high)
+        return low
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to restore the account, JSON-ready."""
+        return {
+            "version": _VERSION,
+            "cap": event_to_dict(self._cap),
+            "releases": self._releases,
+            # Whole numbers of 2⁻¹⁰⁰ travel as text, because JSON readers differ on large ones.
+            "total": self._total.state() if isinstance(self._total, ApproxTotal) else str(self._total),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> PrivacyAccount:
+        """The account that `state_dict` described; anything malformed is refused."""
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            raise InvalidInput("state", state, f"a privacy account of version {_VERSION}")
+        try:
+            account = cls(event_from_dict(state["cap"]))  # type: ignore[arg-type]
+            total = state["total"]
+            additive = isinstance(account._total, int)
+            account._total = whole(total) if additive else ApproxTotal.from_state(total)
+            account._releases = whole(state["releases"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InvalidInput("state", state, f"a complete privacy account ({error})") from None
+        return account
+
+    def _after(self, event: Event, count: int) -> int | ApproxTotal:
+        _checked_count("count", count)
+        total = self._total
+        if isinstance(total, ApproxTotal):
+            return total.plus(event, count)
+        assert self._additive_cost is not None
+        return total + count * units(self._additive_cost(event))
+
+    def _cost(self, total: int | ApproxTotal) -> float:
+        if isinstance(total, ApproxTotal):
+            assert isinstance(self._cap, ApproxDp)
+            return total.epsilon(self._cap.delta, allowance=ROUNDING_ALLOWANCE)
+        return amount(total)
+
+    def _fits(self, total: int | ApproxTotal) -> bool:
+        if isinstance(total, ApproxTotal):
+            return self._cost(total) <= self._limit * (1 + ROUNDING_ALLOWANCE)
+        return total <= self._limit_units
+
+
+def _checked_count(name: str, count: int) -> None:
+    if type(count) is not int or count < 1:
+        raise InvalidInput(name, count, "a whole number of at least 1")

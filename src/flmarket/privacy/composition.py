@@ -1,0 +1,176 @@
+"""What a sequence of releases adds up to, in each of the three currencies.
+
+Sums are kept as whole multiples of 2⁻¹⁰⁰, each term rounded up: addition is then exact, so order does not
+matter, `count=k` is the same as k single releases, and a total is never below what was given away.
+
+For an (ε, δ) total the smallest of these valid bounds is taken:
+- *Gaussian releases together* are one Gaussian release with 1/m² = Σ 1/mᵢ², whose ε at δ is exact (Dong,
+  Roth, Su 2022, Corollary 3.3; Balle & Wang 2018). Pure and (ε, δ) events are added to it by basic
+  composition.
+- *Rényi*: zCDP and Gaussian events cost ρα; a pure event costs no more than randomised response at the same
+  ε, of which every ε-DP mechanism is a post-processing (Kairouz, Oh, Viswanath 2015); the sum becomes an ε by
+  Canonne, Kamath, Steinke 2020 (arXiv:2004.00010), Proposition 12 (of version 4). (ε, δ) events count as
+  pure, their δ taken from the total.
+
+Assumes that the sequence of ε's does not depend on earlier outputs in a way that picks the bound afterwards.
+Pure and zCDP totals do not need this: they hold for adaptively chosen ε too (Rogers et al. 2016; Feldman &
+Zrnic 2021, arXiv:2008.11193).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.errors import InvalidInput
+from flmarket.privacy.calibration import gaussian_epsilon
+from flmarket.privacy.events import ApproxDp, Event, ExponentialRelease, GaussianRelease, PureDp, ZCdp
+
+__all__ = ["ApproxTotal", "amount", "pure_epsilon", "rdp_epsilon", "units", "whole", "zcdp_rho"]
+
+FloatArray = NDArray[np.float64]
+
+_ONE = 2.0**100
+_ORDERS = 1.0 + np.geomspace(1e-3, 1e7, 400)
+
+
+def pure_epsilon(event: Event) -> float:
+    """ε of an event that is ε-DP; others have none."""
+    if isinstance(event, PureDp | ExponentialRelease):
+        return event.epsilon
+    raise InvalidInput("event", event, "a pure ε-DP event, because the cap is a pure ε")
+
+
+def zcdp_rho(event: Event) -> float:
+    """ρ of an event that is ρ-zCDP: Gaussian 1/(2m²), pure ε²/2 (Bun & Steinke 2016, Prop. 1.6, 1.4)."""
+    if isinstance(event, PureDp):
+        return event.epsilon**2 / 2
+    if isinstance(event, ZCdp):
+        return event.rho
+    if isinstance(event, GaussianRelease):
+        return 0.5 / event.noise_multiplier**2
+    if isinstance(event, ExponentialRelease):
+        return event.epsilon**2 / 8
+    raise InvalidInput("event", event, "a zCDP, Gaussian, pure or exponential event, because the cap is a ρ")
+
+
+def units(amount: float) -> int:
+    """The amount in multiples of 2⁻¹⁰⁰, rounded up."""
+    return ceil(amount * _ONE)
+
+
+def amount(count: int) -> float:
+    """The nearest float to so many units."""
+    return count / 2**100
+
+
+def rdp_epsilon(curve: FloatArray, delta: float) -> float:
+    """The ε at δ of a Rényi curve given on the standard orders (arXiv:2004.00010, Proposition 12)."""
+    slack = np.log1p(-1 / _ORDERS) - (np.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
+    return max(0.0, float((curve + slack).min()))
+
+
+def _pure_curve(epsilon: FloatArray) -> FloatArray:
+    """Rényi divergence of randomised response, (number of ε's, orders), never rounded below its value."""
+    eps, order = epsilon[:, None], _ORDERS
+    log_truth = -np.log1p(np.exp(-eps))
+    exact = (log_truth + np.logaddexp((order - 1) * eps, -order * eps)) / (order - 1)
+    rounding = 1e-15 * (1 + order * eps) / (order - 1)
+    return np.minimum(np.minimum(exact + rounding, eps), eps**2 * order / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ApproxTotal:
+    """Everything an (ε, δ) total needs: ε's with their counts, and sums of ρ, of 1/m² and of δ."""
+
+    pure: Mapping[float, int] = field(default_factory=dict)
+    exponential: Mapping[float, int] = field(default_factory=dict)
+    rho: int = 0
+    precision: int = 0
+    delta: int = 0
+
+    def plus(self, event: Event, count: int) -> ApproxTotal:
+        """The total after `count` more such releases; this value does not change."""
+        if isinstance(event, PureDp):
+            return replace(self, pure=_counted(self.pure, event.epsilon, count))
+        if isinstance(event, ApproxDp):
+            pure = _counted(self.pure, event.epsilon, count)
+            return replace(self, pure=pure, delta=self.delta + count * units(event.delta))
+        if isinstance(event, ZCdp):
+            return replace(self, rho=self.rho + count * units(event.rho))
+        if isinstance(event, GaussianRelease):
+            return replace(self, precision=self.precision + count * units(event.noise_multiplier**-2))
+        if isinstance(event, ExponentialRelease):
+            return replace(self, exponential=_counted(self.exponential, event.epsilon, count))
+        raise InvalidInput("event", event, "a known privacy event")
+
+    def epsilon(self, delta: float, *, allowance: float = 0.0) -> float:
+        """The best valid ε at a total of `delta`; ∞ if the δ's of the events already use it up."""
+        left = delta - amount(self.delta)
+        if left < -allowance * delta:
+            return float("inf")
+        # A remainder of rounding size is no budget to build a bound on.
+        left = left if left > 1e-9 * delta else 0.0
+        rho, precision = amount(self.rho), amount(self.precision)
+        basic = amount(sum(units(eps) * n for part in (self.pure, self.exponential) for eps, n in part.items()))
+        if left == 0.0:
+            return basic if rho == precision == 0 else float("inf")
+        smooth = rho + precision / 2
+        if smooth == 0:
+            best = basic
+        elif rho == 0:
+            best = basic + float(gaussian_epsilon(sigma=1 / sqrt(precision), delta=left))
+        else:
+            best = basic + rdp_epsilon(smooth * _ORDERS, left)
+        if self.pure or self.exponential:
+            best = min(best, rdp_epsilon(self._curve(smooth), left))
+        return best
+
+    def _curve(self, smooth: float) -> FloatArray:
+        curve = smooth * _ORDERS
+        if self.pure:
+            eps, counts = (
+                np.array(column, dtype=np.float64) for column in zip(*sorted(self.pure.items()), strict=True)
+            )
+            curve = curve + counts @ _pure_curve(eps)
+        for eps_one, n in sorted(self.exponential.items()):
+            curve = curve + n * np.minimum(eps_one, eps_one**2 / 8 * _ORDERS)
+        return curve
+
+    def state(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "pure": sorted([eps, n] for eps, n in self.pure.items()),
+            "exponential": sorted([eps, n] for eps, n in self.exponential.items()),
+            "rho": str(self.rho),
+            "precision": str(self.precision),
+            "delta": str(self.delta),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ApproxTotal:
+        """The inverse of `state`."""
+        return cls(
+            pure={PureDp(eps).epsilon: whole(n) for eps, n in state["pure"]},
+            exponential={PureDp(eps).epsilon: whole(n) for eps, n in state["exponential"]},
+            rho=whole(state["rho"]),
+            precision=whole(state["precision"]),
+            delta=whole(state["delta"]),
+        )
+
+
+def whole(value: int | str) -> int:
+    """A whole number of at least 0 from a stored state: a corrupt record must not give budget back."""
+    number = int(value)
+    if isinstance(value, float) or number < 0:
+        raise InvalidInput("state", value, "a whole number of at least 0")
+    return number
+
+
+def _counted(counts: Mapping[float, int], key: float, count: int) -> dict[float, int]:
+    return {**counts, key: counts.get(key, 0) + count}

@@ -1,0 +1,137 @@
+"""What a release promises, as frozen values. What a sequence of them costs is the account's business.
+
+The unit of privacy is one owner's whole update in one release (local model: any two inputs of the owner are
+neighbours). Each value is the strongest simple statement about a mechanism; the account weakens it where its
+cap is in another currency. `PureDp`, `ZCdp` and `ApproxDp` also serve as caps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+from flmarket.errors import InvalidInput, UnknownName
+
+__all__ = [
+    "ROUNDING_ALLOWANCE",
+    "ApproxDp",
+    "Event",
+    "ExponentialRelease",
+    "GaussianRelease",
+    "PureDp",
+    "ZCdp",
+    "checked_number",
+    "event_from_dict",
+    "event_to_dict",
+]
+
+# Ten releases of the double nearest 0.1 add up to 1 + 5.6e-17. Accounts let a total pass its cap by this
+# relative amount so that 10 × 0.1 fits in 1.0, and the mechanisms of this package add noise for a loss
+# smaller by as much, so that the loss actually delivered still stays within the cap.
+ROUNDING_ALLOWANCE = 1e-12
+
+_LARGEST = 1e18
+
+
+def checked_number(name: str, value: object, low: float, high: float) -> float:
+    """One finite number between two limits (both accepted), or a typed error."""
+    if type(value) is float:  # the usual case, and millions of it
+        number = value
+    elif isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidInput(name, value, "a number")
+    else:
+        number = float(value)
+    if not (isfinite(number) and low <= number <= high):
+        raise InvalidInput(name, value, f"a number from {low:g} to {high:g}")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class PureDp:
+    """ε-differential privacy (Dwork, McSherry, Nissim, Smith 2006)."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", checked_number("epsilon", self.epsilon, 0.0, _LARGEST))
+
+
+@dataclass(frozen=True, slots=True)
+class ApproxDp:
+    """(ε, δ)-differential privacy, with nothing else known about the mechanism."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", checked_number("epsilon", self.epsilon, 0.0, _LARGEST))
+        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class ZCdp:
+    """ρ-zero-concentrated differential privacy (Bun & Steinke 2016, Definition 1.1)."""
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rho", checked_number("rho", self.rho, 0.0, _LARGEST))
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianRelease:
+    """A Gaussian mechanism; `noise_multiplier` is σ divided by the replace-one sensitivity (2·clip here)."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        multiplier = checked_number("noise_multiplier", self.noise_multiplier, 1e-9, _LARGEST)
+        object.__setattr__(self, "noise_multiplier", multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialRelease:
+    """An exponential mechanism of parameter ε: ε-DP and ε-bounded-range, hence ε²/8-zCDP.
+
+    Bounded range: Durfee & Rogers 2019; its zCDP constant: Cesar & Rogers 2021 (arXiv:2004.07223).
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", checked_number("epsilon", self.epsilon, 0.0, _LARGEST))
+
+
+Event = PureDp | ApproxDp | ZCdp | GaussianRelease | ExponentialRelease
+
+_KINDS: dict[str, type[Event]] = {
+    "pure-dp": PureDp,
+    "approx-dp": ApproxDp,
+    "zcdp": ZCdp,
+    "gaussian": GaussianRelease,
+    "exponential": ExponentialRelease,
+}
+_NAMES = {cls: name for name, cls in _KINDS.items()}
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """A JSON-ready dictionary; `event_from_dict` restores an equal value."""
+    if type(event) not in _NAMES:
+        raise InvalidInput("event", event, "one of " + ", ".join(cls.__name__ for cls in _NAMES))
+    return {"kind": _NAMES[type(event)], **asdict(event)}
+
+
+def event_from_dict(data: Mapping[str, Any]) -> Event:
+    """The event written by `event_to_dict`; unknown kinds and missing or extra fields are refused."""
+    if not isinstance(data, Mapping) or "kind" not in data:
+        raise InvalidInput("event", data, "a dictionary with a kind")
+    if data["kind"] not in _KINDS:
+        raise UnknownName("event kind", data["kind"], "one of " + ", ".join(_KINDS))
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    try:
+        return _KINDS[data["kind"]](**fields)
+    except TypeError:
+        raise InvalidInput("event", dict(data), f"the fields of a {data['kind']} event, no more, no fewer") from None

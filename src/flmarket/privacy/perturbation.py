@@ -1,0 +1,87 @@
+"""What every way of making an update private has in common.
+
+A perturbation clips an owner's vector, randomises it so that its mean is the clipped vector, and knows three
+things about itself: the clip, the energy of the noise it adds, and the promise it keeps. Sensitivity is never
+an argument; it follows from the clip. How the randomness enters is the mechanism's own business: some add
+noise, others choose a random point of a sphere.
+
+Assumes the local model: the owner perturbs before anything leaves her machine, and any two of her inputs are
+neighbours, so two clipped vectors differ by at most twice the clip.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flmarket.bids import checked_array
+from flmarket.errors import InvalidInput
+from flmarket.privacy.events import Event, checked_number
+from flmarket.privacy.noise import NoiseSource
+
+__all__ = ["Perturbation", "signal_to_noise"]
+
+FloatArray = NDArray[np.float64]
+
+
+@runtime_checkable
+class Perturbation(Protocol):
+    """Clip, then randomise without bias. Immutable; all randomness comes from the argument."""
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+
+    @property
+    def clip(self) -> float:
+        """The largest norm that a vector keeps."""
+
+    @property
+    def norm(self) -> Literal["l1", "l2"]:
+        """The norm that is clipped."""
+
+    def privatize(self, vectors: ArrayLike, epsilon: ArrayLike, rng: np.random.Generator | NoiseSource) -> FloatArray:
+        """Private versions of vectors (..., p), each with its own ε > 0 (shape (...) or one number)."""
+
+    def noise_energy(self, epsilon: ArrayLike, dimension: int) -> FloatArray:
+        """E‖output − clipped input‖² in closed form, of epsilon's shape; ∞ where ε = 0."""
+
+    def guarantee(self, epsilon: float) -> Event:
+        """What one release at this ε promises, for the account."""
+
+
+def signal_to_noise(perturbation: Perturbation, epsilon: ArrayLike, dimension: int) -> FloatArray:
+    """clip² / noise energy: the most signal that can get through, per release; 0 where ε = 0."""
+    return np.asarray(perturbation.clip**2 / perturbation.noise_energy(epsilon, dimension))
+
+
+def release_epsilon(epsilon: ArrayLike, batch: tuple[int, ...]) -> FloatArray:
+    """Positive privacy losses, one for each vector of the batch, or a typed error."""
+    array = checked_array("epsilon", epsilon)
+    if (array == 0).any():
+        raise InvalidInput("epsilon", 0.0, "privacy losses greater than 0: an owner with none cannot release")
+    if not ((array >= 1e-30) & (array <= 1e30)).all():
+        raise InvalidInput("epsilon", epsilon, "privacy losses from 1e-30 to 1e30")
+    try:
+        return np.broadcast_to(array, batch)
+    except ValueError:
+        raise InvalidInput("epsilon", array.shape, f"one number, or one for each vector {batch}") from None
+
+
+def positive_epsilon(epsilon: float) -> float:
+    """One positive, finite privacy loss, or a typed error."""
+    return float(release_epsilon(epsilon, ()))
+
+
+def checked_dimension(dimension: int) -> int:
+    """A whole number of coordinates of at least 1, or a typed error."""
+    if isinstance(dimension, bool) or not isinstance(dimension, (int, np.integer)) or dimension < 1:
+        raise InvalidInput("dimension", dimension, "a whole number of at least 1")
+    return int(dimension)
+
+
+def checked_clip(clip: float) -> float:
+    """A clip from 1e-50 to 1e50 (squares and scales made from it must be normal numbers), or a typed error."""
+    return checked_number("clip", clip, 1e-50, 1e50)

@@ -1,0 +1,163 @@
+"""The command as a user runs it: a process, its output and its exit code."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+MARKET = """
+seed = 3
+[task]
+rounds = 3
+bidders_per_round = 8
+budget_factor = 0.8
+[data]
+name = "breast-cancer"
+owners = 20
+sigma = 0.5
+minimum = 5
+"""
+
+
+def flmarket(*arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "flmarket", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120
+    )
+
+
+def test_demo_writes_a_report_and_a_summary(tmp_path):
+    done = flmarket("demo", "--out", tmp_path / "demo", "--rounds", 6)
+    assert done.returncode == 0, done.stderr
+    assert "report.html" in done.stdout
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert {
+        "mechanism",
+        "aggregation",
+        "rounds",
+        "accuracy",
+        "spent_micros",
+        "budget_micros",
+        "epsilon_total_max",
+        "owners_paid",
+    } <= set(summary)
+    assert summary["rounds"] == len(summary["accuracy"]) == 6
+    assert 0 < summary["spent_micros"] <= summary["budget_micros"]
+    assert (tmp_path / "demo" / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_run_and_json(tmp_path):
+    (tmp_path / "market.toml").write_text(MARKET)
+    done = flmarket("run", tmp_path / "market.toml", "--out", tmp_path / "o", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["seed"] == 3
+    stored = json.loads((tmp_path / "o" / "summary.json").read_text())
+    assert printed["accuracy"] == stored["accuracy"]
+    again = json.loads(flmarket("run", tmp_path / "market.toml", "--out", tmp_path / "p", "--json").stdout)
+    assert again["accuracy"] == printed["accuracy"]
+    other = json.loads(flmarket("run", tmp_path / "market.toml", "--out", tmp_path / "q", "--json", "--seed", 9).stdout)
+    assert other["seed"] == 9
+
+
+def test_compare_on_a_population(tmp_path):
+    done = flmarket(
+        "compare", "--population", "jdp", "--owners", 8, "--profiles", 50, "--auction", "m1", "--auction", "m2",
+        "--factor", 0.5, "--json", "--out", tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["auction"] for row in rows] == ["m1", "m2"]
+    assert rows[0]["spent_share"] <= 1 < rows[1]["spent_share"]
+    assert {"comparison.csv", "comparison.html", "comparison.png", "comparison.svg"} <= {
+        p.name for p in tmp_path.iterdir()
+    }
+    assert "!" in flmarket("compare", "--population", "jdp", "--profiles", 20, "--owners", 8).stdout
+
+
+def test_compare_on_a_data_set(tmp_path):
+    done = flmarket(
+        "compare",
+        "--data",
+        "breast-cancer",
+        "--auction",
+        "m1",
+        "--seeds",
+        2,
+        "--rounds",
+        2,
+        "--json",
+        "--out",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    final = json.loads(done.stdout)["final"]
+    assert len(final["m1 + opt-aggr"]["accuracy"]) == 2
+    assert (tmp_path / "compare-breast-cancer.png").exists()
+
+
+def test_mechanisms_lists_what_each_guarantees():
+    listing = json.loads(flmarket("mechanisms", "--json").stdout)
+    claims = {entry["name"]: entry for entry in listing["auctions"]}
+    assert claims["all-in"]["truthful"] == "none"
+    assert claims["m1"]["truthful"] == "exact"
+    assert claims["m2"]["budget_feasible"] == "none"
+    assert {"laplace-l1", "gaussian-l2"} <= set(listing["perturbations"])
+    assert "all-in" in flmarket("mechanisms").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "hint"),
+    [
+        (["run", "missing.toml"], 3, "missing.toml"),
+        (["run", "broken.toml"], 3, "valid TOML"),
+        (["run", "negative.toml"], 3, "budget_factor"),
+        (["run", "unknown.toml"], 2, "did you mean 'all-in'"),
+        (["run", "nodata.toml", "--data-dir", "."], 4, "FLMARKET_DATA"),
+        (["run", "badbids.toml"], 3, "rate"),
+        (["compare", "--population", "flm22"], 2, "flm22-iid"),
+        (["compare", "--auction", "vickrey"], 2, "auction"),
+        (["compare", "--factor", "-1"], 2, "-1"),
+        (["demo", "--rounds", "0"], 2, "0"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_bad_input_gets_one_line_a_code_and_leaves_nothing(tmp_path, monkeypatch, arguments, code, hint):
+    monkeypatch.setenv("FLMARKET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FLMARKET_DATA", raising=False)
+    files = {
+        "broken.toml": "[task\nrounds = 3",
+        "negative.toml": MARKET.replace("0.8", "-0.8"),
+        "unknown.toml": MARKET + '[mechanism]\nauction = "allin"\n',
+        "nodata.toml": MARKET.replace("breast-cancer", "nsl-kdd"),
+        "badbids.toml": MARKET + '[owners]\nbids = "bids.csv"\n',
+        "bids.csv": "kind,rate,privacy_budget,data_size\nlinear,nan,1,1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = flmarket(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+    if done.stderr.startswith("error:"):
+        assert done.stderr.count("\n") == 1
+    assert {p.name for p in tmp_path.iterdir()} - {"cache"} == set(files)
+
+
+def test_help_has_examples():
+    for command in ("demo", "run", "compare", "mechanisms"):
+        text = flmarket(command, "--help").stdout
+        assert "Example" in text
+    assert "flmarket" in flmarket("--version").stdout
+
+
+def test_light_commands_do_not_import_heavy_packages():
+    code = (
+        "import sys; sys.argv = ['flmarket', 'mechanisms', '--json']\n"
+        "from flmarket.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'sklearn', 'matplotlib', 'opendp', 'dp_accounting', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

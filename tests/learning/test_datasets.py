@@ -1,0 +1,346 @@
+"""Loaders on small files made here, good and bad; the real files are in test_realdata.py."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from flmarket.errors import ConfigError, DataUnavailable, InvalidInput, MissingDependency, UnknownName
+from flmarket.learning import DataSet, load, names
+from flmarket.learning.data import cifar10, nsl_kdd
+from flmarket.learning.data.base import one_hot, standardised, stratified_split
+
+# --- the value type and its helpers -------------------------------------------------------------------------------
+
+
+def small(**changes: object) -> DataSet:
+    parts = {
+        "name": "toy",
+        "x_train": np.zeros((3, 2)),
+        "y_train": np.array([0, 1, 1]),
+        "x_test": np.ones((1, 2)),
+        "y_test": np.array([1]),
+        "classes": ("no", "yes"),
+    }
+    return DataSet(**(parts | changes))  # type: ignore[arg-type]
+
+
+def test_data_sets_are_checked_and_read_only() -> None:
+    data = small()
+    assert (data.features, data.n_classes) == (2, 2)
+    assert (data.x_train.dtype, data.y_train.dtype) == (np.float64, np.int64)
+    with pytest.raises(ValueError, match="read-only"):
+        data.x_train[0, 0] = 1
+    for bad in (
+        {"x_train": np.full((3, 2), np.nan)},
+        {"x_train": np.zeros(3)},
+        {"x_test": np.zeros((1, 3))},
+        {"y_train": np.array([0, 1])},
+        {"y_train": np.array([0, 1, 2])},
+        {"y_test": np.array([-1])},
+        {"y_test": np.array([0.5])},
+        {"classes": ("only",)},
+    ):
+        with pytest.raises(InvalidInput):
+            small(**bad)
+
+
+def test_split_keeps_class_shares_and_loses_nothing() -> None:
+    labels = np.repeat([0, 1, 2], [100, 50, 11])
+    train, test = stratified_split(labels, test_share=0.2, seed=1)
+    assert sorted([*train, *test]) == list(range(161))
+    assert np.bincount(labels[test]).tolist() == [20, 10, 2]
+    assert not np.array_equal(np.sort(train), train)
+
+
+def test_standardised_uses_training_records_only() -> None:
+    train, test = standardised(np.array([[0.0, 5.0], [2.0, 5.0]]), np.array([[4.0, 6.0]]))
+    assert train.tolist() == [[-1, 0], [1, 0]]
+    assert test.tolist() == [[3, 1]]
+
+
+def test_one_hot_gives_zeros_to_the_unknown() -> None:
+    encoded = one_hot(np.array(["b", "z", "a", ""]), np.array(["a", "b"]))
+    assert encoded.tolist() == [[0, 1], [0, 0], [1, 0], [0, 0]]
+
+
+def test_names_and_unknown_names() -> None:
+    assert names() == (
+        "bank-marketing", "breast-cancer", "cifar10", "digits", "fashion-mnist", "mnist", "nsl-kdd",
+    )  # fmt: skip
+    with pytest.raises(UnknownName, match="did you mean 'mnist'"):
+        load("mnits")
+
+
+@pytest.mark.parametrize("name", ["bank-marketing", "cifar10", "fashion-mnist", "mnist", "nsl-kdd"])
+def test_without_files_and_network_the_error_says_what_to_do(name: str) -> None:
+    with pytest.raises(DataUnavailable, match=r"FLMARKET_DATA"):
+        load(name, download=False)
+
+
+# --- bundled --------------------------------------------------------------------------------------------------------
+
+
+def test_breast_cancer() -> None:
+    data = load("breast-cancer")
+    assert data.x_train.shape == (398, 30)
+    assert data.x_test.shape == (171, 30)
+    assert np.bincount(np.concatenate([data.y_train, data.y_test])).tolist() == [212, 357]
+    assert np.allclose(data.x_train.mean(axis=0), 0, atol=1e-12)
+    assert np.allclose(data.x_train.std(axis=0), 1)
+    assert not np.allclose(data.x_test.mean(axis=0), 0, atol=1e-3)
+    assert np.array_equal(data.x_train, load("breast-cancer").x_train)
+
+
+def test_digits() -> None:
+    data = load("digits")
+    assert data.x_train.shape == (1258, 64)
+    assert data.x_test.shape == (539, 64)
+    assert (data.x_train.min(), data.x_train.max()) == (0, 1)
+    assert np.bincount(data.y_test).min() >= 50
+
+
+def test_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    for name in ("breast-cancer", "digits"):
+        with pytest.raises(MissingDependency, match=r"flmarket\[app\]"):
+            load(name)
+
+
+def test_importing_needs_neither_scikit_learn_nor_pandas() -> None:
+    code = "import sys, flmarket.learning; print({'sklearn', 'pandas', 'torch'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"
+
+
+# --- NSL-KDD --------------------------------------------------------------------------------------------------------
+
+
+def connection(label: str, service: str = "http", duration: float = 0) -> str:
+    numbers = ["0"] * 37
+    return ",".join([str(duration), "tcp", service, "SF", *numbers, label, "21"])
+
+
+def write_kdd(directory: Path, train: list[str], test: list[str]) -> Path:
+    (directory / "KDDTrain+.txt").write_text("\n".join(train) + "\n")
+    (directory / "KDDTest+.txt.gz").write_bytes(gzip.compress(("\n".join(test) + "\n").encode()))
+    return directory
+
+
+def test_nsl_kdd_families_cover_forty_labels() -> None:
+    assert len(nsl_kdd.FAMILY) == 40
+    assert np.bincount(list(nsl_kdd.FAMILY.values())).tolist() == [1, 11, 6, 15, 7]
+
+
+def test_nsl_kdd_encoding(tmp_path: Path) -> None:
+    write_kdd(
+        tmp_path,
+        [connection("normal", "http", 2), connection("smurf", "ftp", 6), connection("xterm", "http", 4)],
+        [connection("mscan", "gopher", 100), connection("spy", "ftp", 3)],
+    )
+    data = load("nsl-kdd", tmp_path)
+    assert data.y_train.tolist() == [0, 1, 4]
+    assert data.y_test.tolist() == [2, 3]
+    assert data.features == 38 + 1 + 2 + 1
+    assert data.x_train[:, 0].tolist() == [0, 1, 0.5]
+    assert data.x_test[:, 0].tolist() == [1, 0.25]  # 100 is beyond the training range
+    assert data.x_train[:, 39:41].tolist() == [[0, 1], [1, 0], [0, 1]]  # ftp, http
+    assert data.x_test[:, 39:41].tolist() == [[0, 0], [1, 0]]  # a service that training never saw
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (connection("normal") + ",1", "43"),
+        (connection("normal")[:-3], "43"),
+        (connection("normal").replace("0,tcp", "zero,tcp"), "43"),
+        (connection("normal").replace("0,tcp", "nan,tcp"), "finite"),
+        (connection("gremlin"), "gremlin"),
+        ("", "empty"),
+    ],
+)
+def test_malformed_nsl_kdd(tmp_path: Path, line: str, complaint: str) -> None:
+    lines = [connection("normal"), line] if line else []
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        load("nsl-kdd", write_kdd(tmp_path, lines, [connection("normal")]))
+    assert "KDDTrain+.txt" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- Bank Marketing -------------------------------------------------------------------------------------------------
+
+BANK_HEADER = (
+    '"age";"job";"marital";"education";"default";"housing";"loan";"contact";"month";"day_of_week";"duration";'
+    '"campaign";"pdays";"previous";"poutcome";"emp.var.rate";"cons.price.idx";"cons.conf.idx";"euribor3m";'
+    '"nr.employed";"y"'
+)
+
+
+def call(i: int, answer: str) -> str:
+    text = ";".join(f'"{value}"' for value in ("admin.", "single", "x", "no", "no", "no", "cell", "may", "mon"))
+    return f'{20 + i};{text};{1000 + i};1;999;0;"none";1.1;93.9;-36.4;4.8;5191;"{answer}"'
+
+
+def write_bank(directory: Path, lines: list[str]) -> Path:
+    (directory / "bank-additional-full.csv").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def test_bank_marketing_drops_the_duration(tmp_path: Path) -> None:
+    calls = [call(i, "yes" if i % 5 == 0 else "no") for i in range(50)]
+    data = load("bank-marketing", write_bank(tmp_path, [BANK_HEADER, *calls]))
+    assert data.x_train.shape == (40, 9 + 10)
+    assert data.y_test.sum() == 2
+    varying = np.flatnonzero(np.ptp(data.x_train, axis=0))
+    assert varying.tolist() == [0]  # only the age differs between these calls, apart from the duration
+    assert not (np.diff(data.x_train[:, 0]) > 0).all()  # shuffled
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([], "header"),
+        ([BANK_HEADER.replace(";", ",")], "valid CSV"),
+        ([BANK_HEADER.replace("euribor3m", "libor")], "header with euribor3m"),
+        ([BANK_HEADER], "0 records"),
+        ([BANK_HEADER, *[call(i, "no") for i in range(20)]], "0 yes"),
+        ([BANK_HEADER, *[call(i, "maybe") for i in range(20)]], "maybe"),
+        ([BANK_HEADER, *[call(i, "yes") + ";1" for i in range(20)]], "line 2"),
+        ([BANK_HEADER, *[call(i, "no" if i % 2 else "yes").replace("5191", "many") for i in range(20)]], "numbers"),
+        ([BANK_HEADER, *[call(i, "no" if i % 2 else "yes").replace("5191", "nan") for i in range(20)]], "finite"),
+    ],
+)
+def test_malformed_bank_marketing(tmp_path: Path, lines: list[str], complaint: str) -> None:
+    with pytest.raises(InvalidInput, match=complaint):
+        load("bank-marketing", write_bank(tmp_path, lines))
+
+
+# --- idx images -----------------------------------------------------------------------------------------------------
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_mnist(directory: Path, **changes: bytes) -> Path:
+    rng = np.random.default_rng(0)
+    contents = {
+        "train-images-idx3-ubyte": idx(rng.integers(0, 256, (20, 28, 28), dtype=np.uint8)),
+        "train-labels-idx1-ubyte": idx(np.arange(20, dtype=np.uint8) % 10),
+        "t10k-images-idx3-ubyte": idx(np.full((5, 28, 28), 51, dtype=np.uint8)),
+        "t10k-labels-idx1-ubyte": idx(np.arange(5, dtype=np.uint8)),
+    }
+    for name, content in (contents | {k.replace("_", "-"): v for k, v in changes.items()}).items():
+        (directory / f"{name}.gz").write_bytes(gzip.compress(content))
+    return directory
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_idx_images(tmp_path: Path, name: str) -> None:
+    data = load(name, write_mnist(tmp_path))
+    assert data.x_train.shape == (20, 784)
+    assert np.array_equal(data.x_test, np.full((5, 784), 0.2))
+    assert data.y_test.tolist() == [0, 1, 2, 3, 4]
+    assert data.n_classes == 10
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("train_images_idx3_ubyte", b""),
+        ("train_images_idx3_ubyte", b"<html>"),
+        ("train_images_idx3_ubyte", idx(np.zeros((19, 28, 28), np.uint8))),
+        ("train_images_idx3_ubyte", idx(np.zeros((20, 32, 32), np.uint8))),
+        ("train_images_idx3_ubyte", idx(np.zeros((20, 28, 28), np.uint8))[:-1]),
+        ("train_labels_idx1_ubyte", idx(np.full(20, 10, np.uint8))),
+        ("t10k_labels_idx1_ubyte", idx(np.zeros((5, 1), np.uint8))),
+        ("t10k_labels_idx1_ubyte", idx(np.zeros(0, np.uint8))),
+    ],
+)
+def test_malformed_idx(tmp_path: Path, file: str, content: bytes) -> None:
+    with pytest.raises(ConfigError):
+        load("mnist", write_mnist(tmp_path, **{file: content}))
+
+
+# --- CIFAR-10 -------------------------------------------------------------------------------------------------------
+
+
+def pictures(n: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, 32, 32, 3), np.uint8), rng.permutation(np.arange(n) % 10).astype(np.uint8)
+
+
+def test_cifar10_npz(tmp_path: Path) -> None:
+    (x_train, y_train), (x_test, y_test) = pictures(30, 0), pictures(10, 1)
+    np.savez(tmp_path / "cifar10.npz", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    data = load("cifar10", tmp_path)
+    assert data.x_train.shape == (30, 3072)
+    assert np.array_equal(data.x_train[7].reshape(32, 32, 3) * 255, x_train[7])
+    assert np.array_equal(data.y_test, y_test)
+
+
+def test_cifar10_archive_gives_the_first_of_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar10, "BATCH_BYTES", 20 * 3073)
+    monkeypatch.setattr(cifar10, "TRAIN_PER_CLASS", 3)
+    monkeypatch.setattr(cifar10, "TEST_PER_CLASS", 1)
+    batches = {name: pictures(20, i) for i, name in enumerate(cifar10.BATCHES)}
+    write_archive(tmp_path, batches)
+    data = load("cifar10", tmp_path)
+    everything = [pair for name in cifar10.BATCHES[:5] for pair in zip(*batches[name], strict=True)]
+    seen = dict.fromkeys(range(10), 0)
+    expected = []
+    for image, label in everything:
+        if seen[int(label)] < 3:
+            seen[int(label)] += 1
+            expected.append((image, label))
+    assert data.y_train.tolist() == [label for _, label in expected]
+    assert np.array_equal(data.x_train.reshape(-1, 32, 32, 3) * 255, [image for image, _ in expected])
+    assert np.bincount(data.y_test).tolist() == [1] * 10
+    write_archive(tmp_path, dict(list(batches.items())[:5]))
+    with pytest.raises(ConfigError, match=r"test_batch.bin"):
+        load("cifar10", tmp_path)
+
+
+def write_archive(directory: Path, batches: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> None:
+    with tarfile.open(directory / cifar10.ARCHIVE, "w:gz") as archive:
+        for name, (images, labels) in batches.items():
+            planes = [
+                np.concatenate([[y], x[..., 0].ravel(), x[..., 1].ravel(), x[..., 2].ravel()])
+                for x, y in zip(images, labels, strict=True)
+            ]
+            content = np.array(planes, dtype=np.uint8).tobytes()
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def test_malformed_cifar10(tmp_path: Path) -> None:
+    (x, y), path = pictures(10, 0), tmp_path / "cifar10.npz"
+    for arrays in (
+        {"x_train": x, "y_train": y, "x_test": x},
+        {"x_train": x.reshape(10, -1), "y_train": y, "x_test": x, "y_test": y},
+        {"x_train": x / 255.0, "y_train": y, "x_test": x, "y_test": y},
+        {"x_train": x, "y_train": y + 1, "x_test": x, "y_test": y},
+        {"x_train": x, "y_train": y[:5], "x_test": x, "y_test": y},
+        {"x_train": np.array([{"pickled": "object"}]), "y_train": y, "x_test": x, "y_test": y},
+    ):
+        np.savez(path, **arrays)
+        with pytest.raises(ConfigError):
+            load("cifar10", tmp_path)
+    for content in (b"", b"no archive", path.read_bytes()[:200]):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError):
+            load("cifar10", tmp_path)
+    path.unlink()
+    (tmp_path / cifar10.ARCHIVE).write_bytes(b"no archive")
+    with pytest.raises(ConfigError):
+        load("cifar10", tmp_path)
