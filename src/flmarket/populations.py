@@ -64,7 +64,7 @@ def dirichlet_sizes(
     """Records per owner when each class is split among owners by a Dirichlet draw; nobody is left with none."""
     shares = rng.dirichlet(np.full(owners, concentration), size=len(class_counts))
     counts = [rng.multinomial(count, share) for count, share in zip(class_counts, shares, strict=True)]
-    sizes = np.sum(counts, axis=0, dtype=np.int64)
+    sizes = np.asarray(np.sum(counts, axis=0), dtype=np.int64)
     for empty in np.flatnonzero(sizes == 0):  # one record each from whoever has most
         sizes[sizes.argmax()] -= 1
         sizes[empty] = 1

@@ -222,7 +222,7 @@ def test_bad_input_is_refused(call):
 
 
 def test_all_in_on_the_papers_population_matches_independent_measurements():
-    """Measured apart from this code, on other draws of the 1,000 owners: 2.095 (IID; mean over budget factor U(0.1, 2))."""
+    """Measured apart from this code, on other draws of the 1,000 owners: 2.095 (mean over budget factor U(0.1, 2))."""
     means = []
     for seed in range(6):
         rng = np.random.default_rng(seed)

@@ -24,7 +24,7 @@ def test_m1_by_hand():
 
 
 def test_m1_price_is_capped_by_the_first_loser():
-    # two records at unit cost 1, one owner at 5: with B = 8, 8/2 = 4 a record would do; the loser caps at 5, not binding
+    # two records at unit cost 1, one owner at 5: with B = 8, 8/2 = 4 a record; the loser's 5 does not bind
     np.testing.assert_allclose(run("m1", [1, 1, 5], [1, 1, 1], 8).payment, [4, 4, 0])
     # with B = 11 two owners win (5 > 11/3) at 11/2 = 5.5, capped by the loser's 5
     np.testing.assert_allclose(run("m1", [1, 1, 5], [1, 1, 1], 11).payment, [5, 5, 0])
@@ -44,7 +44,7 @@ def test_fairquery_by_hand():
 
 def test_m2_by_hand():
     # densities 10, 2, 1; B = 5: greedy takes costs 1 and 4, then 6 does not fit.
-    # Owner 1 has the most records, so she also wins alone unless others ahead of her hold 10 or more. Owner 2 has 8, and
+    # Owner 1 has the most records, so she also wins alone unless others ahead of her hold 10 or more. Owner 2 has 8;
     # to stand behind owner 3 as well she would have to bid 10 > B: her critical bid is B = 5.
     outcome = run("m2", [1, 4, 6], [10, 8, 6], 5)
     np.testing.assert_array_equal(outcome.winners, [True, True, False])

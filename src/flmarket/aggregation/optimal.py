@@ -1,17 +1,17 @@
 """OptAggr in closed form: the weights of least error bound, exact, O(n log n), a whole batch at once.
 
 FL-Market 2022 (Alg. 2) solves a quadratic programme per profile and knows no analytic solution. There is one. Let w₀ be
-the data share of the owners who release nothing. Because Σλ = ΣW = 1, Σ|λ_i − W_i| = 2P with P = Σ_winners (λ_i − W_i)⁺,
+the data share of the owners who release nothing. Because Σλ = ΣW = 1, Σ|λ_i − W_i| = 2P, P = Σ_winners (λ_i − W_i)⁺,
 so the bound is Σλ_i²σ_i + 4L²P². Its optimality conditions read, with ν the multiplier of Σλ = 1 and a = ν − 8L²P,
 
     λ_i = max( min(W_i, ν u_i), a u_i ),      u_i = 1/(2σ_i),
 
-that is, an owner keeps her data share unless her noise is so large that it is cut to ν u_i or so small that it is raised
-to a u_i. With P(a) = Σ(a u_i − W_i)⁺ and N(ν) = Σ(W_i − ν u_i)⁺, the condition Σλ = 1 is
+that is, an owner keeps her data share unless her noise is so large that it is cut to ν u_i, or so small that it is
+raised to a u_i. With P(a) = Σ(a u_i − W_i)⁺ and N(ν) = Σ(W_i − ν u_i)⁺, the condition Σλ = 1 is
 
     G(a) = P(a) − w₀ − N(a + 8L²P(a)) = 0.
 
-P grows and N falls, both piecewise linear with kinks at b_i = W_i/u_i, so G is increasing and its root is found by sorting
+P grows and N falls, both piecewise linear with kinks at b_i = W_i/u_i, so G is increasing; its root is found by sorting
 the kinks, locating first a and then ν between two of them by bisection, and solving one linear equation. The published
 problem drops w₀ from the bias, and the published code renormalises W over the winners: both are sub-optimal when
 somebody loses (docs/errata.md E1).

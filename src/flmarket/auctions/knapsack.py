@@ -5,8 +5,7 @@ set. The rule is monotone in each cost, so paying the critical bid (the highest 
 
 Two departures from the printed algorithm, both needed for its claims (docs/errata.md, E7, E11): the payment is the
 *supremum* of the winning bids, and the greedy set is compared with the largest affordable owner rather than with the
-next one in line. It limits the sum of costs, not of payments: **it overspends the budget** (E8), as printed. The budget-
-feasible counterpart is `m2-bf`.
+next one in line. It limits the sum of costs, not of payments: **it overspends the budget** (E8), as printed.
 
 The critical bid in closed form. Fix an owner with d records and take the others in ascending order of unit cost
 q = c/d, with prefix sums S_k of their costs and D_k of their records. At bid z she stands behind the k others with
@@ -25,7 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import EXACT, NONE, BidProfile, Guarantees, Outcome, checked_budget
+from flmarket.auctions.single_minded import clear
+from flmarket.bids import EXACT, NONE, BidProfile, Guarantees, Outcome
 
 __all__ = ["GreedyKnapsack"]
 
@@ -33,41 +33,39 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+_GUARANTEES = Guarantees(
+    truthful=EXACT,
+    rational=EXACT,
+    budget_feasible=NONE,
+    source="Zhang et al. (JDP) Alg. 2; Myerson 1981. The paper's budget balance fails: docs/errata.md E8",
+    assumes="single-minded owners whose privacy budget and data size are not private",
+)
+
+
 @dataclass(frozen=True)
 class GreedyKnapsack:
     """M2 as published: truthful and rational, but within budget only in costs."""
 
     name: str = "m2"
-    guarantees: Guarantees = Guarantees(
-        truthful=EXACT,
-        rational=EXACT,
-        budget_feasible=NONE,
-        source="Zhang et al. (JDP) Alg. 2; Myerson 1981. The paper's budget balance fails: docs/errata.md E8",
-        assumes="single-minded owners whose privacy budget and data size are not private",
-    )
+    guarantees: Guarantees = _GUARANTEES
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear one auction or a batch; deterministic, ties to the lower index."""
-        batch = bids.shape[:-1]
-        limit = checked_budget(budget, batch).reshape(-1)
-        rows, n = limit.size, bids.n
-        size = (bids.data_size * (bids.privacy_budget > 0)).reshape(rows, n)
-        cost = np.where(size > 0, bids.full_cost.reshape(rows, n), np.inf)
+        return clear(_clear_rows, bids, bids.data_size * (bids.privacy_budget > 0), budget)
 
-        unit = np.divide(cost, size, out=np.full(cost.shape, np.inf), where=size > 0)
-        order = np.argsort(unit, axis=-1, kind="stable")
-        market = _SortedMarket(
-            limit,
-            *(np.take_along_axis(a, order, axis=-1) for a in (unit, cost, size)),
-            index=order,
-        )
-        row, position = market.winners()
-        payment, wins = np.zeros((rows, n)), np.zeros((rows, n), dtype=bool)
-        owner = order[row, position]
-        wins[row, owner] = True
-        payment[row, owner] = market.critical_bids(row, position)
-        epsilon = np.where(wins, bids.privacy_budget.reshape(rows, n), 0.0)
-        return Outcome(epsilon.reshape(bids.shape), payment.reshape(bids.shape))
+
+def _clear_rows(cost: FloatArray, size: FloatArray, limit: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
+    cost = np.where(size > 0, cost, np.inf)
+    unit = np.divide(cost, size, out=np.full(cost.shape, np.inf), where=size > 0)
+    order = np.argsort(unit, axis=-1, kind="stable")
+    ordered = (np.take_along_axis(a, order, axis=-1) for a in (unit, cost, size))
+    market = _SortedMarket(limit[:, 0], *ordered, index=order)
+    row, position = market.winners()
+    wins, payment = np.zeros(cost.shape, dtype=bool), np.zeros(cost.shape)
+    owner = order[row, position]
+    wins[row, owner] = True
+    payment[row, owner] = market.critical_bids(row, position)
+    return wins, payment
 
 
 class _SortedMarket:

@@ -27,7 +27,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import BidProfile, Guarantees, Outcome, checked_budget
+from flmarket.auctions.single_minded import clear
+from flmarket.bids import BidProfile, Guarantees, Outcome
 
 __all__ = ["ProportionalShare"]
 
@@ -46,23 +47,21 @@ class ProportionalShare:
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear one auction or a batch; deterministic."""
-        n = bids.n
-        total = checked_budget(budget, bids.shape[:-1]).reshape(-1, 1)
-        cost, weight = bids.full_cost.reshape(-1, n), self._weights(bids).reshape(-1, n)
+        return clear(self._clear_rows, bids, self._weights(bids), budget)
+
+    def _clear_rows(
+        self, cost: FloatArray, weight: FloatArray, budget: FloatArray
+    ) -> tuple[NDArray[np.bool_], FloatArray]:
         # owners of no weight sort last, at an infinite unit value that no price reaches
         unit = np.divide(cost, weight, out=np.full(cost.shape, np.inf), where=weight > 0)
         order = np.argsort(unit, axis=-1, kind="stable")
-        sorted_unit = np.take_along_axis(unit, order, axis=-1)
-        sorted_weight = np.take_along_axis(weight, order, axis=-1)
-        if self.capped:
-            taken, price = _take_prefix(sorted_unit, sorted_weight, total)
-        else:
-            taken, price = _take_all_that_fit(sorted_unit, sorted_weight, total)
+        take = _take_prefix if self.capped else _take_all_that_fit
+        sorted_unit, sorted_weight = (np.take_along_axis(a, order, axis=-1) for a in (unit, weight))
+        taken, price = take(sorted_unit, sorted_weight, budget)
         wins = np.empty(cost.shape, dtype=bool)
         np.put_along_axis(wins, order, taken, axis=-1)
         # weight · (cost / weight) may round below cost by one unit in the last place; a winner never loses by it
-        payment = np.where(wins, np.maximum(weight * price, cost), 0.0)
-        return Outcome(np.where(wins.reshape(bids.shape), bids.privacy_budget, 0.0), payment.reshape(bids.shape))
+        return wins, np.where(wins, np.maximum(weight * price, cost), 0.0)
 
     def _weights(self, bids: BidProfile) -> FloatArray:
         sellable = bids.data_size * (bids.privacy_budget > 0)

@@ -1,8 +1,8 @@
 """Simulated data owners: what they hold, what they ask, and the guard that stands between their data and a release.
 
 Each owner keeps her valuation, her privacy budget a round and her lifetime account over the whole task. She bids no
-more privacy than her account still allows, checks every award against it before anything leaves, and refuses otherwise; the
-broker cannot override that. An owner whose account is used up stays away.
+more privacy than her account still allows, checks every award against it before anything leaves, and refuses
+otherwise; the broker cannot override that. An owner whose account is used up stays away.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The simulation engine: a whole market in one process, seeded.
 
 Runs the same market loop as a deployment, with owners' data in memory. All winners' gradients of a round are computed
-at once. Every random draw comes from a stream named by (seed, purpose, round, owner), so a result depends neither on the
-order of owners nor on how the work is split. The noise is NumPy's: right in distribution, fast, and **not** safe to
-release; a deployment uses the secure source.
+at once. Every random draw comes from a stream named by (seed, purpose, round, owner), so a result depends neither on
+the order of owners nor on how the work is split. The noise is NumPy's: right in distribution, fast, and **not** safe
+to release; a deployment uses the secure source.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Speed and scale, each figure against a named peer measured in the same run: `make bench`."""
