@@ -1,0 +1,26 @@
+"""Reports: what a run did, as one HTML page, strict JSON, CSV and figures, for buyers, owners and papers.
+
+Importing this package is cheap: matplotlib and jinja2 (the `app` extra) are loaded when something is drawn or written.
+"""
+
+from flmarket.report.charts import Chart, market_charts
+from flmarket.report.comparison import Comparison, ComparisonRow, write_comparison
+from flmarket.report.curves import Curve, CurveSet, write_curves
+from flmarket.report.guarantees import Check, check_guarantees
+from flmarket.report.html import write_report
+from flmarket.report.summary import summarize
+
+__all__ = [
+    "Chart",
+    "Check",
+    "Comparison",
+    "ComparisonRow",
+    "Curve",
+    "CurveSet",
+    "check_guarantees",
+    "market_charts",
+    "summarize",
+    "write_comparison",
+    "write_curves",
+    "write_report",
+]

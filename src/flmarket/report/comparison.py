@@ -1,0 +1,195 @@
+"""Mechanisms side by side: the error bound that each pair of auction and aggregation buys with a budget.
+
+For the papers' comparison tables: rows come in as values, and leave as CSV, strict JSON, a figure and a page.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flmarket.errors import InvalidInput
+from flmarket.report.curves import Curve, CurveSet, draw_curves
+from flmarket.report.drawing import inline_svg, png, standalone_svg, styled
+from flmarket.report.files import write_files
+from flmarket.report.formatting import count, finite_or_none, percent, significant
+from flmarket.report.html import render, strict_json
+
+__all__ = ["Comparison", "ComparisonRow", "write_comparison"]
+
+_KEY = "comparison"
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One pair at one budget; means over profiles, the error bound's over those in which somebody sold."""
+
+    auction: str
+    aggregation: str
+    budget_factor: float
+    error_bound_mean: float
+    error_bound_se: float
+    invalid_rate: float
+    spent_share: float
+    winners_share: float
+
+    @property
+    def overspends(self) -> bool:
+        """Whether the pair spends more than the budget on average, which buys an error bound that was not for sale."""
+        return self.spent_share > 1 + _ROUNDING
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A whole table: which population, how many profiles, which seed."""
+
+    title: str
+    population: str
+    profiles: int
+    seed: int
+    rows: tuple[ComparisonRow, ...]
+
+    def best(self) -> dict[float, float]:
+        """The lowest finite mean error bound at each budget factor, among those who keep to the budget."""
+        lowest: dict[float, float] = {}
+        for row in self.rows:
+            if math.isfinite(row.error_bound_mean) and not row.overspends:
+                known = lowest.get(row.budget_factor, math.inf)
+                lowest[row.budget_factor] = min(known, row.error_bound_mean)
+        return lowest
+
+
+def write_comparison(comparison: Comparison, out_dir: str | os.PathLike[str], command: str | None = None) -> Path:
+    """Write comparison.csv, .json, .svg, .png and .html, whole or not at all; returns the path of the page."""
+    if not comparison.rows:
+        raise InvalidInput("rows", (), "at least one row to compare")
+    curves = _curves(comparison)
+    caption = _caption(comparison)
+    with styled(_KEY):
+        picture = png(draw_curves(curves, log_y=True))
+        drawing = standalone_svg(draw_curves(curves, log_y=True), _KEY, comparison.title)
+        # the page has the title as its heading
+        inline = inline_svg(draw_curves(curves, log_y=True, titled=False), _KEY, "Error bound by budget", caption)
+    page = render(
+        "comparison.html.j2",
+        title=comparison.title,
+        comparison=comparison,
+        caption=caption,
+        chart=inline,
+        rows=_table(comparison),
+        command=command,
+    )
+    files: dict[str, str | bytes] = {
+        "comparison.csv": _csv(comparison),
+        "comparison.json": strict_json(_plain(comparison)),
+        "comparison.svg": drawing,
+        "comparison.png": picture,
+        "comparison.html": page,
+    }
+    return write_files(out_dir, files) / "comparison.html"
+
+
+def _pairs(comparison: Comparison) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((row.auction, row.aggregation) for row in comparison.rows))
+
+
+def _curves(comparison: Comparison) -> CurveSet:
+    curves = []
+    auctions = list(dict.fromkeys(row.auction for row in comparison.rows))
+    aggregations = list(dict.fromkeys(row.aggregation for row in comparison.rows))
+    for pair in _pairs(comparison):
+        rows = sorted(
+            (row for row in comparison.rows if (row.auction, row.aggregation) == pair),
+            key=lambda row: row.budget_factor,
+        )
+        # an aggregation that is the same on every line says nothing
+        name = pair[0] if len(aggregations) == 1 else f"{pair[0]} · {pair[1]}"
+        curves.append(
+            Curve(
+                label=name + (" (over budget)" if any(row.overspends for row in rows) else ""),
+                x=tuple(row.budget_factor for row in rows),
+                mean=tuple(row.error_bound_mean for row in rows),
+                se=tuple(row.error_bound_se for row in rows),
+                color=auctions.index(pair[0]),
+                dash=aggregations.index(pair[1]),
+            )
+        )
+    return CurveSet(
+        comparison.title, "budget, as a share of the bidders' full costs", "error bound, log scale", tuple(curves)
+    )
+
+
+def _caption(comparison: Comparison) -> str:
+    best = comparison.best()
+    if not best:
+        return "No pair within the budget had a finite error bound."
+    wins: dict[str, int] = {}
+    for row in comparison.rows:
+        if _leads(row, best):
+            name = f"{row.auction} with {row.aggregation}"
+            wins[name] = wins.get(name, 0) + 1
+    leader = max(wins, key=lambda name: wins[name])
+    at = count(len(best), "budget")
+    empty = max(row.invalid_rate for row in comparison.rows)
+    note = f" Up to {percent(empty)} of profiles had no seller and are left out of the mean." if empty > 0 else ""
+    over = sorted({row.auction for row in comparison.rows if row.overspends})
+    if over:
+        verbs = "spends more than the budget and is" if len(over) == 1 else "spend more than the budget and are"
+        note += f" {', '.join(over)} {verbs} not ranked there."
+    return f"Lower is better. {leader} has the lowest mean error bound at {wins[leader]} of {at}.{note}"
+
+
+def _leads(row: ComparisonRow, best: dict[float, float]) -> bool:
+    return not row.overspends and row.error_bound_mean == best.get(row.budget_factor)
+
+
+def _table(comparison: Comparison) -> list[dict[str, Any]]:
+    best = comparison.best()
+    ordered = sorted(comparison.rows, key=lambda row: row.budget_factor)  # stable: pairs keep their order
+    table: list[dict[str, Any]] = []
+    for row in ordered:
+        factor = f"{row.budget_factor:g}"
+        table.append(
+            {
+                "factor": factor,
+                "first": not table or table[-1]["factor"] != factor,
+                "auction": row.auction,
+                "aggregation": row.aggregation,
+                "mean": significant(row.error_bound_mean),
+                "se": significant(row.error_bound_se, 2),
+                "best": _leads(row, best),
+                "over": row.overspends,
+                "invalid": percent(row.invalid_rate),
+                "spent": percent(row.spent_share),
+                "winners": percent(row.winners_share),
+            }
+        )
+    return table
+
+
+def _plain(comparison: Comparison) -> dict[str, Any]:
+    values = asdict(comparison)
+    values["rows"] = [
+        {
+            key: finite_or_none(float(value)) if isinstance(value, float | np.floating) else value
+            for key, value in row.items()
+        }
+        for row in values["rows"]
+    ]
+    return values
+
+
+def _csv(comparison: Comparison) -> str:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(ComparisonRow.__dataclass_fields__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in comparison.rows)
+    return buffer.getvalue()

@@ -1,0 +1,159 @@
+"""Curves with error bands and direct labels, for papers and READMEs: PNG, SVG and the numbers behind them as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flmarket.errors import InvalidInput
+from flmarket.report.drawing import log_ticks, panel, png, spread, standalone_svg, styled
+from flmarket.report.files import write_files
+from flmarket.report.theme import LIGHT, SERIES
+
+__all__ = ["Curve", "CurveSet", "draw_curves", "write_curves"]
+
+_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.8)), (0, (6, 2, 1.5, 2)))
+_MARKERS = ("o", "s", "^", "D")
+_MAX_MARKED = 30  # more points than this are a line, not measurements to tell apart
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A labelled line; `se` widens it to a band. Colour and dash are chosen by position unless given."""
+
+    label: str
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    se: tuple[float, ...] | None = None
+    color: int | None = None
+    dash: int | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.x), len(self.mean), len(self.x if self.se is None else self.se)}
+        if len(lengths) != 1 or not self.x:
+            raise InvalidInput(f"curve {self.label!r}", sorted(lengths), "x, mean and se of one length, at least 1")
+
+
+@dataclass(frozen=True)
+class CurveSet:
+    """Curves that share their axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...]
+
+    def __post_init__(self) -> None:
+        if not self.curves:
+            raise InvalidInput("curves", (), "at least one curve")
+
+
+def write_curves(curve_set: CurveSet, out_dir: str | os.PathLike[str], stem: str, *, log_y: bool = False) -> Path:
+    """Write stem.png, stem.svg and stem.csv, whole or not at all; returns the path of the PNG."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", stem):
+        raise InvalidInput("stem", stem, "a file name of letters, digits, '.', '_' and '-'")
+    with styled(stem):
+        picture = png(draw_curves(curve_set, log_y=log_y))
+        drawing = standalone_svg(draw_curves(curve_set, log_y=log_y), "curves", curve_set.title)
+    files: dict[str, str | bytes] = {f"{stem}.csv": _csv(curve_set), f"{stem}.svg": drawing, f"{stem}.png": picture}
+    return write_files(out_dir, files) / f"{stem}.png"
+
+
+def draw_curves(curve_set: CurveSet, *, log_y: bool = False, titled: bool = True) -> Any:
+    """The figure; call it inside `styled`."""
+    curves = curve_set.curves
+    right = 22 + 6.4 * max(len(curve.label) for curve in curves)
+    height = max(340.0, 100 + 15 * len(curves))  # every label keeps a line of its own
+    figure, axes = panel(
+        curve_set.y_label, curve_set.x_label, width=480 + right, height=height, right=right, left=52,
+        top=52 if titled else 32, head=24 if titled else 0,
+    )  # fmt: skip
+    if titled:
+        figure.text(
+            0, 1 - 4 / height, curve_set.title, va="top", color=LIGHT["ink"], weight="bold",
+            size=13, parse_math=False,
+        )  # fmt: skip
+    usable = _limits(axes, curves, log_y)
+    ends = []
+    for place, curve in enumerate(curves):
+        cycle, shade = divmod(place if curve.color is None else curve.color, len(SERIES))
+        color = SERIES[shade]
+        dash = (cycle + (curve.dash or 0)) % len(_DASHES)  # past the last colour a new dash keeps lines apart
+        ends.append((curve.label, color, *_line(axes, curve, color, dash, log_y)))
+    if usable:
+        _labels(axes, ends, height)
+    return figure
+
+
+def _limits(axes: Any, curves: tuple[Curve, ...], log_y: bool) -> bool:
+    means = np.concatenate([np.asarray(curve.mean, dtype=float) for curve in curves])
+    bands = [np.asarray(curve.se or (0.0,) * len(curve.x), dtype=float) for curve in curves]
+    if not log_y:  # a band that reaches zero has no lower end on a log scale: there only the lines count
+        means = np.concatenate([means - np.concatenate(bands), means + np.concatenate(bands)])
+    means = means[np.isfinite(means) & ((means > 0) | (not log_y))]
+    x = np.concatenate([np.asarray(curve.x, dtype=float) for curve in curves])
+    factors = np.unique(x)
+    if len(factors) <= 8:
+        axes.set_xticks(factors, [f"{factor:g}" for factor in factors])
+    pad = 0.02 * (np.ptp(x) or 1.0)
+    axes.set_xlim(float(x.min()) - pad, float(x.max()) + pad)
+    if not means.size:
+        return False
+    low, high = float(means.min()), float(means.max())
+    if log_y:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.25, high * 1.25)
+        log_ticks(axes.yaxis, low / 1.25, high * 1.25)
+    else:
+        margin = 0.06 * (high - low) or 0.05 * (abs(high) or 1.0)
+        axes.set_ylim(low - margin, high + margin)
+    return True
+
+
+def _line(axes: Any, curve: Curve, color: str, dash: int, log_y: bool) -> tuple[float, float]:
+    """Draw one curve; returns where it ends."""
+    x, mean = np.asarray(curve.x, dtype=float), np.asarray(curve.mean, dtype=float)
+    mean = np.where(np.isfinite(mean) & ((mean > 0) | (not log_y)), mean, np.nan)
+    if curve.se is not None:
+        se = np.nan_to_num(np.asarray(curve.se, dtype=float), nan=0.0, posinf=0.0)
+        lower = np.maximum(mean - se, axes.get_ylim()[0]) if log_y else mean - se
+        axes.fill_between(x, lower, mean + se, color=LIGHT[color], alpha=0.16, linewidth=0)
+    marker = _MARKERS[dash % len(_MARKERS)] if len(x) <= _MAX_MARKED else ""
+    axes.plot(x, mean, color=LIGHT[color], linewidth=1.8, linestyle=_DASHES[dash], marker=marker, markersize=4.5)
+    known = np.flatnonzero(np.isfinite(mean))
+    return (float(x[known[-1]]), float(mean[known[-1]])) if known.size else (float(x[-1]), np.nan)
+
+
+def _labels(axes: Any, ends: list[tuple[str, str, float, float]], height: float) -> None:
+    """Names at the right, spread so that none covers another, with a hairline to the end of the line."""
+    finite = [end for end in ends if np.isfinite(end[3])]
+    box = axes.get_position()
+    points = box.height * height
+    to_points, back = axes.transData.transform, axes.transAxes.inverted().transform
+    wanted = [float(back(to_points((x, y)))[1]) * points for _, _, x, y in finite]
+    leader = {"arrowstyle": "-", "linewidth": 0.7, "alpha": 0.6, "shrinkA": 0, "shrinkB": 4}
+    for (text, color, x, y), place in zip(finite, spread(wanted, 14, 0, points), strict=True):
+        axes.annotate(
+            "", xy=(x, y), xytext=(1.012, place / points), textcoords="axes fraction", annotation_clip=False,
+            arrowprops=leader | {"color": LIGHT[color]},
+        )  # fmt: skip
+        axes.text(
+            1.02, place / points, text, transform=axes.transAxes, color=LIGHT[color], va="center", parse_math=False
+        )
+
+
+def _csv(curve_set: CurveSet) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(("label", "x", "mean", "se"))
+    for curve in curve_set.curves:
+        errors = curve.se if curve.se is not None else ("",) * len(curve.x)
+        writer.writerows((curve.label, *values) for values in zip(curve.x, curve.mean, errors, strict=True))
+    return buffer.getvalue()

@@ -1,0 +1,212 @@
+"""Drawing with matplotlib without touching its global state, and SVG fit to stand inside a page.
+
+Figures are drawn in the light colours. Inside a page each colour becomes a CSS variable that falls back to it, so one
+drawing serves light, dark and print. Text stays text, in the page's own font; nothing in the output depends on the
+user's matplotlibrc, the clock or a random salt.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from flmarket.errors import MissingDependency
+from flmarket.report.theme import LIGHT
+
+__all__ = [
+    "FONT_STACK",
+    "HEIGHT",
+    "WIDTH",
+    "inline_svg",
+    "label",
+    "log_ticks",
+    "panel",
+    "png",
+    "spread",
+    "standalone_svg",
+    "styled",
+    "thousands",
+]
+
+# `system-ui` comes late: on a bare Linux it is often a wide font made for terminals
+FONT_STACK = (
+    '-apple-system, BlinkMacSystemFont, "Segoe UI", Inter, Roboto, "Helvetica Neue", Arial, system-ui, sans-serif'
+)
+WIDTH, HEIGHT = 400.0, 244.0  # of a chart in the grid, in points
+_FONT_SIZE = 11.0
+_STYLE: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib: text is measured the same on every machine
+    "font.size": _FONT_SIZE,
+    "svg.fonttype": "none",
+    "axes.edgecolor": LIGHT["rule"],
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": LIGHT["rule"],
+    "grid.linewidth": 0.8,
+    "xtick.color": LIGHT["muted"],
+    "ytick.color": LIGHT["muted"],
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "xtick.major.pad": 6,
+    "ytick.major.pad": 6,
+    "lines.solid_capstyle": "round",
+}
+
+
+@contextmanager
+def styled(salt: str) -> Iterator[None]:
+    """Our settings on top of matplotlib's defaults, for as long as one figure is drawn and saved."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingDependency("matplotlib", "app") from None
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # a label in a script that DejaVu lacks is drawn as boxes in the PNG only; no reason to fail a report
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        matplotlib.rcdefaults()
+        settings: Any = _STYLE | {"svg.hashsalt": salt}  # Any: older matplotlib has no types, newer ones list every key
+        matplotlib.rcParams.update(settings)
+        yield
+
+
+def panel(
+    unit: str,
+    x_label: str,
+    *,
+    width: float = WIDTH,
+    height: float = HEIGHT,
+    left: float = 44,
+    right: float = 14,
+    top: float = 28,
+    head: float = 0,
+) -> tuple[Any, Any]:
+    """A figure of one axes, sizes in points; the unit stands above the axis, where it need not be turned to be read."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    bottom = 38
+    axes = figure.add_axes(
+        (left / width, bottom / height, (width - left - right) / width, (height - bottom - top) / height)
+    )
+    muted = LIGHT["muted"]
+    figure.text(0, 1 - (4 + head) / height, unit, va="top", color=muted, parse_math=False)
+    figure.text(1 - right / width, 2 / height, x_label, ha="right", va="bottom", color=muted, parse_math=False)
+    return figure, axes
+
+
+def label(
+    axes: Any, x: float, y: float, text: str, color: str, *, dx: float = 0, dy: float = 0, **options: Any
+) -> None:
+    """Text at a data point, shifted by points: direct labels instead of a legend. Never read as TeX."""
+    axes.annotate(
+        text, (x, y), xytext=(dx, dy), textcoords="offset points", color=LIGHT[color], parse_math=False,
+        annotation_clip=False, **options,
+    )  # fmt: skip
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions near the wanted ones and at least a gap apart, pushed down from the top where it gets tight."""
+    order = np.argsort(wanted, kind="stable")
+    placed = np.clip(np.asarray(wanted, dtype=float)[order], low, high)
+    for i in range(1, len(placed)):
+        placed[i] = max(placed[i], placed[i - 1] + gap)
+    ceiling = high
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i], ceiling)
+        ceiling = placed[i] - gap
+    result = np.empty(len(placed))
+    result[order] = placed
+    return [float(value) for value in result]
+
+
+def log_ticks(axis: Any, low: float, high: float) -> None:
+    """Plain numbers on a log axis (0.1, 1, 10), with 2 and 5 between them when there are few decades."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    decades = np.arange(np.floor(np.log10(low)) - 1, np.ceil(np.log10(high)) + 2)
+    steps = (1, 2, 5) if np.log10(high / low) < 2.3 else (1,)
+    if np.log10(high / low) > 6:
+        decades = decades[::2]
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    axis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-4 <= value < 1e7 else f"{value:.0e}")
+    )
+
+
+def thousands(axis: Any) -> None:
+    """1,500 rather than 1500, and no more decimals than the ticks need."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def inline_svg(figure: Any, key: str, title: str, description: str) -> str:
+    """The figure as an `<svg>` element: named for screen readers, ids its own, colours by CSS variable."""
+    body = _clean(_raw_svg(figure), key)
+    for name, value in LIGHT.items():
+        body = body.replace(f": {value}", f": var(--{name}, {value})")
+    size = figure.get_size_inches() * 72
+    return (
+        f'<svg viewBox="0 0 {size[0]:g} {size[1]:g}" role="img" aria-labelledby="{key}-title {key}-desc">'
+        f'<title id="{key}-title">{escape(title)}</title><desc id="{key}-desc">{escape(description)}</desc>{body}</svg>'
+    )
+
+
+def standalone_svg(figure: Any, key: str, title: str) -> str:
+    """The figure as a file of its own, on white."""
+    size = figure.get_size_inches() * 72
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]:g}" height="{size[1]:g}" '
+        f'viewBox="0 0 {size[0]:g} {size[1]:g}" font-family="{escape(FONT_STACK)}">'
+        f'<title>{escape(title)}</title><rect width="100%" height="100%" fill="white"/>'
+        f"{_clean(_raw_svg(figure), key)}</svg>\n"
+    )
+
+
+def png(figure: Any, *, dpi: int = 200) -> bytes:
+    """The figure as a picture on white, without a date or version in it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _raw_svg(figure: Any) -> str:
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    return buffer.getvalue()
+
+
+def _clean(svg: str, key: str) -> str:
+    """The inside of matplotlib's `<svg>`: no style for the whole page, no id that another chart may also use."""
+    body = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # matplotlib's one rule selects everything on the page; as attributes of a group it reaches this chart only
+    body = re.sub(r'<defs>\s*<style type="text/css">.*?</style>\s*</defs>', "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*">', "<g>", body)
+    body = body.replace("xlink:href", "href")
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{key}-", body)
+    # the font is the page's: older releases of matplotlib write `font:`, newer ones `font-family:`
+    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    body = re.sub(r"font-family: [^;\"]*(; )?", "", body)
+    body = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", body)
+    body = re.sub(r"\s*\n\s*", " ", body)
+    body = re.sub(r">\s+<", "><", body)
+    return f'<g stroke-linejoin="round">{body.strip()}</g>'
