@@ -24,7 +24,7 @@ def test_erratum_e2_the_bound_counts_one_coordinate():
 
 
 def test_erratum_e4_the_printed_threshold_of_theorem_2_is_not_continuous():
-    """Costs uniform on [1, 2], so the virtual cost is 2c − 1. At the printed ĉ the next client's q jumps away from 1."""
+    """Costs uniform on [1, 2]: the virtual cost is 2c − 1. At the printed ĉ the next client's q jumps away from 1."""
 
     def phi(c):
         return 2 * c - 1
