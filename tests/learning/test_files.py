@@ -85,14 +85,26 @@ def test_archives_in_archives() -> None:
     [
         (CONTENT + b"x", "", "checksum"),
         (b"", "", "checksum"),
-        (gzip.compress(CONTENT + b"x"), ".gz", "checksum"),
-        (gzip.compress(CONTENT)[:-9], ".gz", "failed"),
+        (gzip.compress(CONTENT + b"x", mtime=0), ".gz", "checksum"),
+        (gzip.compress(CONTENT, mtime=0)[:-9], ".gz", "failed"),
         (b"<html>moved</html>", ".gz", "failed"),
         (urllib.error.URLError("no route"), "", "no route"),
         (TimeoutError("timed out"), "", "timed out"),
         (urllib.error.HTTPError(HOME, 404, "gone", None, None), "", "404"),  # type: ignore[arg-type]
         (CONTENT * 1000, "", "more than"),
-        (gzip.compress(CONTENT * 1000), ".gz", "more than"),
+        (gzip.compress(CONTENT * 1000, mtime=0), ".gz", "more than"),
+    ],
+    ids=[
+        "longer",
+        "empty",
+        "gzip longer",
+        "gzip cut",
+        "not gzip",
+        "no route",
+        "slow",
+        "gone",
+        "too large",
+        "gzip too large",
     ],
 )
 def test_a_bad_download_is_refused_and_leaves_no_file(
