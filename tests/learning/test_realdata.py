@@ -18,8 +18,8 @@ pytestmark = pytest.mark.realdata
 
 
 @pytest.fixture(scope="module")
-def kdd(real_data: Path) -> DataSet:
-    return load("nsl-kdd", real_data, download=False)
+def kdd(data_dir: Path) -> DataSet:
+    return load("nsl-kdd", data_dir, download=False)
 
 
 def test_nsl_kdd(kdd: DataSet) -> None:
@@ -33,9 +33,9 @@ def test_nsl_kdd(kdd: DataSet) -> None:
             assert (x[:, first:last].sum(axis=1) == 1).all()
 
 
-def test_nsl_kdd_loads_in_seconds(real_data: Path) -> None:
+def test_nsl_kdd_loads_in_seconds(data_dir: Path) -> None:
     start = time.process_time()
-    load("nsl-kdd", real_data, download=False)
+    load("nsl-kdd", data_dir, download=False)
     assert time.process_time() - start < 6  # 1.6 s here; the bound leaves room for slow machines
 
 
@@ -51,8 +51,8 @@ def test_softmax_regression_learns_nsl_kdd_from_ten_owners_a_round(kdd: DataSet)
     assert model.accuracy(params, kdd.x_test, kdd.y_test) > 0.71
 
 
-def test_bank_marketing(real_data: Path) -> None:
-    data = load("bank-marketing", real_data, download=False)
+def test_bank_marketing(data_dir: Path) -> None:
+    data = load("bank-marketing", data_dir, download=False)
     assert data.x_train.shape == (32_950, 62)
     assert data.x_test.shape == (8_238, 62)
     assert np.bincount(np.concatenate([data.y_train, data.y_test])).tolist() == [36_548, 4_640]
@@ -60,8 +60,8 @@ def test_bank_marketing(real_data: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "mean"), [("mnist", 0.13066), ("fashion-mnist", 0.28604)])
-def test_idx_images(real_data: Path, name: str, mean: float) -> None:
-    data = load(name, real_data, download=False)
+def test_idx_images(data_dir: Path, name: str, mean: float) -> None:
+    data = load(name, data_dir, download=False)
     assert data.x_train.shape == (60_000, 784)
     assert data.x_test.shape == (10_000, 784)
     assert data.x_train.mean() == pytest.approx(mean, abs=1e-5)
@@ -72,15 +72,15 @@ def test_idx_images(real_data: Path, name: str, mean: float) -> None:
         assert np.bincount(data.y_train).tolist() == [6000] * 10
 
 
-def test_one_mnist_is_not_taken_for_the_other(real_data: Path) -> None:
+def test_one_mnist_is_not_taken_for_the_other(data_dir: Path) -> None:
     with pytest.raises(ConfigError, match="labels of mnist"):
-        load("fashion-mnist", real_data / "mnist", download=False)
+        load("fashion-mnist", data_dir / "mnist", download=False)
     with pytest.raises(ConfigError, match="labels of fashion-mnist"):
-        load("mnist", real_data / "fashion-mnist", download=False)
+        load("mnist", data_dir / "fashion-mnist", download=False)
 
 
-def test_cifar10_subset(real_data: Path) -> None:
-    data = load("cifar10", real_data, download=False)
+def test_cifar10_subset(data_dir: Path) -> None:
+    data = load("cifar10", data_dir, download=False)
     assert data.x_train.shape == (10_000, 3072)
     assert data.x_test.shape == (2_000, 3072)
     assert np.bincount(data.y_train).tolist() == [1000] * 10
@@ -88,7 +88,7 @@ def test_cifar10_subset(real_data: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [nsl_kdd.SOURCE, bank_marketing.SOURCE, images.MNIST, images.FASHION_MNIST])
-def test_pinned_checksums_are_those_of_the_files(real_data: Path, source: Source) -> None:
+def test_pinned_checksums_are_those_of_the_files(data_dir: Path, source: Source) -> None:
     for file in source.files:
-        content = read_bytes(real_data / source.name / f"{file.name}.gz")
+        content = read_bytes(data_dir / source.name / f"{file.name}.gz")
         assert hashlib.sha256(content).hexdigest() == file.sha256
