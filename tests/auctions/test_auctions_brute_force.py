@@ -1,5 +1,7 @@
 """Independent oracles: the printed algorithms written as plainly as possible, and critical bids by bisection."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -116,3 +118,66 @@ def test_erratum_e11_the_printed_m2_is_not_monotone():
     assert 1 not in printed_m2_winners([1.0, 0.0, 2.0, 27.0], size, budget)
     # the rule we ship compares with the largest affordable owner and keeps her
     assert 1 in m2_winners([1.0, 0.0, 2.0, 27.0], size, budget)
+
+
+def fractional_value(cost, size, budget):
+    """The best fractional purchase, one owner after the other."""
+    value = 0.0
+    for c, d in sorted(zip(cost, size, strict=True), key=lambda one: one[0] / one[1]):
+        if c > budget:
+            return value + d * budget / c
+        value, budget = value + d, budget - c
+    return value
+
+
+def m2_bf_winners(cost, size, budget):
+    """Chen, Gravin and Lu's deterministic knapsack mechanism, in plain words."""
+    affordable = [i for i in range(len(cost)) if cost[i] <= budget]
+    if not affordable:
+        return set()
+    star = max(affordable, key=lambda i: (size[i], -i))
+    others = [i for i in affordable if i != star]
+    fractional = fractional_value([cost[i] for i in others], [size[i] for i in others], budget)
+    if (1 + 2**0.5) * size[star] >= fractional:
+        return {star}
+    winners, total = set(), 0.0
+    for i in sorted(affordable, key=lambda i: (cost[i] / size[i], i)):
+        if cost[i] / size[i] > budget / (total + size[i]):
+            break
+        winners.add(i)
+        total += size[i]
+    return winners
+
+
+def most_records(cost, size, budget):
+    """The integral optimum by trying all subsets."""
+    return max(
+        sum(size[i] for i in subset)
+        for k in range(len(cost) + 1)
+        for subset in itertools.combinations(range(len(cost)), k)
+        if sum(cost[i] for i in subset) <= budget
+    )
+
+
+def test_m2_bf_winners_critical_bids_and_approximation(rng):
+    both_cases = {"alone": 0, "many": 0}
+    for cost, size, budget in random_cases(rng, 700):
+        if rng.random() < 0.5:  # even sizes, so that the largest owner rarely dominates
+            size = rng.uniform(50, 60, cost.size)
+            cost = (cost / size) * size
+        outcome = auctions.get("m2-bf").run(BidProfile(Valuations(STEP, cost / size), 1.0, size), budget)
+        winners = m2_bf_winners(cost, size, budget)
+        assert set(np.flatnonzero(outcome.winners)) == winners
+        assert outcome.spent <= budget * (1 + 1e-12)
+        if winners:
+            both_cases["alone" if len(winners) == 1 else "many"] += 1
+            assert size[list(winners)].sum() * (2 + 2**0.5) >= most_records(cost, size, budget) * (1 - 1e-12)
+        for i in winners:
+            low, high = cost[i], budget + 1.0
+            for _ in range(50):
+                middle = (low + high) / 2
+                trial = cost.copy()
+                trial[i] = middle
+                low, high = (middle, high) if i in m2_bf_winners(trial, size, budget) else (low, middle)
+            assert outcome.payment[i] == pytest.approx(low, rel=1e-9)
+    assert min(both_cases.values()) > 50

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from flmarket.auctions.budget_feasible import BudgetFeasibleKnapsack
 from flmarket.auctions.knapsack import GreedyKnapsack
 from flmarket.auctions.proportional import ProportionalShare
 from flmarket.bids import EXACT, NONE, Auction, Guarantees
 from flmarket.registry import Registry
 
-__all__ = ["Auction", "GreedyKnapsack", "ProportionalShare", "get", "names", "register"]
+__all__ = ["Auction", "BudgetFeasibleKnapsack", "GreedyKnapsack", "ProportionalShare", "get", "names", "register"]
 
 _SINGLE_MINDED = "single-minded owners whose privacy budget and data size are not private"
 
@@ -45,3 +46,4 @@ for _name, _weight, _source in (
         ),
     )
 register("m2", GreedyKnapsack)
+register("m2-bf", BudgetFeasibleKnapsack)

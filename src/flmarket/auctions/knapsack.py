@@ -18,19 +18,17 @@ order, so the whole auction is O(n log n).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.auctions.single_minded import clear
+from flmarket.auctions.single_minded import OthersOf, SortedRows, clear
 from flmarket.bids import EXACT, NONE, BidProfile, Guarantees, Outcome
 
 __all__ = ["GreedyKnapsack"]
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 _GUARANTEES = Guarantees(
@@ -55,79 +53,41 @@ class GreedyKnapsack:
 
 
 def _clear_rows(cost: FloatArray, size: FloatArray, limit: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
+    rows, n = cost.shape
     cost = np.where(size > 0, cost, np.inf)
     unit = np.divide(cost, size, out=np.full(cost.shape, np.inf), where=size > 0)
     order = np.argsort(unit, axis=-1, kind="stable")
-    ordered = (np.take_along_axis(a, order, axis=-1) for a in (unit, cost, size))
-    market = _SortedMarket(limit[:, 0], *ordered, index=order)
-    row, position = market.winners()
+    market = SortedRows(*(np.take_along_axis(a, order, axis=-1) for a in (unit, cost, size)))
+
+    affordable = np.where(market.cost <= limit, market.size, -1.0)
+    largest_size = affordable.max(axis=-1)
+    # among equally large owners the lowest index in the original order stands alone
+    largest = np.where(affordable == largest_size[:, None], order, n).argmin(axis=-1)
+    greedy = (market.total_cost[:, 1:] <= limit).sum(axis=-1)
+    alone = market.total_size[np.arange(rows), greedy] < largest_size
+    taken = (np.arange(n) < greedy[:, None]) & ~alone[:, None]
+    taken[alone, largest[alone]] = True
+
+    row, position = np.nonzero(taken)
+    bids = _critical_bids(market.without(row, position), limit[row, 0], largest_size[row], position == largest[row])
     wins, payment = np.zeros(cost.shape, dtype=bool), np.zeros(cost.shape)
-    owner = order[row, position]
-    wins[row, owner] = True
-    payment[row, owner] = market.critical_bids(row, position)
+    wins[row, order[row, position]] = True
+    payment[row, order[row, position]] = bids
     return wins, payment
 
 
-class _SortedMarket:
-    """Owners of each row in ascending order of unit cost, with prefix sums that start at 0."""
+def _critical_bids(
+    others: OthersOf, limit: FloatArray, target: FloatArray, is_largest: NDArray[np.bool_]
+) -> FloatArray:
+    """The highest bid with which each winner would still win, all else equal; `target` is the largest owner's size."""
+    size = others.own_size
+    behind = others.last(lambda k: size * others.unit(k) + others.cost(k) <= limit)
+    by_greedy = np.minimum(size * others.unit(behind + 1), limit - others.cost(behind))
 
-    def __init__(
-        self, limit: FloatArray, unit: FloatArray, cost: FloatArray, size: FloatArray, *, index: IntArray
-    ) -> None:
-        rows, self.n = unit.shape
-        zero = np.zeros((rows, 1))
-        self.limit, self.cost, self.size = limit, cost, size
-        self.unit = np.concatenate([zero, unit, np.full((rows, 1), np.inf)], axis=-1)  # unit[k] of the k-th, k ≥ 1
-        self.total_cost = np.concatenate([zero, np.cumsum(cost, axis=-1)], axis=-1)
-        self.total_size = np.concatenate([zero, np.cumsum(size, axis=-1)], axis=-1)
-        self.greedy_count = (self.total_cost[:, 1:] <= limit[:, None]).sum(axis=-1)
-        affordable = np.where(cost <= limit[:, None], size, -1.0)
-        self.largest_size = affordable.max(axis=-1)
-        # among equally large owners the lowest index in the original order stands alone
-        tied = np.where(affordable == self.largest_size[:, None], index, self.n)
-        self.largest = tied.argmin(axis=-1)
+    needed = others.last(lambda k: size + others.size(np.maximum(k - 1, 0)) < target)  # others who make up for d*
+    ordinary = np.minimum(by_greedy, limit - others.cost(np.where(size >= target, 0, needed)))
 
-    def winners(self) -> tuple[IntArray, IntArray]:
-        """Rows and sorted positions of all winners."""
-        rows = np.arange(self.limit.size)
-        alone = self.total_size[rows, self.greedy_count] < self.largest_size
-        wins = (np.arange(self.n) < self.greedy_count[:, None]) & ~alone[:, None]
-        wins[rows[alone], self.largest[alone]] = True
-        row, position = np.nonzero(wins)
-        return row, position
-
-    def critical_bids(self, row: IntArray, position: IntArray) -> FloatArray:
-        """The highest bid with which each of these winners would still win, all else equal."""
-        own_cost, own_size, limit = self.cost[row, position], self.size[row, position], self.limit[row]
-
-        def ahead_cost(k: IntArray) -> FloatArray:  # cost of the first k others
-            return np.where(k <= position, self.total_cost[row, k], self.total_cost[row, k + 1] - own_cost)
-
-        def ahead_size(k: IntArray) -> FloatArray:
-            return np.where(k <= position, self.total_size[row, k], self.total_size[row, k + 1] - own_size)
-
-        def unit_of(k: IntArray) -> FloatArray:  # unit cost of the k-th other, k ≥ 1
-            return self.unit[row, np.where(k <= position, k, k + 1)]
-
-        def last_true(condition: Callable[[IntArray], NDArray[np.bool_]]) -> IntArray:
-            """The largest k in 0..n-1 for which a condition holds that is true up to some k and false after."""
-            low, high = np.zeros_like(position), np.full_like(position, self.n - 1)
-            while (low < high).any():
-                middle = (low + high + 1) // 2
-                holds = condition(middle)
-                low, high = np.where(holds, middle, low), np.where(holds, high, middle - 1)
-            return low
-
-        greedy_k = last_true(lambda k: own_size * unit_of(k) + ahead_cost(k) <= limit)
-        by_greedy = np.minimum(own_size * unit_of(greedy_k + 1), limit - ahead_cost(greedy_k))
-
-        is_largest = position == self.largest[row]
-        target = self.largest_size[row]
-        short = last_true(lambda k: own_size + ahead_size(np.maximum(k - 1, 0)) < target)  # others that do not suffice
-        needed = np.where(own_size >= target, 0, short)
-        ordinary = np.minimum(by_greedy, limit - ahead_cost(needed))
-
-        fits = last_true(lambda k: ahead_cost(k) <= limit)
-        behind = last_true(lambda k: ahead_size(np.maximum(k - 1, 0)) < target)  # may stand just before this other
-        alone = np.where(ahead_size(fits) < target, limit, np.minimum(limit, own_size * unit_of(behind)))
-        return np.maximum(np.where(is_largest, np.maximum(by_greedy, alone), ordinary), own_cost)
+    fits = others.last(lambda k: others.cost(k) <= limit)
+    before = others.last(lambda k: others.size(np.maximum(k - 1, 0)) < target)  # alone she must stand before this one
+    alone = np.where(others.size(fits) < target, limit, np.minimum(limit, size * others.unit(before)))
+    return np.maximum(np.where(is_largest, np.maximum(by_greedy, alone), ordinary), others.own_cost)

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket.auctions.single_minded import clear
 from flmarket.bids import BidProfile, Guarantees, Outcome
 
-__all__ = ["ProportionalShare"]
+__all__ = ["ProportionalShare", "take_prefix"]
 
 FloatArray = NDArray[np.float64]
 Weight = Literal["privacy", "records", "owners"]
@@ -55,7 +55,7 @@ class ProportionalShare:
         # owners of no weight sort last, at an infinite unit value that no price reaches
         unit = np.divide(cost, weight, out=np.full(cost.shape, np.inf), where=weight > 0)
         order = np.argsort(unit, axis=-1, kind="stable")
-        take = _take_prefix if self.capped else _take_all_that_fit
+        take = take_prefix if self.capped else _take_all_that_fit
         sorted_unit, sorted_weight = (np.take_along_axis(a, order, axis=-1) for a in (unit, weight))
         taken, price = take(sorted_unit, sorted_weight, budget)
         wins = np.empty(cost.shape, dtype=bool)
@@ -72,7 +72,7 @@ class ProportionalShare:
         return (sellable > 0).astype(np.float64)
 
 
-def _take_prefix(unit: FloatArray, weight: FloatArray, budget: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
+def take_prefix(unit: FloatArray, weight: FloatArray, budget: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
     """Winners up to the first who does not fit, and the price per unit, capped by her unit value."""
     rows, n = unit.shape
     total = np.cumsum(weight, axis=-1)
