@@ -34,7 +34,12 @@ from flmarket.privacy.laplace import LaplaceL1
 from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
 from flmarket.privacy.numerical import numerical_epsilon
 from flmarket.privacy.perturbation import Perturbation, signal_to_noise
+from flmarket.privacy.privunit import PrivUnit
+from flmarket.privacy.privunit_g import PrivUnitG
+from flmarket.privacy.projunit import ProjUnit, Sketch
+from flmarket.privacy.recommend import Recommendation, recommend
 from flmarket.privacy.secure_noise import SecureNoise
+from flmarket.privacy.sphere import Sphere
 from flmarket.registry import Registry
 
 __all__ = [
@@ -49,10 +54,16 @@ __all__ = [
     "LaplaceL1",
     "NoiseSource",
     "Perturbation",
+    "PrivUnit",
+    "PrivUnitG",
     "PrivacyAccount",
+    "ProjUnit",
     "PureDp",
+    "Recommendation",
     "SecureNoise",
     "SimulationNoise",
+    "Sketch",
+    "Sphere",
     "ZCdp",
     "analytic_gaussian_sigma",
     "as_noise_source",
@@ -67,12 +78,13 @@ __all__ = [
     "get",
     "names",
     "numerical_epsilon",
+    "recommend",
     "register",
     "signal_to_noise",
 ]
 
 _REGISTRY: Registry[Perturbation] = Registry("perturbation")
-for _mechanism in (LaplaceL1, GaussianL2, GaussianZCdp):
+for _mechanism in (LaplaceL1, GaussianL2, GaussianZCdp, Sphere, PrivUnit, PrivUnitG, ProjUnit):
     _REGISTRY.register(_mechanism.name, _mechanism)
 
 names = _REGISTRY.names
@@ -80,5 +92,5 @@ register = _REGISTRY.register
 
 
 def get(name: str, **settings: Any) -> Perturbation:
-    """The perturbation called `name`, built with the given settings (`clip`, for some also `delta`)."""
+    """The perturbation called `name`, built with the given settings (`clip`, for some also `delta` or `rank`)."""
     return _REGISTRY.get(name, **settings)

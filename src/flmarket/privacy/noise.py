@@ -40,6 +40,9 @@ class NoiseSource(Protocol):
     def uniform(self, shape: tuple[int, ...]) -> FloatArray:
         """Uniform numbers strictly between 0 and 1, for mechanisms that are not additive."""
 
+    def standard_normal(self, shape: tuple[int, ...]) -> FloatArray:
+        """Standard normal numbers, for the same. Never to be added to a value: that is what `add_gaussian` is for."""
+
 
 class SimulationNoise:
     """Seeded NumPy noise. Fast and repeatable, and for simulation only.
@@ -73,6 +76,10 @@ class SimulationNoise:
     def uniform(self, shape: tuple[int, ...]) -> FloatArray:
         """52 random bits each, centred in their cell so that 0 and 1 never come."""
         return np.asarray((self._rng.integers(2**52, size=shape) + 0.5) * 2.0**-52)
+
+    def standard_normal(self, shape: tuple[int, ...]) -> FloatArray:
+        """NumPy's."""
+        return self._rng.standard_normal(shape)
 
 
 def as_noise_source(rng: np.random.Generator | NoiseSource) -> NoiseSource:

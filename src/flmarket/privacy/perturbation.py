@@ -46,7 +46,11 @@ class Perturbation(Protocol):
         """Private versions of vectors (..., p), each with its own ε > 0 (shape (...) or one number)."""
 
     def noise_energy(self, epsilon: ArrayLike, dimension: int) -> FloatArray:
-        """E‖output − clipped input‖² in closed form, of epsilon's shape; ∞ where ε = 0."""
+        """E‖output − clipped input‖² in closed form, of epsilon's shape; ∞ where ε = 0.
+
+        Where it depends on the input, that of the worst input within the clip; such mechanisms also have
+        `energy(epsilon, dimension, norm=...)`.
+        """
 
     def guarantee(self, epsilon: float) -> Event:
         """What one release at this ε promises, for the account."""

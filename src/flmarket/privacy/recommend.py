@@ -1,0 +1,75 @@
+"""Which perturbation adds the least noise, for updates of a given size at a given ε.
+
+Compares worst-case noise energies for updates of L2 norm at most 1. The L2 mechanisms clip at 1. Laplace noise clips in
+L1, so it must let the L1 norm of such an update through: √p for a dense one, 1 for one with a single non-zero
+coordinate. Its energy is 8p·(L1 norm)²/ε² accordingly.
+
+Assumes one release judged on its own. Over many releases under an (ε, δ) cap, Gaussian noise composes better than its
+energy here suggests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from types import MappingProxyType
+
+from flmarket.privacy.events import checked_number
+from flmarket.privacy.gaussian import GaussianL2
+from flmarket.privacy.laplace import LaplaceL1
+from flmarket.privacy.perturbation import Perturbation, checked_dimension, positive_epsilon
+from flmarket.privacy.privunit import PrivUnit
+from flmarket.privacy.privunit_g import PrivUnitG
+from flmarket.privacy.projunit import ProjUnit
+from flmarket.privacy.sphere import Sphere
+
+__all__ = ["Recommendation", "recommend"]
+
+# Simplest first. Laplace and Gaussian noise have exact samplers; the others are ordered by what they cost to draw.
+_CANDIDATES = ("laplace-l1", "gaussian-l2", "sphere", "privunit-g", "privunit")
+_CLOSE = 1.01
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A perturbation's name, one sentence why, and the noise energy of each (per squared L2 norm of the update)."""
+
+    name: str
+    reason: str
+    energy_table: Mapping[str, float]
+
+
+def recommend(dimension: int, epsilon: float, *, delta: float = 0.0, l1_norm: float | None = None) -> Recommendation:
+    """The least noise energy; among those within 1 %, the simplest. Pure ε unless a `delta` is allowed.
+
+    `l1_norm` is how long updates are in L1 when they have length 1 in L2: from 1 (one non-zero coordinate) to
+    √dimension (all coordinates alike), which is assumed unless given.
+    """
+    size, eps = checked_dimension(dimension), positive_epsilon(epsilon)
+    longest = sqrt(size)
+    l1 = longest if l1_norm is None else checked_number("l1_norm", l1_norm, 1.0, longest * (1 + 1e-9))
+    allowed: list[Perturbation] = [LaplaceL1(clip=l1), Sphere(), PrivUnit(), PrivUnitG(), ProjUnit()]
+    if checked_number("delta", delta, 0.0, 0.5) > 0:
+        allowed.append(GaussianL2(delta=delta))
+    table = {one.name: float(one.noise_energy(eps, size)) for one in allowed}
+    best = min(table.values())
+    name = next(one for one in _CANDIDATES if table.get(one, float("inf")) <= _CLOSE * best)
+    return Recommendation(name, _reason(name, table, size, eps, l1), MappingProxyType(table))
+
+
+def _reason(name: str, table: Mapping[str, float], size: int, epsilon: float, l1: float) -> str:
+    others = sorted((energy, other) for other, energy in table.items() if other != name)
+    against = ", ".join(f"{other} {energy:.3g}" for energy, other in others)
+    least = "the least" if table[name] <= others[0][0] else "within 1 % of the least"
+    why = {
+        "laplace-l1": f" because updates are sparse or short (L1 norm {l1:.3g}) and ε is large; its sampler is exact",
+        "gaussian-l2": " because δ is allowed; its sampler is exact",
+        "sphere": " and is the simplest; a better cap pays only at larger ε",
+        "privunit-g": " and is faster to draw than privunit",
+    }.get(name, " because its cap is the best for this ε and dimension")
+    unit = "parameter" if size == 1 else "parameters"
+    return (
+        f"{name} has {least} noise energy at {size} {unit} and ε = {epsilon:g} "
+        f"({table[name]:.3g} per squared norm; {against}){why}."
+    )
