@@ -1,0 +1,33 @@
+"""Client sampling with private costs (SAMP): private costs in, participation probabilities and payments out."""
+
+from __future__ import annotations
+
+from flmarket.sampling.convergence import FedAvgConstants, convergence_bound
+from flmarket.sampling.distributions import CostDistribution, TruncatedExponential, Uniform
+from flmarket.sampling.incentives import misreport_gains, utility
+from flmarket.sampling.mechanisms import CompleteInformation, OptimalSampling, UniformSampling
+from flmarket.sampling.prior_independent import PriorIndependent, SampledClients
+from flmarket.sampling.schedules import LinearSchedule, Posted, Schedule, StepSchedule
+from flmarket.sampling.tabulated import Discrete, Empirical, Histogram
+
+__all__ = [
+    "CompleteInformation",
+    "CostDistribution",
+    "Discrete",
+    "Empirical",
+    "FedAvgConstants",
+    "Histogram",
+    "LinearSchedule",
+    "OptimalSampling",
+    "Posted",
+    "PriorIndependent",
+    "SampledClients",
+    "Schedule",
+    "StepSchedule",
+    "TruncatedExponential",
+    "Uniform",
+    "UniformSampling",
+    "convergence_bound",
+    "misreport_gains",
+    "utility",
+]
