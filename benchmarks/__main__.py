@@ -35,9 +35,10 @@ def main() -> None:
     table = Table(title="One thread; time per unit; ratio = peer / ours", title_justify="left", box=None)
     for column in ("what", "per", "ours", "peer", "peer's time", "ratio"):
         table.add_column(column, justify="right" if column in ("ours", "peer's time", "ratio") else "left")
-    with threadpool_limits(1):
-        for name in wanted:
-            for row in importlib.import_module(f"benchmarks.{name}").run():
+    modules = [importlib.import_module(f"benchmarks.{name}") for name in wanted]
+    with threadpool_limits(1):  # reaches only libraries that are loaded already
+        for module in modules:
+            for row in module.run():
                 rows.append(row.to_dict())
                 ratio = "–" if row.ratio is None else f"{row.ratio:,.1f}×"
                 table.add_row(

@@ -195,6 +195,14 @@ class Valuations:
             values=None if self.values is None else np.atleast_2d(self.values[index]),
         )
 
+    def reshape(self, shape: tuple[int, ...]) -> Valuations:
+        """The same owners in another batch shape."""
+        grid = values = None
+        if self.grid is not None and self.values is not None:
+            table = (*shape, self.grid.shape[-1])
+            grid, values = self.grid.reshape(table), self.values.reshape(table)
+        return Valuations(self.kind.reshape(shape), self.rate.reshape(shape), grid=grid, values=values)
+
     def scaled(self, factor: ArrayLike) -> Valuations:
         """The same shapes with every rate multiplied, e.g. a report that overstates by 10 %."""
         return Valuations(self.kind, self.rate * np.asarray(factor), grid=self.grid, values=self.values)

@@ -93,7 +93,8 @@ def test_compare_on_a_data_set(tmp_path):
     assert done.returncode == 0, done.stderr
     final = json.loads(done.stdout)["final"]
     assert len(final["m1 + opt-aggr"]["accuracy"]) == 2
-    assert (tmp_path / "compare-breast-cancer.png").exists()
+    assert (tmp_path / "compare-breast-cancer-accuracy.png").exists()
+    assert (tmp_path / "compare-breast-cancer-balanced_accuracy.svg").exists()
 
 
 def test_mechanisms_lists_what_each_guarantees():

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from flmarket.auctions.budget_feasible import BudgetFeasibleKnapsack
 from flmarket.auctions.knapsack import GreedyKnapsack
+from flmarket.auctions.posted import PostedAuction, posted
 from flmarket.auctions.proportional import ProportionalShare
 from flmarket.bids import EXACT, NONE, Auction, Guarantees
 from flmarket.registry import Registry
 
-__all__ = ["Auction", "BudgetFeasibleKnapsack", "GreedyKnapsack", "ProportionalShare", "get", "names", "register"]
+__all__ = [
+    "Auction",
+    "BudgetFeasibleKnapsack",
+    "GreedyKnapsack",
+    "PostedAuction",
+    "ProportionalShare",
+    "get",
+    "names",
+    "register",
+]
 
 _SINGLE_MINDED = "single-minded owners whose privacy budget and data size are not private"
 
@@ -46,4 +56,5 @@ for _name, _weight, _source in (
         ),
     )
 register("m2", GreedyKnapsack)
+register("posted", posted)
 register("m2-bf", BudgetFeasibleKnapsack)

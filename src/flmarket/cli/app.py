@@ -70,7 +70,8 @@ def run(
 
 @app.command(
     epilog="Examples: `flmarket compare --population flm22-iid`; "
-    "`flmarket compare --data breast-cancer --auction m1 --auction all-in --seeds 3 --out out/compare`."
+    "`flmarket compare --data breast-cancer --auction m1 --auction posted --seeds 3 --out out/compare`; "
+    "`flmarket compare --data digits --market examples/digits.toml --perturbation laplace-l1 --perturbation privunit`."
 )
 def compare(
     population: Annotated[str, typer.Option(help="Bidders to draw: see `flmarket mechanisms`.")] = "flm22-iid",
@@ -80,6 +81,9 @@ def compare(
     ] = None,
     auction: Annotated[list[str] | None, typer.Option(help="Repeat for several; default all.")] = None,
     aggregation: Annotated[list[str] | None, typer.Option(help="Repeat for several.")] = None,
+    perturbation: Annotated[
+        list[str] | None, typer.Option(help="With --data: repeat for several kinds of noise.")
+    ] = None,
     factor: Annotated[list[float] | None, typer.Option(min=0, help="Budgets as shares of all costs.")] = None,
     profiles: Annotated[int, typer.Option(min=1, max=1_000_000, help="Profiles per budget factor.")] = 2000,
     owners: Annotated[int | None, typer.Option(min=1, help="Owners per profile; default the paper's.")] = None,
@@ -96,7 +100,33 @@ def compare(
     if data is None:
         compare_on_population(population, auction, aggregation, factor, profiles, owners, seed, out, json)
     else:
-        compare_on_data(data, market, auction, aggregation, factor, rounds, seeds, seed, data_dir, out, json)
+        compare_on_data(
+            data, market, auction, aggregation, perturbation, factor, rounds, seeds, seed, data_dir, out, json
+        )
+
+
+@app.command(
+    name="train-auction",
+    epilog="Example: `flmarket train-auction posted --population flm22-iid --unit 1 --out menu.json`, then "
+    "`auctions.get('posted', menu='menu.json')`.",
+)
+def train_auction(
+    preset: Annotated[str, typer.Argument(help="What to train: posted.")],
+    population: Annotated[list[str], typer.Option(help="Bidders to train on; repeat for several.")],
+    out: Annotated[Path, typer.Option(help="Where to write the menu, after every generation.")] = Path("menu.json"),
+    profiles: Annotated[int, typer.Option(min=1, max=200_000, help="Random profiles to train on.")] = 3000,
+    generations: Annotated[int, typer.Option(min=1, max=100_000, help="Generations of the search.")] = 150,
+    unit: Annotated[
+        float | None, typer.Option(min=0, help="What a record at ε = 1 is typically worth, if known beforehand.")
+    ] = None,
+    start: Annotated[Path | None, typer.Option(help="Go on from this menu.")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Fit a learned auction to a population. Its guarantees do not depend on the training; its accuracy does."""
+    from flmarket.cli.training import train_auction as train
+
+    train(preset, population, profiles, generations, unit, start, seed, out, json)
 
 
 @app.command(epilog="Example: `flmarket mechanisms --json`.")

@@ -13,7 +13,7 @@ from flmarket.cli.markets import DEMO
 from flmarket.cli.output import print_json, print_path, progress, screen, table
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import InvalidInput, MechanismViolation
-from flmarket.experiments import FACTORS, compare_learning, compare_population
+from flmarket.experiments import FACTORS, compare_learning, compare_population, learning_curves
 from flmarket.report import Comparison, write_comparison, write_curves
 
 __all__ = ["compare_on_data", "compare_on_population"]
@@ -59,6 +59,7 @@ def compare_on_data(
     market: Path | None,
     auction_names: Sequence[str] | None,
     aggregation_names: Sequence[str] | None,
+    perturbation_names: Sequence[str] | None,
     factors: Sequence[float] | None,
     rounds: int | None,
     seeds: int,
@@ -68,7 +69,9 @@ def compare_on_data(
     as_json: bool,
 ) -> None:
     """Accuracy over rounds, the same owners and bids for every pair."""
-    chosen, rules = tuple(auction_names or ("all-in", "all-in-capped", "m1")), tuple(aggregation_names or ("opt-aggr",))
+    rules = tuple(aggregation_names or ("opt-aggr",))
+    noises = tuple(perturbation_names or ())
+    chosen = tuple(auction_names or (("posted",) if noises else ("all-in", "all-in-capped", "m1", "posted")))
     if factors and len(factors) > 1:
         raise InvalidInput("--factor", list(factors), "one budget factor with --data")
     config = MarketConfig.load(market) if market else MarketConfig.parse(DEMO, source="demo")
@@ -83,14 +86,23 @@ def compare_on_data(
     )
     data = learning.load(data_name, data_dir)
     runs = range(seed, seed + seeds)
-    with progress(len(chosen) * len(rules) * seeds, quiet=as_json) as step:
+    with progress(len(chosen) * len(rules) * max(len(noises), 1) * seeds, quiet=as_json) as step:
         try:
-            curves, results = compare_learning(
-                config, data, auction_names=chosen, aggregation_names=rules, seeds=runs, step=step
+            results = compare_learning(
+                config,
+                data,
+                auction_names=chosen,
+                aggregation_names=rules,
+                perturbation_names=noises,
+                seeds=runs,
+                step=step,
             )
         except MechanismViolation as violation:
             raise MechanismViolation(f"{violation} (leave that auction out: it does not keep to a budget)") from None
-    files = None if out is None else write_curves(curves, out, f"compare-{data_name}")
+    plots = []
+    if out is not None:
+        for metric in ("accuracy", "balanced_accuracy"):
+            plots.append(write_curves(learning_curves(results, metric), out, f"compare-{data_name}-{metric}"))
     final: dict[str, dict[str, list[float]]] = {
         label: {
             "accuracy": [run.accuracy[-1] for run in group],
@@ -109,8 +121,8 @@ def compare_on_data(
         paid = np.mean(values["spent_micros"]) / 1e6
         listing.add_row(label, _spread(values["accuracy"]), _spread(values["balanced_accuracy"]), f"{paid:,.2f}")
     screen.print(listing)
-    if files:
-        print_path("plot", files)
+    for plot in plots:
+        print_path("plot", plot)
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -25,14 +25,14 @@ DEMO_STORY = (
 DEMO: dict[str, Any] = {
     "task": {
         "name": "tumour-diagnosis",
-        "rounds": 60,
+        "rounds": 25,
         "bidders_per_round": 40,
         "budget_factor": 1.0,
-        "learning_rate": 0.1,
+        "learning_rate": 0.2,
     },
     "data": {"name": "breast-cancer", "owners": 60, "partition": "power-law", "sigma": 0.5, "minimum": 3},
-    "owners": {"privacy_budget": [0.5, 2.0], "privacy_cap": 50.0, "dropout": 0.02, "faulty": 0.005},
-    "mechanism": {"auction": "all-in-capped", "aggregation": "opt-aggr", "perturbation": "laplace-l1"},
+    "owners": {"privacy_budget": [0.2, 1.0], "privacy_cap": 10.0, "dropout": 0.02, "faulty": 0.005},
+    "mechanism": {"auction": "posted", "aggregation": "opt-aggr", "perturbation": "recommended", "clip": 0.5},
 }
 
 

@@ -24,7 +24,9 @@ from flmarket.ledger import to_micros
 from flmarket.market import Task
 from flmarket.populations import read_bids
 
-__all__ = ["MarketConfig"]
+__all__ = ["RECOMMENDED", "MarketConfig"]
+
+RECOMMENDED = "recommended"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -103,11 +105,14 @@ class OwnersSection(_Section):
 
 
 class MechanismSection(_Section):
-    """Auction, aggregation and noise by name. `bound_dimension = 1` is the papers' error bound."""
+    """Auction, aggregation and noise by name. `bound_dimension = 1` is the papers' error bound.
 
-    auction: str = "all-in-capped"
+    "recommended" is the perturbation of least noise for the model's size at the owners' median privacy budget.
+    """
+
+    auction: str = "posted"
     aggregation: str = "opt-aggr"
-    perturbation: str = "laplace-l1"
+    perturbation: str = "recommended"
     clip: Positive = 1.0
     bound_dimension: Literal["model"] | Annotated[int, Field(ge=1)] = "model"
 
@@ -158,20 +163,28 @@ class MarketConfig(_Section):
         """Load the data, deal it out, draw the bids and build the mechanisms."""
         mechanism = self.mechanism
         auction = auctions.get(mechanism.auction)  # names are checked before any data is read
-        perturbation = privacy.get(mechanism.perturbation, clip=mechanism.clip)
         aggregation.get(mechanism.aggregation)
+        if mechanism.perturbation != RECOMMENDED:
+            privacy.get(mechanism.perturbation)
         data = load(self.data.name, data_dir) if data is None else data
         split = self.data.split(data, self.seed)
-        bound = mechanism.bound_dimension
-        dimension = SoftmaxRegression(data.features, data.n_classes).dimension if bound == "model" else bound
+        bids = self.owners.profile(split.sizes, self.seed, base)
+        size = SoftmaxRegression(data.features, data.n_classes).dimension
+        noise = mechanism.perturbation
+        if noise == RECOMMENDED:
+            noise = privacy.recommend(size, float(np.median(bids.privacy_budget))).name
+        perturbation = privacy.get(noise, clip=mechanism.clip)
         return Simulation(
             task=self._task(),
             data=data,
             partition=split,
-            bids=self.owners.profile(split.sizes, self.seed, base),
+            bids=bids,
             auction=auction,
             aggregation=aggregation.get(
-                mechanism.aggregation, clip=mechanism.clip, dimension=dimension, perturbation=perturbation
+                mechanism.aggregation,
+                clip=mechanism.clip,
+                dimension=size if mechanism.bound_dimension == "model" else mechanism.bound_dimension,
+                perturbation=perturbation if mechanism.bound_dimension == "model" else None,
             ),
             perturbation=perturbation,
             cap=PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta),

@@ -20,7 +20,7 @@ from flmarket.learning import DataSet
 from flmarket.market import MarketResult
 from flmarket.report import Comparison, ComparisonRow, Curve, CurveSet
 
-__all__ = ["FACTORS", "compare_learning", "compare_population"]
+__all__ = ["FACTORS", "compare_learning", "compare_population", "learning_curves"]
 
 FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
 Step = Callable[[str], None]
@@ -73,22 +73,31 @@ def compare_learning(
     *,
     auction_names: Sequence[str],
     aggregation_names: Sequence[str],
+    perturbation_names: Sequence[str] | None = None,
     seeds: Sequence[int],
-    metric: str = "accuracy",
     step: Step = lambda _: None,
-) -> tuple[CurveSet, dict[str, list[MarketResult]]]:
-    """Test accuracy over rounds, mean and standard error over seeds, of every pair on the same owners and bids."""
+) -> dict[str, list[MarketResult]]:
+    """Whole markets with every combination, on the same owners and bids; results by label, one for each seed."""
+    noises = tuple(perturbation_names or (config.mechanism.perturbation,))
     results: dict[str, list[MarketResult]] = {}
-    for auction_name, rule_name in product(auction_names, aggregation_names):
-        label = f"{auction_name} + {rule_name}"
+    for auction_name, rule_name, noise in product(auction_names, aggregation_names, noises):
+        label = " + ".join([auction_name, rule_name, *([noise] if len(noises) > 1 else [])])
+        choice = {"auction": auction_name, "aggregation": rule_name, "perturbation": noise}
         for seed in seeds:
             step(f"{label}, seed {seed}")
-            mechanism = config.mechanism.model_copy(update={"auction": auction_name, "aggregation": rule_name})
+            mechanism = config.mechanism.model_copy(update=choice)
             variant = config.model_copy(update={"mechanism": mechanism, "seed": seed})
             results.setdefault(label, []).append(variant.simulation(data=data).run())
-    rounds = range(1, config.task.rounds + 1)
+    return results
+
+
+def learning_curves(results: dict[str, list[MarketResult]], metric: str = "accuracy") -> CurveSet:
+    """A measure over rounds, mean and standard error over seeds, a curve for each label."""
+    first = next(iter(results.values()))[0]
+    rounds = range(1, len(first.rounds) + 1)
     curves = tuple(_curve(label, rounds, runs, metric) for label, runs in results.items())
-    return CurveSet(f"{data.name}: {metric.replace('_', ' ')} over rounds", "round", metric, curves), results
+    measure = metric.replace("_", " ")
+    return CurveSet(f"{first.data_set}: {measure} over rounds", "round", measure, curves)
 
 
 def _curve(label: str, rounds: Sequence[int], runs: list[MarketResult], metric: str) -> Curve:

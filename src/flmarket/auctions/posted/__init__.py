@@ -1,0 +1,6 @@
+"""`posted`: an auction that is exactly truthful, rational and within budget, and buys accuracy all the same."""
+
+from flmarket.auctions.posted.mechanism import PostedAuction, posted
+from flmarket.auctions.posted.menu import LINEAR, Menu, load_menu, menu_names
+
+__all__ = ["LINEAR", "Menu", "PostedAuction", "load_menu", "menu_names", "posted"]
