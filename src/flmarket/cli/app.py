@@ -106,6 +106,26 @@ def compare(
 
 
 @app.command(
+    epilog="Examples: `flmarket audit m1 --population jdp --profiles 500 --seed 1 --json`; "
+    "`flmarket audit all-in --search strong --report out/all-in.html`; `flmarket audit mypackage.mymodule:MyAuction`."
+)
+def audit(
+    mechanism: Annotated[str, typer.Argument(help="A registered auction, or package.module:Class.")],
+    population: Annotated[str, typer.Option(help="Bidders to draw: see `flmarket mechanisms`.")] = "flm22-iid",
+    profiles: Annotated[int, typer.Option(min=1, max=1_000_000, help="Random profiles.")] = 500,
+    owners: Annotated[int | None, typer.Option(min=1, help="Owners per profile; default the paper's.")] = None,
+    search: Annotated[str, typer.Option(help="How hard to look for lies that pay: quick or strong.")] = "quick",
+    seed: Seed = 0,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page here.")] = None,
+    json: Json = False,
+) -> None:
+    """Is it truthful, rational and within budget? Measure what a mechanism claims; ours or anybody's."""
+    from flmarket.cli.audit import run_audit
+
+    run_audit(mechanism, population, profiles, owners, search, seed, json, report)
+
+
+@app.command(
     name="train-auction",
     epilog="Example: `flmarket train-auction posted --population flm22-iid --unit 1 --out menu.json`, then "
     "`auctions.get('posted', menu='menu.json')`.",

@@ -3,6 +3,7 @@
 Importing this package is cheap: matplotlib and jinja2 (the `app` extra) are loaded when something is drawn or written.
 """
 
+from flmarket.report.audit_page import write_audit
 from flmarket.report.charts import Chart, market_charts
 from flmarket.report.comparison import Comparison, ComparisonRow, write_comparison
 from flmarket.report.curves import Curve, CurveSet, write_curves
@@ -20,6 +21,7 @@ __all__ = [
     "check_guarantees",
     "market_charts",
     "summarize",
+    "write_audit",
     "write_comparison",
     "write_curves",
     "write_report",

@@ -81,11 +81,11 @@ class PostedAuction:
             typical = np.where(voices > 0, np.exp(log_values / np.maximum(voices, 1.0)), 0.0)
             facts = (money / left, own / left, shape, declined, left / total, typical)
             situation = Situation(*(np.broadcast_to(fact, own.shape) for fact in facts))
-            prices = self.menu.prices(situation, queue.every)
+            offers = self.menu.offers(situation, own, queue.catalogue)
             # a block keeps money back for later ones by its share; within it, everybody may take hers by records
             block = _or_one(own.sum(axis=-1, keepdims=True))
             allowed = money * (block / left) ** self.menu.reserve * (own / block)
-            chosen, paid = queue.best_choice(first, last, prices, allowed)
+            chosen, paid = queue.best_choice(first, last, offers, allowed)
             epsilon[:, first:last], payment[:, first:last] = chosen, paid
             money = np.maximum(money - paid.sum(axis=-1, keepdims=True), 0.0)
             declined = declined + np.where(chosen > 0, 0.0, shape).sum(axis=-1, keepdims=True)
@@ -103,7 +103,10 @@ class Queue:
     """Owners of each row in the order of service, and what every ε of the catalogue (or every k-th) costs them."""
 
     def __init__(self, valuations: Valuations, privacy_budget: FloatArray, size: FloatArray, *, every: int = 1) -> None:
-        self.every, self._epsilon = every, CATALOGUE[::every][::-1]  # from large to small: ties go to the larger
+        # nobody sells more than the largest privacy budget: the rest of the catalogue need not be priced
+        useful = int(np.searchsorted(CATALOGUE, privacy_budget.max(), side="right"))
+        self.catalogue = slice(0, max(useful, 1), every)
+        self._epsilon = CATALOGUE[self.catalogue]
         self.order = np.argsort(-size, axis=-1, kind="stable")
         row = np.arange(len(size))[:, None]
         self.size, self._privacy = size[row, self.order], privacy_budget[row, self.order]
@@ -113,22 +116,22 @@ class Queue:
         self._cost = self._costs(0, size.shape[-1]) if size.shape[-1] <= MAX_STEPS else None
 
     def _costs(self, first: int, last: int) -> FloatArray:
-        """What each owner loses at every ε, from large to small; infinite beyond what she sells."""
+        """What each owner loses at every ε; infinite beyond what she sells."""
         size, privacy = self.size[:, first:last, None], self._privacy[:, first:last, None]
         values = self._valuations[:, first:last].reshape((len(size), last - first, 1)).per_record(self._epsilon)
         return np.where((privacy >= self._epsilon) & (size > 0), size * values, np.inf)
 
     def best_choice(
-        self, first: int, last: int, prices: FloatArray, allowed: FloatArray
+        self, first: int, last: int, offers: FloatArray, allowed: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """(ε, payment) that these owners like best; (0, 0) where nothing is worth its cost. Ties: the larger ε."""
         cost = self._costs(first, last) if self._cost is None else self._cost[:, first:last]
-        offer = np.minimum(prices[..., ::-1] * self.size[:, first:last, None], allowed[..., None])
-        surplus = offer - cost
-        pick = surplus.argmax(axis=-1)
+        np.minimum(offers, allowed[..., None], out=offers)
+        surplus = offers - cost
+        pick = surplus.shape[-1] - 1 - surplus[..., ::-1].argmax(axis=-1)
         at = (*np.ogrid[: pick.shape[0], : pick.shape[1]], pick)
         sells = surplus[at] >= 0
-        return np.where(sells, self._epsilon[pick], 0.0), np.where(sells, offer[at], 0.0)
+        return np.where(sells, self._epsilon[pick], 0.0), np.where(sells, offers[at], 0.0)
 
     def log_values(self, first: int, last: int) -> tuple[FloatArray, FloatArray]:
         """How many of these owners put a value on a record at ε = 1, and the sum of its logarithms."""

@@ -65,8 +65,9 @@ class Situation:
         """Shape (..., features)."""
         share, rest, value = self.share_of_rest, self.rest, self.value_per_record
         first = (value <= 0).astype(np.float64)
-        typical = np.where(first > 0, np.maximum(self.money_per_record, 1e-300), value) if unit is None else unit
-        money = np.log(np.maximum(self.money_per_record / typical, 1e-9))
+        typical = np.where(first > 0, self.money_per_record, value) if unit is None else unit
+        log_money, log_typical = (np.log(np.maximum(amount, 1e-200)) for amount in (self.money_per_record, typical))
+        money = np.clip(log_money - log_typical, -20.0, 20.0)
         columns = (
             np.ones_like(rest), share, self.share_of_all, self.declined, rest, share * rest,
             first, money, money * money, money * share,
@@ -96,10 +97,12 @@ class Menu:
         if self.unit is not None and not (np.isfinite(self.unit) and self.unit > 0):
             raise ConfigError(f"menu {self.name}: unit", self.unit, "a positive amount of money, or null")
 
-    def prices(self, situation: Situation, every: int = 1) -> FloatArray:
-        """Price per record of every ε in the catalogue (or every k-th), shape (..., catalogue), never falling."""
+    def offers(self, situation: Situation, records: FloatArray, epsilon: slice = slice(None)) -> FloatArray:
+        """The price of `records` at every ε of the catalogue (or a part of it), shape (..., ε), never falling."""
         shape = situation.features(self.unit) @ np.array([self.level, self.power, self.bend]).T
-        prices = np.exp(np.clip(shape @ _BASIS[:, ::every], -50.0, 50.0)) * situation.money_per_record[..., None]
+        with np.errstate(divide="ignore", over="ignore"):  # no money: price 0; an absurd price meets the limit later
+            shape[..., 0] += np.log(situation.money_per_record * records)
+            prices = np.exp(shape @ _BASIS[:, epsilon])
         return np.asarray(np.maximum.accumulate(prices, axis=-1))
 
     def to_vector(self) -> FloatArray:

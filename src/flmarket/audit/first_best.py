@@ -1,0 +1,194 @@
+"""The first best: what a buyer who knew every cost, and paid exactly that, could buy with the budget.
+
+    minimise ERR(ε) = min_λ ERR(λ; ε, d)   subject to   Σ_i d_i·v_i(ε_i) ≤ B,  0 ≤ ε ≤ ε̄.
+
+No mechanism that must leave owners an information rent reaches it, so it is a yardstick and not a target. The problem
+is not convex (costs may be concave, and an owner left out is a corner), so this is a local solver with many starts; the
+bound it returns is attained by the ε it returns, and the true optimum may be a little lower. Three steps, all profiles
+at once:
+
+1. starts: the cheapest k owners by seven orders, k = 1..n, all at the same share of their ε̄ that the budget allows;
+   and everybody who fits in full, in the same orders;
+2. descent from the best few: with the optimal weights λ fixed, ERR falls by minimising Σ λ_i²σ(ε_i) at cost B, which
+   separates into owners with one multiplier (by bisection); then λ is made optimal again (FL-Market's OptAggr). Neither
+   half step can increase ERR;
+3. exchange: move money from one owner to another, or from the purse to her, if that lowers ERR.
+
+Uses the papers' noise, σ(ε) = 8L²/ε², L = 1, one coordinate.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import lambertw
+
+from flmarket.aggregation import OptAggr, error_bound
+from flmarket.audit.exchange import exchange
+from flmarket.audit.profiles import flat
+from flmarket.bids import BidProfile, Kind, checked_budget
+
+__all__ = ["first_best", "optimal_bound"]
+
+FloatArray = NDArray[np.float64]
+_KEPT, _DESCENTS, _POLISHED = 5, 6, 10
+_NOTHING = 1e-9  # of ε̄: less than this is not bought, and its noise would not be a finite number
+_TABLE_POINTS = 48
+
+
+def optimal_bound(epsilon: FloatArray, data_size: FloatArray) -> FloatArray:
+    """ERR with the best weights; infinite where nobody sells."""
+    return error_bound(OptAggr().weights(epsilon, data_size), epsilon, data_size)
+
+
+def first_best(
+    bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None
+) -> tuple[FloatArray, FloatArray]:
+    """Privacy losses of shape (..., n) and the error bound they reach; the rng picks pairs in long profiles."""
+    limit, rows = checked_budget(budget, bids.shape[:-1]).reshape(-1), flat(bids)
+    epsilon = rows.privacy_budget.copy()
+    value = optimal_bound(epsilon, rows.data_size)
+    short = np.flatnonzero(rows.full_cost.sum(axis=-1) > limit)  # the others buy everything: ERR falls in every ε
+    if short.size:
+        epsilon[short], value[short] = _solve(rows[short], limit[short], rng or np.random.default_rng(0))
+    return epsilon.reshape(bids.shape), value.reshape(bids.shape[:-1])
+
+
+def _solve(bids: BidProfile, limit: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+    starts, bounds = _starts(bids, limit)
+    kept, rows, n = starts.shape
+    again = np.tile(np.arange(rows), kept)  # all starts of all profiles side by side
+    tiled, limits, points, values = bids[again], limit[again], starts.reshape(-1, n), bounds.ravel()
+    for _ in range(_DESCENTS):
+        points, values = _descend(tiled, limits, points, values)
+    starts, bounds = points.reshape(starts.shape), values.reshape(kept, rows)
+    epsilon, bound = starts[bounds.argmin(axis=0), np.arange(len(limit))], bounds.min(axis=0)
+    for _ in range(2):
+        epsilon, bound = exchange(bids, limit, epsilon, bound, rng)
+        for _ in range(_POLISHED):
+            epsilon, bound = _descend(bids, limit, epsilon, bound)
+    return epsilon, bound
+
+
+def _starts(bids: BidProfile, limit: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The best few starting points of each profile: (kept, profiles, n) and their bounds."""
+    full, size, cap = bids.full_cost, bids.data_size, bids.privacy_budget
+    keys = (
+        full / np.maximum(size, 1e-300),
+        full / np.maximum(size * cap, 1e-300),
+        full / np.maximum(cap, 1e-300),
+        full / np.maximum(cap * cap, 1e-300),
+        full / np.maximum(size * cap * cap, 1e-300),
+        full,
+        -size,
+    )
+    kept: list[FloatArray] = []
+    bounds: list[FloatArray] = []
+    counts = np.unique(np.linspace(1, bids.n, min(bids.n, 12)).round().astype(int))
+    for key in keys:
+        rank = key.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
+        for epsilon in (_that_fit(bids, limit, rank), *(_scaled(bids, limit, rank < k) for k in counts)):
+            kept.append(epsilon)
+            bounds.append(optimal_bound(epsilon, size))
+        if len(kept) > 4 * _KEPT:
+            kept, bounds = _best_of(kept, bounds)
+    kept, bounds = _best_of(kept, bounds)
+    return np.array(kept), np.array(bounds)
+
+
+def _best_of(kept: list[FloatArray], bounds: list[FloatArray]) -> tuple[list[FloatArray], list[FloatArray]]:
+    values, points = np.array(bounds), np.array(kept)
+    # a start equal to a better one is no second start
+    order = values.argsort(axis=0, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=0)
+    repeated = np.concatenate([np.zeros((1, values.shape[1]), bool), np.isclose(ordered[1:], ordered[:-1])], axis=0)
+    again = np.argsort(repeated, axis=0, kind="stable")[:_KEPT]
+    chosen = np.take_along_axis(order, again, axis=0)
+    rows = np.arange(values.shape[1])
+    return list(points[chosen, rows]), list(values[chosen, rows])
+
+
+def _that_fit(bids: BidProfile, limit: FloatArray, rank: NDArray[np.int64]) -> FloatArray:
+    """Everybody in full who still fits, cheapest first."""
+    order = rank.argsort(axis=-1)
+    left, taken = limit.copy(), np.zeros(bids.shape, dtype=bool)
+    rows = np.arange(len(limit))
+    for k in range(bids.n):
+        who = order[:, k]
+        fits = bids.full_cost[rows, who] <= left
+        taken[rows, who] = fits
+        left = left - np.where(fits, bids.full_cost[rows, who], 0.0)
+    return np.where(taken, bids.privacy_budget, 0.0)
+
+
+def _scaled(bids: BidProfile, limit: FloatArray, chosen: NDArray[np.bool_]) -> FloatArray:
+    """The chosen owners at one common share of their ε̄, as large as the budget allows."""
+    cap = np.where(chosen, bids.privacy_budget, 0.0)
+    low, high = np.zeros(len(limit)), np.ones(len(limit))
+    for _ in range(30):
+        middle = np.where(low == 0, high * 0.5, 0.5 * (low + high))
+        fits = bids.cost(cap * middle[:, None]).sum(axis=-1) <= limit
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+    high = np.where(bids.cost(cap).sum(axis=-1) <= limit, 1.0, low)
+    return cap * high[:, None]
+
+
+def _descend(
+    bids: BidProfile, limit: FloatArray, epsilon: FloatArray, bound: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """One step for ε at fixed weights, then new weights; kept where better (always, but for rounding)."""
+    weights = OptAggr().weights(epsilon, bids.data_size)
+    energy = np.where(epsilon > 0, 8.0 * weights * weights, 0.0)
+    table = _cost_table(bids)
+    # the price of money, by bisection in its logarithm; at a price of almost 0 everybody sells in full
+    low, high = np.full(len(limit), -80.0), np.full(len(limit), 40.0)
+    for _ in range(34):
+        middle = 0.5 * (low + high)
+        fits = bids.cost(_respond(bids, energy, np.exp(middle)[:, None], table)).sum(axis=-1) <= limit
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    new = _respond(bids, energy, np.exp(high)[:, None], table)
+    value = optimal_bound(new, bids.data_size)
+    better = (value < bound) & (bids.cost(new).sum(axis=-1) <= limit * (1 + 1e-12))
+    return np.where(better[:, None], new, epsilon), np.where(better, value, bound)
+
+
+def _cost_table(bids: BidProfile) -> FloatArray | None:
+    if bids.valuations.grid is None:
+        return None
+    shares = np.arange(1, _TABLE_POINTS + 1) / _TABLE_POINTS
+    return np.stack([bids.cost(bids.privacy_budget * share) for share in shares], axis=-1)
+
+
+def _respond(bids: BidProfile, energy: FloatArray, price: FloatArray, table: FloatArray | None) -> FloatArray:
+    """argmin over ε in [0, ε̄] of energy/ε² + price · cost(ε), by family in closed form."""
+    kind, cap = bids.valuations.kind, bids.privacy_budget
+    slope = price * bids.valuations.rate * bids.data_size
+    ratio = np.divide(energy, slope, out=np.full(cap.shape, np.inf), where=slope > 0)
+    out = np.where(energy > 0, cap, 0.0)  # STEP: all or nothing, and those with weight have it all
+    for code in np.unique(kind).tolist():
+        here = (kind == code) & (energy > 0)
+        k = ratio[here]
+        if code == Kind.LINEAR:
+            best = np.cbrt(k)
+        elif code == Kind.QUADRATIC:
+            best = np.sqrt(np.sqrt(k))
+        elif code == Kind.SQRT:
+            best = (2.0 * k) ** 0.4
+        elif code == Kind.EXPONENTIAL:  # ε³e^ε = 2k
+            root = np.cbrt(2.0 * np.minimum(k, 1e60)) / 3.0
+            best = 3.0 * lambertw(root).real
+        elif code == Kind.TABULATED:
+            assert table is not None
+            best = _on_a_grid(bids, energy, price, table)[here]
+        else:
+            continue
+        out[here] = np.minimum(best, cap[here])
+    return np.where(out > _NOTHING * cap, out, 0.0)
+
+
+def _on_a_grid(bids: BidProfile, energy: FloatArray, price: FloatArray, table: FloatArray) -> FloatArray:
+    """The best of evenly spaced privacy losses, whose costs `table` holds: a table need not be convex."""
+    share = np.arange(1, _TABLE_POINTS + 1) / _TABLE_POINTS
+    epsilon = np.maximum(bids.privacy_budget, 1e-300)[..., None] * share
+    value = energy[..., None] / np.square(epsilon) + price[..., None] * table
+    return np.asarray(bids.privacy_budget * share[value.argmin(axis=-1)])

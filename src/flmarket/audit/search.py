@@ -1,0 +1,192 @@
+"""Ways to look for a profitable lie. Each is independent of the others; none proves that there is no better one.
+
+* `grid`: one field of the bid multiplied by fixed factors, down to 0 and up to 100 times the truth.
+* `families`: the full cost about right, but another shape of valuation.
+* `reshaped`: any non-decreasing valuation, as a table (steps, late and early rises, random ones).
+* `ranks`: value reports just below and above what would tie with another owner, per owner, record or record × ε̄.
+* `critical`: bisection to where the owner's allocation changes, nearest to the truth on either side, and bids a hair
+  below and above that point. For a threshold mechanism that is all there is to find.
+* `random`: random restarts over everything, single and joint.
+* `refine`: random steps of shrinking length around the best lie so far (around the truth where none pays yet).
+
+A gradient search belongs here once a mechanism offers one. A mechanism with a narrow bonus in an odd place (one special
+number, say) can escape all of these: an audit refutes, it does not prove.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.audit.hunt import FIELDS, KNOTS, Hunt
+from flmarket.audit.strength import STRENGTHS, Strength
+from flmarket.audit.trials import Reports, Trials
+from flmarket.bids import Kind, Valuations
+from flmarket.errors import InvalidInput
+
+__all__ = ["run_searches"]
+
+FloatArray = NDArray[np.float64]
+_DIMENSION = {"value": "value_only", "privacy_budget": "privacy_budget", "data_size": "data_size"}
+_FAMILIES = 5  # the closed-form kinds
+_KNOT_SHARES = np.array([0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0])
+_HAIR = (1e-3, 1e-6, 1e-9)
+
+
+def run_searches(hunt: Hunt, search: str | Strength) -> None:
+    """Every search at the given strength."""
+    strength = STRENGTHS.get(search) if isinstance(search, str) else search
+    if strength is None:
+        raise InvalidInput("search", search, f"one of {', '.join(STRENGTHS)}")
+    for field in FIELDS:
+        epsilon = _grid(hunt, field, strength.factors)
+        if field == "value" or strength.ranked_others:
+            _critical(hunt, field, strength, epsilon)
+    _families(hunt, strength)
+    _reshaped(hunt, strength.reshapes)
+    _ranks(hunt, strength.ranked_others)
+    _random(hunt, strength)
+    _joint_structured(hunt, strength)
+    for dimension in hunt.best:
+        _refine(hunt, dimension, strength.refine_rounds)
+
+
+def _grid(hunt: Hunt, field: str, factors: tuple[float, ...]) -> FloatArray:
+    """Privacy losses awarded as shares of the reported ε̄, shape (factors, rows)."""
+    shares = np.empty((len(factors), len(hunt.trials.rows)))
+    # nearest to the truth first: of equally good lies the smallest is kept, which makes the better example
+    for index in np.argsort(np.abs(np.log(np.maximum(factors, 1e-9)))).tolist():
+        reports = hunt.trials.truth.times(**{field: factors[index]})
+        shares[index] = _share(hunt.attempt(_DIMENSION[field], "grid", reports).epsilon, reports)
+    return shares
+
+
+def _share(epsilon: FloatArray, reports: Reports) -> FloatArray:
+    return np.divide(epsilon, reports.privacy_budget, out=np.zeros_like(epsilon), where=reports.privacy_budget > 0)
+
+
+def _critical(hunt: Hunt, field: str, strength: Strength, shares: FloatArray) -> None:
+    """Bisect between the truth's allocation and the nearest other one, below and above."""
+    honest = _share(hunt.trials.honest.epsilon, hunt.trials.truth)
+    factors = np.array(strength.factors)
+    for above in (False, True):
+        side = np.flatnonzero(factors > 1) if above else np.flatnonzero(factors < 1)[::-1]
+        changed = np.abs(shares[side] - honest) > 1e-9
+        exists, nearest = changed.any(axis=0), changed.argmax(axis=0)
+        far = np.where(exists, factors[side][nearest], 1.0)
+        near = np.where(exists & (nearest > 0), factors[side][np.maximum(nearest - 1, 0)], 1.0)
+        for _ in range(strength.bisections):
+            middle = np.where(np.minimum(near, far) > 0, np.sqrt(near * far), 0.5 * (near + far))
+            reports = hunt.trials.truth.times(**{field: middle})
+            award = hunt.attempt(_DIMENSION[field], "critical", reports)
+            same = np.abs(_share(award.epsilon, reports) - honest) <= 1e-9
+            near, far = np.where(same, middle, near), np.where(same, far, middle)
+        for hair in _HAIR[: 3 if strength.ranked_others else 1]:
+            for point in (near * (1 + hair), near * (1 - hair), far * (1 + hair), far * (1 - hair)):
+                hunt.attempt(_DIMENSION[field], "critical", hunt.trials.truth.times(**{field: point}))
+
+
+def _family_report(trials: Trials, kind: NDArray[np.int64], factor: FloatArray | float) -> Reports:
+    """Another family whose full cost is `factor` times the true one."""
+    truth = trials.truth
+    unit = Valuations(kind, 1.0).per_record(truth.privacy_budget)
+    full = trials.own.per_record(truth.privacy_budget)
+    rate = np.divide(full * factor, unit, out=np.zeros_like(full), where=unit > 0)
+    return Reports(kind.astype(np.int8), rate, truth.privacy_budget, truth.data_size)
+
+
+def _families(hunt: Hunt, strength: Strength) -> None:
+    for step in range(1, _FAMILIES):
+        kind = (hunt.trials.truth.kind.astype(np.int64) + step) % _FAMILIES
+        for factor in strength.family_factors:
+            hunt.attempt("value_only", "families", _family_report(hunt.trials, kind, factor))
+
+
+def _reshaped(hunt: Hunt, count: int) -> None:
+    trials, rng = hunt.trials, hunt.rng
+    rows = len(trials.rows)
+    for index in range(count):
+        if index % 2 == 0:  # all the value in one step at a random knot, early or late
+            step = rng.integers(1, KNOTS + 1, rows)
+            shape = (np.arange(KNOTS + 1) >= step[:, None]).astype(np.float64)
+            # keep it rising, so that the curve is a valuation and not a constant
+            shape = 0.98 * shape + 0.02 * _KNOT_SHARES
+        else:
+            rise = rng.exponential(size=(rows, KNOTS)) ** 2
+            shape = np.concatenate([np.zeros((rows, 1)), np.cumsum(rise, axis=-1) / rise.sum(-1, keepdims=True)], -1)
+        factor = np.exp(rng.normal(0.0, 0.5, rows)) if index >= 2 else np.ones(rows)
+        hunt.attempt("value_only", "reshaped", _table_report(trials, shape * factor[:, None]))
+
+
+def _table_report(trials: Trials, shape: FloatArray) -> Reports:
+    truth = trials.truth
+    full = trials.own.per_record(truth.privacy_budget)
+    grid = np.maximum(truth.privacy_budget, 1e-12)[:, None] * _KNOT_SHARES
+    kind = np.full(len(trials.rows), int(Kind.TABULATED), dtype=np.int8)
+    return Reports(
+        kind, np.ones(len(kind)), truth.privacy_budget, truth.data_size, grid, full[:, None] * np.maximum(shape, 0.0)
+    )
+
+
+def _ranks(hunt: Hunt, others: int) -> None:
+    trials, bids = hunt.trials, hunt.trials.bids
+    cost, at = bids.full_cost, (trials.rows, trials.owner)
+    for shift in range(1, min(others, bids.n - 1) + 1):
+        other = (trials.rows, (trials.owner + shift) % bids.n)
+        for weight in (np.ones(bids.shape), bids.data_size, bids.data_size * bids.privacy_budget):
+            target = np.divide(cost[other] * weight[at], weight[other], out=trials.cost.copy(), where=weight[other] > 0)
+            factor = np.divide(target, trials.cost, out=np.ones_like(target), where=trials.cost > 0)
+            for hair in (-1e-6, 1e-6):
+                hunt.attempt("value_only", "ranks", trials.truth.times(value=factor * (1 + hair)))
+
+
+def _random(hunt: Hunt, strength: Strength) -> None:
+    rng, rows = hunt.rng, len(hunt.trials.rows)
+    for _ in range(strength.random_value):
+        kind = rng.integers(0, _FAMILIES, rows)
+        own = rng.random(rows) < 0.5
+        factor = np.exp(rng.normal(0.0, 0.8, rows))
+        lie, scaled = _family_report(hunt.trials, kind, factor), hunt.trials.truth.times(value=factor)
+        # a tabulated owner keeps her own table: the report then says so by kind alone
+        reports = Reports(
+            np.where(own, scaled.kind, lie.kind),
+            np.where(own, scaled.rate, lie.rate),
+            lie.privacy_budget,
+            lie.data_size,
+        )
+        hunt.attempt("value_only", "random", reports)
+    for _ in range(strength.random_joint):
+        factor = np.exp(rng.normal(0.0, 0.6, rows))
+        # more records or privacy than she has is worth −∞ if sold, so most draws understate
+        privacy = np.exp(np.where(rng.random(rows) < 0.3, 1, -1) * np.abs(rng.normal(0.0, 0.5, rows)))
+        size = np.exp(np.where(rng.random(rows) < 0.15, 1, -1) * np.abs(rng.normal(0.0, 0.5, rows)))
+        hunt.attempt("joint", "random", _joint(hunt, factor, privacy, size))
+
+
+def _joint_structured(hunt: Hunt, strength: Strength) -> None:
+    """Sell less but keep the asked total, or understate several fields together."""
+    for factor in strength.factors:
+        if 0 < factor < 1:
+            hunt.attempt("joint", "grid", _joint(hunt, 1 / factor, 1.0, factor))
+            hunt.attempt("joint", "grid", _joint(hunt, factor, factor, factor))
+            hunt.attempt("joint", "grid", _joint(hunt, 1 / factor, factor, 1.0))
+
+
+def _joint(hunt: Hunt, value: FloatArray | float, privacy: FloatArray | float, size: FloatArray | float) -> Reports:
+    wanted = {"value": value, "privacy_budget": privacy, "data_size": size}
+    return hunt.trials.truth.times(**{field: wanted[field] for field in hunt.joint_fields})
+
+
+def _refine(hunt: Hunt, dimension: str, rounds: int) -> None:
+    fields = hunt.joint_fields if dimension == "joint" else (_field_of(dimension),)
+    if dimension == "joint":  # start from the best single lie where that is better than every joint one
+        for name in fields:
+            hunt.attempt("joint", "refine", hunt.best[_DIMENSION[name]].reports)
+    for index in range(rounds):
+        width = 0.5 * (1e-4 / 0.5) ** (index / max(rounds - 1, 1))
+        step = {field: np.exp(hunt.rng.normal(0.0, width, len(hunt.trials.rows))) for field in fields}
+        hunt.attempt(dimension, "refine", hunt.best[dimension].reports.times(**step))
+
+
+def _field_of(dimension: str) -> str:
+    return next(field for field, name in _DIMENSION.items() if name == dimension)

@@ -1,0 +1,164 @@
+"""One owner reports something else, all others stay: thousands of such trials in one call of the mechanism.
+
+A row of a batch of trials is a profile and the one owner in it who may lie. Trying a report rewrites her column and
+runs all rows at once. Her utility is counted with the truth: the true valuation, and of the records only those she
+offered (she sells d' ≤ d of them). An award that takes more privacy than she truly allows, or records that she does
+not have, is worth −∞ to her; asking for it without getting it costs nothing.
+
+For a mechanism that draws random numbers, row k sees the same draws whatever is reported (the generator is reseeded for
+every report), so that truth and lie are compared on common random numbers; utilities are means over several draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.bids import Auction, BidProfile, Outcome, Valuations
+from flmarket.errors import InvalidInput
+
+__all__ = ["Awards", "Reports", "Trials", "run_checked"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What the owner of each row reports: arrays of shape (rows,), tables of shape (rows, points) or None.
+
+    A TABULATED report whose row of `grid` is all zero keeps the table of the owner's own bid.
+    """
+
+    kind: NDArray[Any]
+    rate: FloatArray
+    privacy_budget: FloatArray
+    data_size: FloatArray
+    grid: FloatArray | None = None
+    values: FloatArray | None = None
+
+    def times(self, *, value: Any = 1.0, privacy_budget: Any = 1.0, data_size: Any = 1.0) -> Reports:
+        """The same report with value, privacy budget and data size multiplied."""
+        return Reports(
+            self.kind,
+            self.rate * value,
+            self.privacy_budget * privacy_budget,
+            self.data_size * data_size,
+            self.grid,
+            self.values,
+        )
+
+
+@dataclass(frozen=True)
+class Awards:
+    """What the reporting owner of each row gets (of the first draw), and what that is truly worth (mean of draws)."""
+
+    epsilon: FloatArray
+    payment: FloatArray
+    participation: FloatArray
+    utility: FloatArray
+
+    @property
+    def wins(self) -> NDArray[np.bool_]:
+        """Whether she sells anything."""
+        return np.asarray((self.epsilon > 0) & (self.participation > 0))
+
+
+def run_checked(mechanism: Auction, bids: BidProfile, budget: FloatArray, rng: np.random.Generator) -> Outcome:
+    """Run somebody's mechanism and see that it answered for every owner."""
+    outcome = mechanism.run(bids, budget, rng=rng)
+    if not isinstance(outcome, Outcome):
+        raise InvalidInput("outcome of run()", type(outcome).__name__, "a flmarket.Outcome")
+    if outcome.epsilon.shape != bids.shape:
+        raise InvalidInput("outcome of run()", outcome.epsilon.shape, f"the shape of the bids, {bids.shape}")
+    return outcome
+
+
+class Trials:
+    """A batch of (profile, owner) pairs against one mechanism."""
+
+    def __init__(
+        self,
+        mechanism: Auction,
+        bids: BidProfile,
+        budget: FloatArray,
+        owner: IntArray,
+        *,
+        seed: tuple[int, ...] = (0,),
+        draws: int = 1,
+    ) -> None:
+        """`bids` has shape (rows, n): one row per pair; `owner` says who may lie in each row."""
+        self.mechanism, self.bids, self.budget, self.owner = mechanism, bids, budget, owner
+        self.seed, self.draws = seed, draws
+        self.rows = np.arange(len(owner))
+        at = (self.rows, owner)
+        own = bids.valuations[at]
+        self.own = Valuations(
+            own.kind,
+            own.rate,
+            grid=None if own.grid is None else own.grid.reshape(len(owner), -1),
+            values=None if own.values is None else own.values.reshape(len(owner), -1),
+        )
+        self.true_privacy, self.true_size = bids.privacy_budget[at], bids.data_size[at]
+        self.cost = self.true_size * self.own.per_record(self.true_privacy)
+        self.truth = Reports(self.own.kind.astype(np.int8), self.own.rate, self.true_privacy, self.true_size)
+        # scratch copies: a report overwrites one column, the value types copy what they are given
+        self._kind, self._rate = bids.valuations.kind.copy(), bids.valuations.rate.copy()
+        self._privacy, self._size = bids.privacy_budget.copy(), bids.data_size.copy()
+        self.honest = self.run(self.truth)
+
+    def profile(self, reports: Reports) -> BidProfile:
+        """The whole profiles as the mechanism sees them under these reports."""
+        at = (self.rows, self.owner)
+        self._kind[at], self._rate[at] = reports.kind, reports.rate
+        self._privacy[at], self._size[at] = reports.privacy_budget, reports.data_size
+        grid, values = self._tables(reports)
+        return BidProfile(Valuations(self._kind, self._rate, grid=grid, values=values), self._privacy, self._size)
+
+    def _tables(self, reports: Reports) -> tuple[FloatArray | None, FloatArray | None]:
+        base = self.bids.valuations
+        if reports.grid is None or reports.values is None or not reports.grid.any():
+            return base.grid, base.values
+        points = reports.grid.shape[-1] if base.grid is None else max(reports.grid.shape[-1], base.grid.shape[-1])
+        shape = (*self.bids.shape, points)
+        grid, values = np.zeros(shape), np.zeros(shape)
+        if base.grid is not None and base.values is not None:
+            grid, values = _padded(base.grid, points).copy(), _padded(base.values, points).copy()
+        own = reports.grid.any(axis=-1)
+        at = (self.rows[own], self.owner[own])
+        grid[at], values[at] = _padded(reports.grid, points)[own], _padded(reports.values, points)[own]
+        return grid, values
+
+    def run(self, reports: Reports, *, stream: int = 0) -> Awards:
+        """Award and true utility under these reports; another `stream` gives independent draws."""
+        seen, at = self.profile(reports), (self.rows, self.owner)
+        total: FloatArray = np.zeros(len(self.rows))
+        first: tuple[FloatArray, FloatArray, FloatArray] | None = None
+        for draw in range(self.draws):
+            rng = np.random.default_rng((*self.seed, stream, draw))
+            outcome = run_checked(self.mechanism, seen, self.budget, rng)
+            award = outcome.epsilon[at], outcome.payment[at], outcome.participation[at]
+            total = total + self.utility(*award, reported_size=reports.data_size)
+            first = first or award
+        assert first is not None
+        return Awards(*first, utility=total / self.draws)
+
+    def utility(
+        self, epsilon: FloatArray, payment: FloatArray, participation: FloatArray, *, reported_size: FloatArray
+    ) -> FloatArray:
+        """Payment minus the true cost of what is sold; −∞ where more is taken than there is."""
+        sold = np.minimum(reported_size, self.true_size)
+        worth = payment - participation * sold * self.own.per_record(epsilon)
+        taken = (epsilon > 0) & (participation > 0)
+        too_much = (epsilon > self.true_privacy * (1 + _ROUNDING)) | (reported_size > self.true_size * (1 + _ROUNDING))
+        return np.where(taken & too_much, -np.inf, worth)
+
+
+def _padded(table: FloatArray, points: int) -> FloatArray:
+    """Repeat the last point: neither width nor rise, so the curve is the same."""
+    widths = [(0, 0)] * (table.ndim - 1) + [(0, points - table.shape[-1])]
+    return np.pad(table, widths, mode="edge")

@@ -1,0 +1,237 @@
+"""Does anybody gain by misreporting? The best misreport found per owner, all others fixed, and how much it brings.
+
+Regret is the utility of the best misreport found minus that of the truth, never below 0. It is a lower bound of the
+true regret: a mechanism can be refuted here, not proved. The verdict looks at the fields of the bid that are private
+under the mechanism's own assumption; the others are measured and shown as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.audit.example import Example, describe
+from flmarket.audit.hunt import DIMENSIONS, FIELDS, Hunt
+from flmarket.audit.profiles import Sample
+from flmarket.audit.search import run_searches
+from flmarket.audit.strength import Strength
+from flmarket.audit.trials import Reports, Trials
+from flmarket.bids import Auction
+
+__all__ = ["TOLERANCE", "Regret", "SearchLog", "Truthfulness", "measure_truthfulness"]
+
+FloatArray = NDArray[np.float64]
+
+TOLERANCE = 1e-9  # of the owner's full cost; beside an allowance for rounding in sums as large as the budget
+_ROUNDING = 64 * np.finfo(np.float64).eps
+_CHUNK_ENTRIES = 200_000  # per call of the mechanism: large enough to be fast, small enough for the cache
+_SIMPLER = 0.97
+_SURE = 5.0  # standard errors by which a random gain must exceed 0 to count
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Regret over owners and profiles for one kind of lie. Shares are of profiles, or of owners searched."""
+
+    mean_regret_over_cost: float
+    median_regret_over_cost: float
+    max_regret_over_cost: float
+    regret_over_payment: float  # all gains together over all honest payments together
+    profiles_with_gain: float
+    owners_with_gain: float
+
+
+@dataclass(frozen=True)
+class SearchLog:
+    """Exactly what was searched."""
+
+    strength: str
+    profiles: int
+    owners_per_profile: int
+    misreports_per_owner: int
+    misreports: int
+    draws: int
+    by_search: dict[str, dict[str, int]]  # kind of lie → search → misreports per owner
+
+
+@dataclass(frozen=True)
+class Truthfulness:
+    """The verdict's figures (`judged` dimensions together), each dimension alone, the worst case and the search."""
+
+    judged: tuple[str, ...]
+    overall: Regret
+    by_dimension: dict[str, Regret]
+    worst: Example
+    search: SearchLog
+
+
+def judged_dimensions(private: tuple[str, ...]) -> tuple[str, ...]:
+    """The kinds of lie open to an owner with these private fields."""
+    single = tuple("value_only" if field == "value" else field for field in FIELDS if field in private)
+    return (*single, "joint") if len(single) > 1 else single
+
+
+def measure_truthfulness(
+    mechanism: Auction,
+    name: str,
+    sample: Sample,
+    strength: Strength,
+    private: tuple[str, ...],
+    *,
+    seed: int,
+    draws: int,
+    step: Callable[[float], None] = lambda _: None,
+) -> Truthfulness:
+    """Search every owner of every profile (a random choice of owners where there are very many)."""
+    rng = np.random.default_rng((seed, 101))
+    rows, n = sample.bids.shape
+    k = min(n, strength.owners_per_profile)
+    owner = np.tile(np.arange(n), (rows, 1)) if k == n else np.sort(rng.random((rows, n)).argpartition(k - 1)[:, :k])
+    profile, owner = np.repeat(np.arange(rows), k), owner.ravel()
+    joint = tuple(field for field in FIELDS if field in private) if len(private) > 1 else FIELDS
+
+    size = max(1, _CHUNK_ENTRIES // n)
+    parts: list[_Part] = []
+    for start in range(0, len(owner), size):
+        chunk = slice(start, start + size)
+        trials = Trials(
+            mechanism,
+            sample.bids[profile[chunk]],
+            sample.budget[profile[chunk]],
+            owner[chunk],
+            seed=(seed, start),
+            draws=draws,
+        )
+        hunt = Hunt(trials, np.random.default_rng((seed, 102, start)), joint)
+        run_searches(hunt, strength)
+        parts.append(_settle(hunt))
+        step(min(start + size, len(owner)) / len(owner))
+
+    gain = {name: np.concatenate([part.gain[name] for part in parts]) for name in DIMENSIONS}
+    cost, payment = (np.concatenate([getattr(part, field) for part in parts]) for field in ("cost", "payment"))
+    tolerance = np.concatenate([part.tolerance for part in parts])
+    judged = judged_dimensions(private)
+    overall = np.max([gain[dimension] for dimension in judged], axis=0)
+    log = _log(parts[0].tried, strength, rows, k, draws)
+    worst = _worst(mechanism, name, sample, profile, owner, size, parts, judged, overall, cost, seed=seed, draws=draws)
+    return Truthfulness(
+        judged,
+        _regret(overall, cost, payment, tolerance, (rows, k)),
+        {name: _regret(gain[name], cost, payment, tolerance, (rows, k)) for name in DIMENSIONS},
+        worst,
+        log,
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one chunk leaves behind."""
+
+    gain: dict[str, FloatArray]
+    reports: dict[str, Reports]
+    cost: FloatArray
+    payment: FloatArray
+    comparable: NDArray[np.bool_]
+    tolerance: FloatArray
+    tried: Counter[tuple[str, str]]
+
+
+def _settle(hunt: Hunt) -> _Part:
+    """Gains that count. Random ones are measured again on fresh draws, since the search picked the luckiest."""
+    trials = hunt.trials
+    tolerance = TOLERANCE * trials.cost + _ROUNDING * (trials.budget + trials.honest.payment)
+    gain = {}
+    for dimension, best in hunt.best.items():
+        gain[dimension] = np.where(best.gain > tolerance, best.gain, 0.0)
+        if trials.draws > 1 and gain[dimension].any():
+            fresh = np.array([
+                trials.run(best.reports, stream=s).utility - trials.run(trials.truth, stream=s).utility
+                for s in range(1, 5)
+            ])  # fmt: skip
+            sure = fresh.mean(axis=0) > _SURE * fresh.std(axis=0, ddof=1) / np.sqrt(len(fresh)) + tolerance
+            gain[dimension] = np.where(sure & (gain[dimension] > 0), fresh.mean(axis=0), 0.0)
+    reports = {dimension: best.reports for dimension, best in hunt.best.items()}
+    return _Part(gain, reports, trials.cost, trials.honest.payment, hunt.comparable, tolerance, hunt.tried)
+
+
+def _regret(
+    gain: FloatArray, cost: FloatArray, payment: FloatArray, tolerance: FloatArray, shape: tuple[int, int]
+) -> Regret:
+    """Owners of no cost at all cannot be measured against it; their gains still count in the shares."""
+    measured = cost > 0
+    ratio = gain[measured] / cost[measured]
+    gains = (gain > tolerance).reshape(shape)
+    nothing = ratio.size == 0
+    return Regret(
+        float("nan") if nothing else float(ratio.mean()),
+        float("nan") if nothing else float(np.median(ratio)),
+        float("nan") if nothing else float(ratio.max()),
+        float(gain.sum() / payment.sum()) if payment.sum() > 0 else 0.0,
+        float(gains.any(axis=-1).mean()),
+        float(gains.mean()),
+    )
+
+
+def _log(tried: Counter[tuple[str, str]], strength: Strength, rows: int, owners: int, draws: int) -> SearchLog:
+    by_search: dict[str, dict[str, int]] = {}
+    for (dimension, search), number in sorted(tried.items()):
+        by_search.setdefault(dimension, {})[search] = number
+    each = sum(tried.values())
+    return SearchLog(strength.name, rows, owners, each, each * rows * owners, draws, by_search)
+
+
+def _worst(
+    mechanism: Auction,
+    name: str,
+    sample: Sample,
+    profile: NDArray[np.int64],
+    owner: NDArray[np.int64],
+    chunk: int,
+    parts: list[_Part],
+    judged: tuple[str, ...],
+    overall: FloatArray,
+    cost: FloatArray,
+    *,
+    seed: int,
+    draws: int,
+) -> Example:
+    """The largest gain over cost; where nothing gains, an owner who wins, to show what lying does to her."""
+    ratio = np.divide(overall, cost, out=np.zeros_like(overall), where=cost > 0)
+    if overall.any():
+        pick = int(ratio.argmax())
+    else:
+        surplus = np.concatenate([part.payment for part in parts]) - cost
+        sound = np.concatenate([part.comparable for part in parts])
+        winners = np.flatnonzero((surplus > 0) & (cost > 0) & sound)
+        # paid about half as much again as her cost: room to lie, and a critical bid near enough to see
+        pick = int(winners[np.abs(surplus[winners] / cost[winners] - 0.5).argmin()]) if winners.size else 0
+    part, at = parts[pick // chunk], pick % chunk
+    # judged goes from simple to joint: a lie about one thing that is almost as good makes the better example
+    dimension = next(d for d in judged if part.gain[d][at] >= _SIMPLER * overall[pick])
+    row = int(profile[pick])
+    one = sample.bids[row : row + 1]
+    if not overall.any():  # differences of a last digit are no lie worth showing: show the truth
+        dimension = judged[0]
+        reports = Trials(mechanism, one, sample.budget[row : row + 1], owner[pick : pick + 1]).truth
+    else:
+        reports = _row(part.reports[dimension], at)
+    return describe(
+        mechanism, name, one, float(sample.budget[row]), int(owner[pick]), reports, dimension, seed=seed, draws=draws
+    )
+
+
+def _row(best: Reports, at: int) -> Reports:
+    one = slice(at, at + 1)
+    tabled = best.grid is not None and bool(best.grid[at].any())
+    return Reports(
+        best.kind[one],
+        best.rate[one],
+        best.privacy_budget[one],
+        best.data_size[one],
+        best.grid[one] if tabled and best.grid is not None else None,
+        best.values[one] if tabled and best.values is not None else None,
+    )

@@ -1,0 +1,151 @@
+"""`flmarket audit`: does a mechanism keep what it claims? One of ours by name, or anybody's as package.module:Class."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import sys
+from pathlib import Path
+
+from flmarket import auctions
+from flmarket.audit import AuditReport, ClaimVerdict, audit
+from flmarket.bids import Auction
+from flmarket.cli.output import print_json, print_path, progress, screen, table
+from flmarket.errors import ConfigError, InvalidInput
+from flmarket.report.audit_page import write_audit
+
+__all__ = ["load_mechanism", "run_audit"]
+
+_STEPS = 100
+_VERDICT = {
+    "holds": "[green]holds[/]",
+    "contradicted": "[bold red]contradicted[/]",
+    "no figure": "[yellow]no figure[/]",
+    "not claimed": "[dim]not claimed[/]",
+}
+
+
+def run_audit(
+    target: str,
+    population: str,
+    profiles: int,
+    owners: int | None,
+    search: str,
+    seed: int,
+    as_json: bool,
+    report_path: Path | None,
+) -> None:
+    """Audit, show, and write the page if asked to."""
+    mechanism = load_mechanism(target)
+    if report_path is not None and (report_path.is_dir() or report_path.suffix.lower() not in (".html", ".htm")):
+        raise ConfigError("--report", str(report_path), "a path that ends in .html")
+    done = 0
+    with progress(_STEPS, quiet=as_json) as step:
+
+        def advance(share: float, note: str) -> None:
+            nonlocal done
+            while done < int(share * _STEPS):
+                step(note)
+                done += 1
+
+        report = audit(mechanism, population, profiles, owners=owners, search=search, seed=seed, progress=advance)
+    page = None
+    if report_path is not None:
+        page = write_audit(report, report_path, command=_command(target, report, search))
+    if as_json:
+        print_json(report.to_dict() | ({"report": str(page)} if page else {}))
+        return
+    _show(report)
+    if page is not None:
+        print_path("\nreport", page)
+
+
+def load_mechanism(target: str) -> Auction:
+    """A registered auction, or `package.module:Class`, imported (also from the current folder) and instantiated."""
+    if ":" not in target:
+        return auctions.get(target)
+    module_name, _, attribute = target.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, ValueError) as error:
+        raise InvalidInput("mechanism", target, f"package.module:Class that can be imported ({error})") from None
+    except AttributeError:
+        raise InvalidInput("mechanism", target, f"a name that {module_name} defines") from None
+    try:
+        made = found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise InvalidInput("mechanism", target, f"a class that needs no arguments ({error})") from None
+    if not callable(getattr(made, "run", None)):
+        raise InvalidInput("mechanism", target, "a class with run(bids, budget, *, rng=None)")
+    mechanism: Auction = made
+    return mechanism
+
+
+def _command(target: str, report: AuditReport, search: str) -> str:
+    parts = ["flmarket", "audit", shlex.quote(target), "--population", shlex.quote(report.population)]
+    parts += ["--profiles", str(report.profiles), "--owners", str(report.owners)]
+    return " ".join([*parts, "--search", search, "--seed", str(report.seed)])
+
+
+def _show(report: AuditReport) -> None:
+    screen.print(
+        f"[bold]{report.mechanism}[/] on {report.profiles:,} profiles of {report.owners} owners, population "
+        f"{report.population}, budgets {report.budget_factor[0]:g} to {report.budget_factor[1]:g} × all costs\n",
+        highlight=False,
+    )
+    claims = table("Claims", "claim", "level", "verdict", "evidence", text=4)
+    for claim in report.claims:
+        claims.add_row(_words(claim), claim.level, _VERDICT[claim.verdict], claim.evidence)
+    screen.print(claims)
+    regret = table(
+        "\nRegret: best misreport found, over the owner's cost", "lie about", "mean", "max", "profiles", "owners"
+    )
+    for name, found in report.truthful.by_dimension.items():
+        label = name.replace("_", " ") + ("" if name in report.truthful.judged else " (not private)")
+        regret.add_row(
+            label,
+            f"{found.mean_regret_over_cost:.4f}",
+            f"{found.max_regret_over_cost:.4f}",
+            f"{found.profiles_with_gain:.1%}",
+            f"{found.owners_with_gain:.1%}",
+        )
+    screen.print(regret)
+    bound = table(
+        "\nError bound against the first best", "budget factor", "reached", "first best", "ratio", "no seller"
+    )
+    for row in report.efficiency:
+        bound.add_row(
+            f"{row.budget_factor:g}",
+            f"{row.error_bound:.3g}",
+            f"{row.first_best:.3g}",
+            f"{row.ratio:.2f}",
+            f"{row.nobody_selected:.1%}",
+        )
+    screen.print(bound)
+    _show_worst(report)
+
+
+def _show_worst(report: AuditReport) -> None:
+    worst, log = report.worst, report.truthful.search
+    if worst.gain > 0:
+        truth = worst.bids[worst.owner]
+        screen.print(
+            f"\n[bold]Worst lie[/]  owner {worst.owner} of 0 to {len(worst.bids) - 1}, budget {worst.budget:.6g}: "
+            f"reports a full cost of {worst.lie.full_cost:.6g} (truly {truth.full_cost:.6g}), "
+            f"ε̄ {worst.lie.privacy_budget:.4g} ({truth.privacy_budget:.4g}) per round, "
+            f"{worst.lie.data_size:.6g} records ({truth.data_size:.6g}); "
+            f"her utility goes from {worst.honest.utility:.6g} to {worst.lying.utility:.6g}.",
+            highlight=False,
+        )
+    screen.print(
+        f"\n[dim]Searched: {log.misreports_per_owner:,} misreports for each of {log.owners_per_profile} owners of "
+        f"{log.profiles:,} profiles ({log.strength}). Finding nothing is evidence, not proof.[/]",
+        highlight=False,
+    )
+
+
+def _words(claim: ClaimVerdict) -> str:
+    return claim.claim.replace("_", " ")
