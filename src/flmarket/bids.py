@@ -9,7 +9,7 @@ Notation follows FL-Market (Zheng, Cao, Yoshikawa 2021; Zheng et al., IEEE BigDa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -169,6 +169,14 @@ class Valuations:
         grids, values = zip(*(_padded_table(p, points) for p in parts), strict=True)
         return cls(kind, rate, grid=np.concatenate(grids, axis=-2), values=np.concatenate(values, axis=-2))
 
+    def _rearranged(self, view: Callable[[NDArray[Any]], NDArray[Any]], table_view: Callable[..., Any]) -> Valuations:
+        """The same, already checked values in another arrangement: no second check."""
+        made = object.__new__(Valuations)
+        made.kind, made.rate = _frozen(view(self.kind)), _frozen(view(self.rate))
+        made.grid = None if self.grid is None else _frozen(table_view(self.grid))
+        made.values = None if self.values is None else _frozen(table_view(self.values))
+        return made
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape (..., n)."""
@@ -178,30 +186,20 @@ class Valuations:
         """The same valuations repeated to a larger shape."""
         if shape == self.shape:
             return self
-        grid = values = None
-        if self.grid is not None and self.values is not None:
-            table = (*shape, self.grid.shape[-1])
-            grid, values = np.broadcast_to(self.grid, table), np.broadcast_to(self.values, table)
-        return Valuations(
-            np.broadcast_to(self.kind, shape), np.broadcast_to(self.rate, shape), grid=grid, values=values
+        return self._rearranged(
+            lambda a: np.broadcast_to(a, shape), lambda table: np.broadcast_to(table, (*shape, table.shape[-1]))
         )
 
     def __getitem__(self, index: Any) -> Valuations:
         """Select profiles or owners as one would from an array of shape (..., n)."""
-        return Valuations(
-            np.atleast_1d(self.kind[index]),
-            np.atleast_1d(self.rate[index]),
-            grid=None if self.grid is None else np.atleast_2d(self.grid[index]),
-            values=None if self.values is None else np.atleast_2d(self.values[index]),
-        )
+        chosen = self._rearranged(lambda a: np.atleast_1d(a[index]), lambda table: np.atleast_2d(table[index]))
+        if chosen.kind.size == 0:
+            raise InvalidInput("index", index, "at least one owner")
+        return chosen
 
     def reshape(self, shape: tuple[int, ...]) -> Valuations:
         """The same owners in another batch shape."""
-        grid = values = None
-        if self.grid is not None and self.values is not None:
-            table = (*shape, self.grid.shape[-1])
-            grid, values = self.grid.reshape(table), self.values.reshape(table)
-        return Valuations(self.kind.reshape(shape), self.rate.reshape(shape), grid=grid, values=values)
+        return self._rearranged(lambda a: a.reshape(shape), lambda table: table.reshape((*shape, table.shape[-1])))
 
     def scaled(self, factor: ArrayLike) -> Valuations:
         """The same shapes with every rate multiplied, e.g. a report that overstates by 10 %."""
@@ -335,9 +333,11 @@ class BidProfile:
         return self.cost(self.privacy_budget)
 
     def utility(self, outcome: Outcome) -> FloatArray:
-        """Payment minus cost at these (true) bids; −∞ where more privacy is taken than the owner allows."""
-        gain = outcome.payment - outcome.participation * self.cost(outcome.epsilon)
-        return np.where(outcome.epsilon > self.privacy_budget * (1 + 1e-12), -np.inf, gain)
+        """Payment minus cost at these (true) bids; −∞ where more privacy or records are taken than the owner has."""
+        sold = self.data_size if outcome.records is None else outcome.records
+        gain = outcome.payment - outcome.participation * sold * self.valuations.per_record(outcome.epsilon)
+        too_much = (outcome.epsilon > self.privacy_budget * (1 + 1e-12)) | (sold > self.data_size * (1 + 1e-12))
+        return np.where((outcome.epsilon > 0) & too_much, -np.inf, gain)
 
     def __getitem__(self, index: Any) -> BidProfile:
         """Select profiles or owners as one would from an array of shape (..., n)."""
@@ -348,23 +348,35 @@ class BidProfile:
 class Outcome:
     """What an auction decides: a privacy loss and a payment per owner, and how likely each takes part.
 
-    `payment` is the expected payment of the round; `participation` defaults to 1 where ε > 0.
+    `payment` is the expected payment of the round; `participation` defaults to 1 where ε > 0. `records` says how many
+    records each sells, for mechanisms that buy a part; None means all that she reported.
     """
 
     epsilon: FloatArray
     payment: FloatArray
     participation: FloatArray
+    records: FloatArray | None
 
-    def __init__(self, epsilon: ArrayLike, payment: ArrayLike, participation: ArrayLike | None = None) -> None:
+    def __init__(
+        self,
+        epsilon: ArrayLike,
+        payment: ArrayLike,
+        participation: ArrayLike | None = None,
+        records: ArrayLike | None = None,
+    ) -> None:
         eps, pay = checked_array("epsilon", epsilon), checked_array("payment", payment)
         if eps.shape != pay.shape:
             raise InvalidInput("payment", pay.shape, f"the shape of epsilon, {eps.shape}")
         part = checked_array("participation", eps > 0 if participation is None else participation)
         if part.shape != eps.shape or part.max() > 1:
             raise InvalidInput("participation", participation, f"probabilities of shape {eps.shape}")
+        sold = None if records is None else checked_array("records", records)
+        if sold is not None and sold.shape != eps.shape:
+            raise InvalidInput("records", sold.shape, f"the shape of epsilon, {eps.shape}")
         object.__setattr__(self, "epsilon", eps)
         object.__setattr__(self, "payment", pay)
         object.__setattr__(self, "participation", part)
+        object.__setattr__(self, "records", sold)
 
     @property
     def winners(self) -> NDArray[np.bool_]:

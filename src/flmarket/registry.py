@@ -14,17 +14,23 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Maps names to factories; `get` builds an instance with the given settings."""
+    """Maps names to factories; `get` builds an instance with the given settings.
+
+    A factory registered with `variants` also answers to "name:variant", which goes to it as its first argument.
+    """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._factories: dict[str, Callable[..., T]] = {}
+        self._with_variants: set[str] = set()
 
-    def register(self, name: str, factory: Callable[..., T]) -> None:
+    def register(self, name: str, factory: Callable[..., T], *, variants: bool = False) -> None:
         """Add a factory under a new name."""
-        if name in self._factories:
-            raise InvalidInput(self._kind, name, "a name that is not taken yet")
+        if name in self._factories or ":" in name:
+            raise InvalidInput(self._kind, name, "a name without ':' that is not taken yet")
         self._factories[name] = factory
+        if variants:
+            self._with_variants.add(name)
 
     def names(self) -> tuple[str, ...]:
         """All registered names, sorted."""
@@ -40,4 +46,7 @@ class Registry(Generic[T]):
 
     def get(self, name: str, **settings: Any) -> T:
         """Build the implementation called `name`; keyword settings go to its constructor."""
+        base, colon, variant = str(name).partition(":")
+        if colon and base in self._with_variants:
+            return self.factory(base)(variant, **settings)
         return self.factory(name)(**settings)

@@ -66,8 +66,8 @@ def test_scale_of_money_does_not_matter(name, case, scale):
 @given(case=profiles(), data=st.data())
 def test_order_of_owners_does_not_matter(name, case, data):
     bids, budget = case
-    if _near_tie(bids, budget):
-        return  # ties go to the lower index, which a permutation changes
+    if name == "posted-private" or _near_tie(bids, budget):
+        return  # served as listed; and ties go to the lower index, which a permutation changes
     order = np.array(data.draw(st.permutations(range(bids.n))))
     one, two = auctions.get(name).run(bids, budget), auctions.get(name).run(bids[order], budget)
     np.testing.assert_allclose(two.payment, one.payment[order], rtol=1e-9, atol=1e-9)
@@ -95,8 +95,8 @@ def test_a_batch_is_the_auctions_one_by_one(name, rng):
     together = auctions.get(name).run(bids, budget)
     for i in range(40):
         alone = auctions.get(name).run(bids[i], budget[i])
-        np.testing.assert_array_equal(together.payment[i], alone.payment)
-        np.testing.assert_array_equal(together.epsilon[i], alone.epsilon)
+        np.testing.assert_allclose(together.payment[i], alone.payment, rtol=1e-12)
+        np.testing.assert_allclose(together.epsilon[i], alone.epsilon, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -67,6 +67,40 @@ def test_earlier_owners_do_not_feel_later_reports(case):
     np.testing.assert_array_equal(before.payment[order[:-1]], after.payment[order[:-1]])
 
 
+@given(case=profiles(), data=st.data())
+def test_private_sizes_no_lie_about_anything_pays(case, data):
+    bids, budget = case
+    auction = auctions.get("posted-private", prior_size=data.draw(st.sampled_from([1.0, 50.0, 1e4])))
+    outcome = auction.run(bids, budget)
+    honest = bids.utility(outcome)
+    assert (honest >= 0).all()
+    assert outcome.spent <= budget * (1 + 1e-12)
+    owner = data.draw(st.integers(0, bids.n - 1))
+    lie = Valuations([data.draw(st.integers(0, 4))], [data.draw(st.floats(0.0, 50.0))])
+    parts = [lie if i == owner else bids.valuations[i : i + 1] for i in range(bids.n)]
+    privacy, size = bids.privacy_budget.copy(), bids.data_size.copy()
+    privacy[owner], size[owner] = data.draw(st.floats(0.0, 12.0)), data.draw(st.integers(0, 3000))
+    gain = bids.utility(auction.run(BidProfile(Valuations.concatenate(parts), privacy, size), budget))[owner]
+    assert gain <= honest[owner] + 1e-9 * (bids.full_cost[owner] + 1e-12)
+
+
+def test_private_sizes_buy_part_of_a_large_data_set():
+    """Prior 10 records, one owner with 1,000 and a budget of 20: at 1.8·ε a record money ends before records."""
+    bids = BidProfile(Valuations(0, 0.1), 1.0, 1000)
+    outcome = auctions.get("posted-private", menu="linear", prior_size=10.0).run(bids, 20.0)
+    assert 0 < outcome.records[0] < 1000
+    assert outcome.payment[0] <= 20.0
+    assert outcome.payment[0] == pytest.approx(20.0)
+
+
+def test_fewer_records_cost_accuracy_only_with_the_sampling_term():
+    weights, eps, size = [0.5, 0.5], [1.0, 1.0], [100, 100]
+    whole = aggregation.error_bound(weights, eps, size)
+    part = aggregation.error_bound(weights, eps, size, records=[100, 10], record_variance=1.0)
+    assert part - whole == pytest.approx(0.25 * (1 / 10 - 1 / 100))
+    assert aggregation.error_bound(weights, eps, size, records=[100, 10]) == whole
+
+
 def test_by_hand():
     """One owner, cost 2·0.4·ε a record, ε̄ = 1, 10 records, budget 20: an even share is 2 a record, 0.9 of it 1.8·ε."""
     bids = BidProfile(Valuations(0, 0.4), 1.0, 10)
@@ -165,6 +199,14 @@ def test_bad_menu_files_are_refused(tmp_path, text):
     (tmp_path / "menu.json").write_text(text)
     with pytest.raises(ConfigError, match="menu"):
         load_menu(str(tmp_path / "menu.json"))
+
+
+def test_variants_by_name():
+    assert auctions.get("posted:linear").menu == LINEAR
+    assert auctions.get("posted:linear").name == "posted:linear"
+    assert auctions.get("posted").name == "posted"
+    with pytest.raises(UnknownName):
+        auctions.get("m1:linear")
 
 
 def test_unknown_menu():

@@ -148,6 +148,16 @@ def test_gaussian_noise_needs_an_approximate_cap():
         played(mechanism=noise)
 
 
+def test_owners_may_sell_part_of_their_records():
+    result = played(
+        mechanism={"auction": "posted-private"}, task={"budget_factor": 1.0}, data={"sigma": 2.0, "minimum": 2}, seed=1
+    )
+    sizes = np.array([o.data_size for o in result.owners])
+    sold = [(r.bidders, r.data_size, r.delivered) for r in result.rounds]
+    assert any((d[ok] < sizes[b][ok]).any() for b, d, ok in sold)
+    assert all((d <= sizes[b]).all() for b, d, _ in sold)
+
+
 def test_a_mechanism_that_overspends_stops_the_run_with_the_books_in_order():
     ledger = MemoryLedger()
     with pytest.raises(Exception, match="exceed the budget"):

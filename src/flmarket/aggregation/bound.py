@@ -6,6 +6,10 @@ the variance that noise adds to the aggregate plus the square of the bias from w
 gradients clipped to norm L. σ_i is the noise energy of owner i's release. The papers count one coordinate of Laplace
 noise, σ_i = 8L²/ε_i²; a p-dimensional release carries p times that (docs/errata.md E2), hence `dimension`. Any other
 randomizer comes in by its own noise energy.
+
+The bound charges nothing for fewer records: by it, buying a part of everybody's data looks as good as buying all. Where
+mechanisms buy parts, give `records` and the variance of one record's gradient: an owner who computes on x of her d
+records, drawn at random, errs by record_variance·(1/x − 1/d) about her full gradient, which then counts as noise.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket.bids import checked_array
 from flmarket.errors import InvalidInput
 
-__all__ = ["HasNoiseEnergy", "data_shares", "error_bound", "release_energy"]
+__all__ = ["HasNoiseEnergy", "data_shares", "error_bound", "release_energy", "sampling_variance"]
 
 FloatArray = NDArray[np.float64]
 
@@ -57,6 +61,17 @@ def data_shares(data_size: ArrayLike) -> FloatArray:
     return np.asarray(size / total)
 
 
+def sampling_variance(records: ArrayLike, data_size: ArrayLike, record_variance: float) -> FloatArray:
+    """What computing on x of d records, drawn at random, adds to the error of an owner's gradient; 0 for x = 0."""
+    sold, size = checked_array("records", records), checked_array("data_size", data_size)
+    if not (np.isfinite(record_variance) and record_variance >= 0):
+        raise InvalidInput("record_variance", record_variance, "a finite number of at least 0")
+    if (sold > size * (1 + 1e-9)).any():
+        raise InvalidInput("records", sold.max(), "no more records than the owner has")
+    inverse_sold, inverse_size = (np.divide(1.0, x, out=np.zeros(x.shape), where=x > 0) for x in (sold, size))
+    return record_variance * np.where(sold > 0, np.maximum(inverse_sold - inverse_size, 0.0), 0.0)
+
+
 def error_bound(
     weights: ArrayLike,
     epsilon: ArrayLike,
@@ -65,11 +80,15 @@ def error_bound(
     dimension: int = 1,
     *,
     perturbation: HasNoiseEnergy | None = None,
+    records: ArrayLike | None = None,
+    record_variance: float = 0.0,
 ) -> FloatArray:
     """ERR of given weights; infinite where an owner who releases nothing (ε = 0) is given weight."""
     lam = checked_array("weights", weights)
     energy = release_energy(epsilon, clip=clip, dimension=dimension, perturbation=perturbation)
     shares = data_shares(data_size)
+    if records is not None:
+        energy = energy + sampling_variance(records, data_size, record_variance)
     try:
         lam, energy, shares = np.broadcast_arrays(lam, energy, shares)
     except ValueError:

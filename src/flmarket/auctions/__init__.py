@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flmarket.auctions.budget_feasible import BudgetFeasibleKnapsack
 from flmarket.auctions.knapsack import GreedyKnapsack
-from flmarket.auctions.posted import PostedAuction, posted
+from flmarket.auctions.posted import PostedAuction, PostedPrivateSizes, posted, posted_private
 from flmarket.auctions.proportional import ProportionalShare
 from flmarket.bids import EXACT, NONE, Auction, Guarantees
 from flmarket.registry import Registry
@@ -14,6 +14,7 @@ __all__ = [
     "BudgetFeasibleKnapsack",
     "GreedyKnapsack",
     "PostedAuction",
+    "PostedPrivateSizes",
     "ProportionalShare",
     "get",
     "names",
@@ -56,5 +57,6 @@ for _name, _weight, _source in (
         ),
     )
 register("m2", GreedyKnapsack)
-register("posted", posted)
+register("posted", posted, variants=True)
+register("posted-private", posted_private, variants=True)
 register("m2-bf", BudgetFeasibleKnapsack)

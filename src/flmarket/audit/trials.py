@@ -142,19 +142,20 @@ class Trials:
             rng = np.random.default_rng((*self.seed, stream, draw))
             outcome = run_checked(self.mechanism, seen, self.budget, rng)
             award = outcome.epsilon[at], outcome.payment[at], outcome.participation[at]
-            total = total + self.utility(*award, reported_size=reports.data_size)
+            records = reports.data_size if outcome.records is None else outcome.records[at]
+            total = total + self.utility(*award, records=records)
             first = first or award
         assert first is not None
         return Awards(*first, utility=total / self.draws)
 
     def utility(
-        self, epsilon: FloatArray, payment: FloatArray, participation: FloatArray, *, reported_size: FloatArray
+        self, epsilon: FloatArray, payment: FloatArray, participation: FloatArray, *, records: FloatArray
     ) -> FloatArray:
         """Payment minus the true cost of what is sold; −∞ where more is taken than there is."""
-        sold = np.minimum(reported_size, self.true_size)
+        sold = np.minimum(records, self.true_size)
         worth = payment - participation * sold * self.own.per_record(epsilon)
         taken = (epsilon > 0) & (participation > 0)
-        too_much = (epsilon > self.true_privacy * (1 + _ROUNDING)) | (reported_size > self.true_size * (1 + _ROUNDING))
+        too_much = (epsilon > self.true_privacy * (1 + _ROUNDING)) | (records > self.true_size * (1 + _ROUNDING))
         return np.where(taken & too_much, -np.inf, worth)
 
 

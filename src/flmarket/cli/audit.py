@@ -62,7 +62,7 @@ def run_audit(
 
 def load_mechanism(target: str) -> Auction:
     """A registered auction, or `package.module:Class`, imported (also from the current folder) and instantiated."""
-    if ":" not in target:
+    if ":" not in target or target.partition(":")[0] in auctions.names():  # "posted:linear" is ours, with a variant
         return auctions.get(target)
     module_name, _, attribute = target.partition(":")
     here = str(Path.cwd())

@@ -144,7 +144,7 @@ class _Run:
         spec, winners = self.spec, np.array(sorted(round_.awards), dtype=np.int64)
         if winners.size == 0:
             return
-        records, offsets = spec.partition.select(winners)
+        records, offsets = self.sold_records(round_, winners)
         x, y = spec.data.x_train[records], spec.data.y_train[records]
         if spec.local.steps == 1 and spec.local.batch_size is None:
             updates = fedsgd(self.model, self.parameters, x, y, offsets)
@@ -173,6 +173,15 @@ class _Run:
                 continue
             broken = fate < spec.dropout + spec.faulty
             self.market.deliver(round_, owner, np.full_like(private, np.nan) if broken else private)
+
+    def sold_records(self, round_: Round, winners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The records that winners train on: all of theirs, or as many as they sold (they lie in random order)."""
+        records, offsets = self.spec.partition.select(winners)
+        sizes = np.diff(offsets)
+        by_owner = dict(zip(round_.bidders.tolist(), round_.data_size.tolist(), strict=True))
+        sold = np.minimum(sizes, np.array([by_owner[owner] for owner in winners.tolist()], dtype=np.int64))
+        position = np.arange(len(records)) - np.repeat(offsets[:-1], sizes)
+        return records[position < np.repeat(sold, sizes)], np.concatenate([[0], np.cumsum(sold)])
 
     def measured(self, record: RoundRecord) -> RoundRecord:
         """The record with the buyer's model evaluated after the round."""

@@ -6,7 +6,7 @@
     ρ_i = ((k − 1)R/Σ)·t_i,     payment R·t_i,     utility R·t_i²,     t_i = 1 − (k − 1)ν_i/Σ.
 
 The printed condition has ≤ for <. It admits a user at equality, whose ρ is 0; she then counts as a participant with
-infinite noise, and the server's utility collapses to λ/2 (docs/errata.md).
+infinite noise, and the server's utility collapses to λ/2 (docs/errata.md E16).
 
 *Any other convex cost.* Given the total P, each user's best reply is known in closed form (`flmarket.games.costs`) and
 her share of P falls in P, from 1 at P = 0 to 0. So Σ shares = 1 has exactly one root, the unique equilibrium

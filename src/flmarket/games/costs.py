@@ -11,7 +11,7 @@ reply, written against the total including herself. Divided by P it falls in P, 
 unique (`flmarket.games.contest`); any convex family with c(ν, 0) = 0 would do.
 
 The paper prints e^{νρ}, which charges 1 for an arbitrarily small ρ. With that entry fee the game may have no
-equilibrium at all (docs/errata.md), so the cost here starts at 0.
+equilibrium at all (docs/errata.md E17), so the cost here starts at 0.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Two accounts of the noise:
 
 - `"printed"`: the above. It charges the server the noise of single users, as if the model did not average them. R is
   split among |S| users, so U *falls* as users join: the paper's Figure 3 shows the opposite and does not follow from
-  its equations (docs/errata.md).
+  its equations (docs/errata.md E18).
 - `"pooled"`: the noise of the average that the server applies when users weigh in proportion to ρ_i (inverse variance,
   the aggregation rule "var-opt"): Σ w_i²σ_i² ∝ 1/Σρ, the same formula with one X = κ Σx_i. Figure 3's trends follow.
 

@@ -39,7 +39,7 @@ def award_id(task: str, round_index: int, owner: int) -> str:
 
 @dataclass
 class Round:
-    """A cleared round under way: awards by owner, and the updates delivered so far."""
+    """A cleared round under way: awards by owner, and the updates delivered so far. `data_size`: records sold."""
 
     index: int
     bidders: NDArray[np.int64]
@@ -87,6 +87,8 @@ class Market:
         outcome = self.auction.run(bids, budget_micros / MICROS, rng=rng)
         if (outcome.epsilon > bids.privacy_budget * (1 + _ROUNDING)).any():
             raise MechanismViolation(f"{self.auction.name} asks for more privacy than was offered: nothing was awarded")
+        if outcome.records is not None and (np.floor(outcome.records[outcome.winners]) < 1).any():
+            raise MechanismViolation(f"{self.auction.name} buys less than one record: nothing was awarded")
         if (outcome.payment[~outcome.winners] > 0).any():
             raise MechanismViolation(f"{self.auction.name} pays owners who sell nothing: nothing was awarded")
         epsilon = np.minimum(outcome.epsilon, bids.privacy_budget)
@@ -109,7 +111,8 @@ class Market:
                 )
             )
             awards[owner] = identifier
-        return Round(index, owners, np.asarray(bids.data_size), epsilon, price, budget_micros, awards)
+        sold = bids.data_size if outcome.records is None else np.floor(outcome.records)
+        return Round(index, owners, np.asarray(sold), epsilon, price, budget_micros, awards)
 
     def deliver(self, round_: Round, owner: int, update: ArrayLike) -> bool:
         """Take an owner's update; False, and her award voided, if it is not a finite vector of the right length."""

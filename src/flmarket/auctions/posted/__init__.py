@@ -2,5 +2,15 @@
 
 from flmarket.auctions.posted.mechanism import PostedAuction, posted
 from flmarket.auctions.posted.menu import LINEAR, Menu, load_menu, menu_names
+from flmarket.auctions.posted.private_sizes import PostedPrivateSizes, posted_private
 
-__all__ = ["LINEAR", "Menu", "PostedAuction", "load_menu", "menu_names", "posted"]
+__all__ = [
+    "LINEAR",
+    "Menu",
+    "PostedAuction",
+    "PostedPrivateSizes",
+    "load_menu",
+    "menu_names",
+    "posted",
+    "posted_private",
+]

@@ -22,16 +22,19 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.auctions.posted.menu import CATALOGUE, Menu, Situation, load_menu
+from flmarket.auctions.posted.menu import CATALOGUE, Menu, Pricing, Situation, load_menu
 from flmarket.bids import EXACT, BidProfile, Guarantees, Outcome, Valuations, checked_budget
 
 __all__ = ["PostedAuction", "Queue", "posted"]
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+DEFAULT_MENU = "general"
 
 # Up to so many owners are served one by one; beyond, in so many blocks.
 MAX_STEPS = 400
-_CHUNK_ENTRIES = 500_000
+_CHUNK_ENTRIES = 1_000_000
 
 _GUARANTEES = Guarantees(
     truthful=EXACT,
@@ -68,29 +71,18 @@ class PostedAuction:
 
     def serve(self, queue: Queue, budget: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(ε, payment) of everybody in the queue, given each row's budget."""
-        size, n = queue.size, queue.size.shape[-1]
-        total = _or_one(size.sum(axis=-1, keepdims=True))
-        rest = _or_one(np.cumsum(size[:, ::-1], axis=-1)[:, ::-1])  # records of this owner and all after her
-        share_of_all = size / total
-        epsilon, payment = np.empty(size.shape), np.empty(size.shape)
-        money, declined = budget[:, None], np.zeros((len(size), 1))
-        log_values, voices = np.zeros((len(size), 1)), np.zeros((len(size), 1))
-        edges = np.linspace(0, n, min(n, MAX_STEPS) + 1).astype(np.int64).tolist()
-        for first, last in pairwise(edges):
-            own, left, shape = size[:, first:last], rest[:, first : first + 1], share_of_all[:, first:last]
-            typical = np.where(voices > 0, np.exp(log_values / np.maximum(voices, 1.0)), 0.0)
-            facts = (money / left, own / left, shape, declined, left / total, typical)
-            situation = Situation(*(np.broadcast_to(fact, own.shape) for fact in facts))
-            offers = self.menu.offers(situation, own, queue.catalogue)
-            # a block keeps money back for later ones by its share; within it, everybody may take hers by records
-            block = _or_one(own.sum(axis=-1, keepdims=True))
-            allowed = money * (block / left) ** self.menu.reserve * (own / block)
-            chosen, paid = queue.best_choice(first, last, offers, allowed)
-            epsilon[:, first:last], payment[:, first:last] = chosen, paid
+        pricing = Pricing(self.menu, queue.situation)
+        reserved = queue.block_share**self.menu.reserve * queue.share_of_block
+        epsilon, payment = np.empty(queue.size.shape), np.empty(queue.size.shape)
+        money, declined = budget[:, None], np.zeros((len(budget), 1))
+        for turn in queue.turns:
+            left = queue.rest[:, turn.start : turn.start + 1]
+            offers = pricing.offers(turn, money / left, declined, queue.size[:, turn], queue.catalogue)
+            chosen, paid = queue.best_choice(turn, offers, money * reserved[:, turn])
+            epsilon[:, turn], payment[:, turn] = chosen, paid
             money = np.maximum(money - paid.sum(axis=-1, keepdims=True), 0.0)
-            declined = declined + np.where(chosen > 0, 0.0, shape).sum(axis=-1, keepdims=True)
-            speaks, said = queue.log_values(first, last)
-            log_values, voices = log_values + said, voices + speaks
+            lost = queue.situation.share_of_all[:, turn] * (chosen <= 0)
+            declined = declined + lost.sum(axis=-1, keepdims=True)
         return queue.unsorted(epsilon), queue.unsorted(payment)
 
 
@@ -103,6 +95,7 @@ class Queue:
     """Owners of each row in the order of service, and what every ε of the catalogue (or every k-th) costs them."""
 
     def __init__(self, valuations: Valuations, privacy_budget: FloatArray, size: FloatArray, *, every: int = 1) -> None:
+        n = size.shape[-1]
         # nobody sells more than the largest privacy budget: the rest of the catalogue need not be priced
         useful = int(np.searchsorted(CATALOGUE, privacy_budget.max(), side="right"))
         self.catalogue = slice(0, max(useful, 1), every)
@@ -111,34 +104,42 @@ class Queue:
         row = np.arange(len(size))[:, None]
         self.size, self._privacy = size[row, self.order], privacy_budget[row, self.order]
         self._valuations = valuations[row, self.order]
-        self._value_at_one = self._valuations.per_record(1.0)
-        # short queues are priced once; a long one block by block, to bound the memory
-        self._cost = self._costs(0, size.shape[-1]) if size.shape[-1] <= MAX_STEPS else None
+        edges = np.linspace(0, n, min(n, MAX_STEPS) + 1).astype(np.int64)
+        self.turns = [slice(first, last) for first, last in pairwise(edges.tolist())]
+        self.rest = _or_one(np.cumsum(self.size[:, ::-1], axis=-1)[:, ::-1])  # of this owner and all after her
+        self._divide(edges)
+        # short queues are priced once; a long one turn by turn, to bound the memory
+        self._cost = self._costs(slice(0, n)) if n <= MAX_STEPS else None
 
-    def _costs(self, first: int, last: int) -> FloatArray:
+    def _divide(self, edges: IntArray) -> None:
+        """Shares of records: of each owner in her block, of the block in what is left, and what menus look at."""
+        lengths = np.diff(edges)
+        left = np.repeat(self.rest[:, edges[:-1]], lengths, axis=-1)  # records left when the block is served
+        block = np.repeat(_or_one(np.add.reduceat(self.size, edges[:-1], axis=-1)), lengths, axis=-1)
+        total = _or_one(self.size.sum(axis=-1, keepdims=True))
+        self.share_of_block, self.block_share = self.size / block, np.minimum(block / left, 1.0)
+        # the first of a block speaks for what was known before it: nobody's report moves her own block's menus
+        typical = Situation.typical_values(self._valuations.per_record(1.0))
+        known = np.repeat(typical[:, edges[:-1]], lengths, axis=-1)
+        self.situation = Situation(self.size / left, self.size / total, left / total, known)
+
+    def _costs(self, turn: slice) -> FloatArray:
         """What each owner loses at every ε; infinite beyond what she sells."""
-        size, privacy = self.size[:, first:last, None], self._privacy[:, first:last, None]
-        values = self._valuations[:, first:last].reshape((len(size), last - first, 1)).per_record(self._epsilon)
+        size, privacy = self.size[:, turn, None], self._privacy[:, turn, None]
+        values = self._valuations[:, turn].reshape((*size.shape[:2], 1)).per_record(self._epsilon)
         return np.where((privacy >= self._epsilon) & (size > 0), size * values, np.inf)
 
-    def best_choice(
-        self, first: int, last: int, offers: FloatArray, allowed: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def best_choice(self, turn: slice, offers: FloatArray, allowed: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(ε, payment) that these owners like best; (0, 0) where nothing is worth its cost. Ties: the larger ε."""
-        cost = self._costs(first, last) if self._cost is None else self._cost[:, first:last]
+        cost = self._costs(turn) if self._cost is None else self._cost[:, turn]
         np.minimum(offers, allowed[..., None], out=offers)
-        surplus = offers - cost
-        pick = surplus.shape[-1] - 1 - surplus[..., ::-1].argmax(axis=-1)
-        at = (*np.ogrid[: pick.shape[0], : pick.shape[1]], pick)
-        sells = surplus[at] >= 0
-        return np.where(sells, self._epsilon[pick], 0.0), np.where(sells, offers[at], 0.0)
-
-    def log_values(self, first: int, last: int) -> tuple[FloatArray, FloatArray]:
-        """How many of these owners put a value on a record at ε = 1, and the sum of its logarithms."""
-        values = self._value_at_one[:, first:last]
-        counts = values > 0
-        logs = np.log(np.where(counts, values, 1.0))
-        return counts.sum(axis=-1, keepdims=True).astype(np.float64), logs.sum(axis=-1, keepdims=True)
+        surplus = (offers - cost).reshape(allowed.size, -1)
+        each, last = np.arange(allowed.size), surplus.shape[-1] - 1
+        pick = last - surplus[:, ::-1].argmax(axis=-1)
+        sells = surplus[each, pick] >= 0
+        epsilon = self._epsilon[pick] * sells
+        payment = offers.reshape(surplus.shape)[each, pick] * sells
+        return epsilon.reshape(allowed.shape), payment.reshape(allowed.shape)
 
     def unsorted(self, values: FloatArray) -> FloatArray:
         """Values in the owners' original order."""
@@ -147,6 +148,7 @@ class Queue:
         return out
 
 
-def posted(menu: str | Menu = "general") -> PostedAuction:
+def posted(menu: str | Menu = DEFAULT_MENU) -> PostedAuction:
     """The auction with a shipped menu by name, a menu file, or a `Menu`."""
-    return PostedAuction(menu if isinstance(menu, Menu) else load_menu(menu))
+    chosen = menu if isinstance(menu, Menu) else load_menu(menu)
+    return PostedAuction(chosen, "posted" if menu == DEFAULT_MENU else f"posted:{chosen.name}")

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from flmarket.errors import ConfigError, UnknownName
 
-__all__ = ["CATALOGUE", "FEATURES", "LINEAR", "Menu", "Situation", "load_menu", "menu_names"]
+__all__ = ["CATALOGUE", "FEATURES", "LINEAR", "Menu", "Pricing", "Situation", "load_menu", "menu_names"]
 
 FloatArray = NDArray[np.float64]
 
@@ -41,38 +41,73 @@ FEATURES = (
     "money²",
     "money × share_of_rest",
 )
-# Steps of one per cent: an owner sells at most that much less than her whole privacy budget.
-CATALOGUE = np.geomspace(0.05, 8.0, 512)
+# Steps of two per cent: an owner sells at most that much less than her whole privacy budget.
+CATALOGUE = np.geomspace(0.05, 8.0, 256)
 _BASIS = np.stack([np.ones(CATALOGUE.size), np.log(CATALOGUE), np.log(CATALOGUE) ** 2])
 _SHIPPED = files("flmarket.auctions.posted") / "menus"
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What is public when owners are served; arrays of one shape, an entry for each owner.
+    """What is known of every owner's turn before anything is sold; arrays of shape (rows, n), in order of service.
 
-    `value_per_record` is the typical worth of a record at ε = 1 to those served so far, 0 where nobody was.
+    `value_per_record` is the typical worth of a record at ε = 1 to those served before her, 0 where nobody was.
     """
 
-    money_per_record: FloatArray
     share_of_rest: FloatArray
     share_of_all: FloatArray
-    declined: FloatArray
     rest: FloatArray
     value_per_record: FloatArray
 
-    def features(self, unit: float | None) -> FloatArray:
-        """Shape (..., features)."""
-        share, rest, value = self.share_of_rest, self.rest, self.value_per_record
-        first = (value <= 0).astype(np.float64)
-        typical = np.where(first > 0, self.money_per_record, value) if unit is None else unit
-        log_money, log_typical = (np.log(np.maximum(amount, 1e-200)) for amount in (self.money_per_record, typical))
-        money = np.clip(log_money - log_typical, -20.0, 20.0)
-        columns = (
-            np.ones_like(rest), share, self.share_of_all, self.declined, rest, share * rest,
-            first, money, money * money, money * share,
-        )  # fmt: skip
-        return np.stack(columns, axis=-1)
+    @staticmethod
+    def typical_values(value_at_one: FloatArray) -> FloatArray:
+        """The geometric mean of what owners before each said; who puts no value on a record is not counted."""
+        speaks = value_at_one > 0
+        logs = np.cumsum(np.log(np.where(speaks, value_at_one, 1.0)), axis=-1)
+        voices = np.cumsum(speaks, axis=-1)
+        before = np.where(voices > 0, np.exp(logs / np.maximum(voices, 1)), 0.0)
+        return np.concatenate([np.zeros((len(before), 1)), before[:, :-1]], axis=-1)
+
+
+class Pricing:
+    """A menu put to one batch of queues: everything that sales do not change is computed once."""
+
+    def __init__(self, menu: Menu, situation: Situation) -> None:
+        share, rest, value = situation.share_of_rest, situation.rest, situation.value_per_record
+        self._coefficients = np.array([menu.level, menu.power, menu.bend]).T
+        self._known = np.ones(share.shape) if menu.unit is not None else (value > 0).astype(np.float64)
+        typical = np.full(share.shape, menu.unit) if menu.unit is not None else np.where(value > 0, value, 1.0)
+        self._log_typical = np.log(np.maximum(typical, 1e-200))
+        self._features = np.zeros((*share.shape, len(FEATURES)))
+        fixed = (np.ones(share.shape), share, situation.share_of_all, None, rest, share * rest, value <= 0)
+        for column, values in enumerate(fixed):
+            if values is not None:
+                self._features[..., column] = values
+
+    def offers(
+        self,
+        turn: slice,
+        money_per_record: FloatArray,
+        declined: FloatArray,
+        records: FloatArray,
+        epsilon: slice = slice(None),
+    ) -> FloatArray:
+        """What each owner of a turn is offered for her records at every ε, shape (rows, turn, ε), never falling.
+
+        `money_per_record` and `declined` have shape (rows, 1), `records` (rows, turn).
+        """
+        features = self._features[:, turn]
+        log_money = np.log(np.maximum(money_per_record, 1e-200))
+        money = np.clip(log_money - self._log_typical[:, turn], -20.0, 20.0) * self._known[:, turn]
+        features[..., 3] = declined
+        features[..., 7] = money
+        features[..., 8] = money * money
+        features[..., 9] = money * features[..., 1]
+        shape = features @ self._coefficients
+        with np.errstate(divide="ignore", over="ignore"):  # no money: price 0; an absurd price meets the limit later
+            shape[..., 0] += np.log(money_per_record * records)
+            prices = np.exp(shape @ _BASIS[:, epsilon])
+        return np.asarray(np.maximum.accumulate(prices, axis=-1))
 
 
 @dataclass(frozen=True)
@@ -96,14 +131,6 @@ class Menu:
             raise ConfigError(f"menu {self.name}: reserve", self.reserve, "a number from 0 to 1")
         if self.unit is not None and not (np.isfinite(self.unit) and self.unit > 0):
             raise ConfigError(f"menu {self.name}: unit", self.unit, "a positive amount of money, or null")
-
-    def offers(self, situation: Situation, records: FloatArray, epsilon: slice = slice(None)) -> FloatArray:
-        """The price of `records` at every ε of the catalogue (or a part of it), shape (..., ε), never falling."""
-        shape = situation.features(self.unit) @ np.array([self.level, self.power, self.bend]).T
-        with np.errstate(divide="ignore", over="ignore"):  # no money: price 0; an absurd price meets the limit later
-            shape[..., 0] += np.log(situation.money_per_record * records)
-            prices = np.exp(shape @ _BASIS[:, epsilon])
-        return np.asarray(np.maximum.accumulate(prices, axis=-1))
 
     def to_vector(self) -> FloatArray:
         """All coefficients in one array, for training; the reserve last."""
