@@ -162,3 +162,17 @@ def test_light_commands_do_not_import_heavy_packages():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_train_auction_writes_a_menu_that_can_be_used(tmp_path):
+    menu = tmp_path / "menus" / "mine.json"
+    options = ["--population", "flm21-high", "--profiles", 60, "--generations", 2, "--out", menu]
+    done = flmarket("train-auction", "posted", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["evaluations"] > 0
+    assert "flmarket train-auction posted --population flm21-high" in json.loads(menu.read_text())["provenance"]
+    resumed = flmarket("train-auction", "posted", *options, "--start", menu, "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    used = flmarket("compare", "--population", "flm21-high", "--profiles", 20, "--auction", f"posted:{menu}", "--json")
+    assert used.returncode == 0, used.stderr
+    assert flmarket("train-auction", "regretnet", "--population", "jdp").returncode == 2
