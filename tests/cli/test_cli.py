@@ -176,3 +176,29 @@ def test_train_auction_writes_a_menu_that_can_be_used(tmp_path):
     used = flmarket("compare", "--population", "flm21-high", "--profiles", 20, "--auction", f"posted:{menu}", "--json")
     assert used.returncode == 0, used.stderr
     assert flmarket("train-auction", "regretnet", "--population", "jdp").returncode == 2
+
+
+def test_the_reward_game_runs_from_a_file(tmp_path):
+    text = '[task]\nrounds = 5\n[data]\nname = "breast-cancer"\nowners = 20\npartition = "equal"\n'
+    (tmp_path / "game.toml").write_text(text + '[mechanism]\nauction = "stackelberg"\n')
+    done = flmarket("run", tmp_path / "game.toml", "--out", tmp_path / "o", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    users = printed["users"]
+    assert len(users["rho"]) == len(users["epsilon"]) == 20
+    assert printed["spent_micros"] <= users["reward_micros"]
+    assert (tmp_path / "o" / "report.html").exists()
+    (tmp_path / "bad.toml").write_text(
+        text.replace("[data]", "budget_factor = 1.0\n[data]") + '[mechanism]\nauction = "stackelberg"\n'
+    )
+    assert flmarket("run", tmp_path / "bad.toml").returncode == 3
+
+
+def test_reproduce_stack(tmp_path):
+    done = flmarket("reproduce", "stack", "--quick", "--out", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    items = json.loads(done.stdout)["items"]
+    assert {item["verdict"] for item in items} <= {"reproduced", "differs"}
+    assert all((tmp_path / name).exists() for item in items for name in item["files"])
+    assert (tmp_path / "index.html").read_text().startswith("<!doctype html>")
+    assert flmarket("reproduce", "flm99").returncode == 2

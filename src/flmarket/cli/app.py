@@ -125,6 +125,23 @@ def audit(
     run_audit(mechanism, population, profiles, owners, search, seed, json, report)
 
 
+@app.command(epilog="Example: `flmarket reproduce stack --quick --out out/stack` and open `out/stack/index.html`.")
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="samp, stack or all.")],
+    out: Annotated[Path, typer.Option(help="Folder for plots, CSV and the index page.")] = Path("out/reproduce"),
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller data, fewer rounds and seeds.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Runs to average over; default 5, quick 2.")
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """The tables and figures of a paper, next to what it printed, with a verdict for each."""
+    from flmarket.cli.reproduce import run_reproduction
+
+    run_reproduction(paper, out, quick, seeds, data_dir, json)
+
+
 @app.command(
     name="train-auction",
     epilog="Example: `flmarket train-auction posted --population flm22-iid --unit 1 --out menu.json`, then "

@@ -50,6 +50,9 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     command = f"flmarket run {shlex.quote(market.name)} --seed {config.seed}"
+    if config.is_stackelberg:
+        _play_game(config, out, data_dir, as_json, command)
+        return
     _play(config.simulation(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
 
 
@@ -72,21 +75,45 @@ def _play(simulation: Simulation, out: Path, as_json: bool, *, story: str | None
         _show(result, path)
 
 
+def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str) -> None:
+    training = config.stackelberg_training(data_dir=data_dir)
+    with progress(training.rounds, quiet=as_json) as step:
+        played = training.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
+    result = played.market_result()
+    largest = float(played.epsilon.max(initial=0.0))
+    story = (
+        f"The server announces a reward of {format_micros(played.reward_micros)}. Each of {len(played.rho)} users "
+        f"answers with a privacy budget; {int((played.rho > 0).sum())} take part, train with per-record clipping and "
+        f"Gaussian noise, and share the reward in proportion. On this page ε stands for the zCDP budget ρ of one "
+        f"record; the largest total means (ε, δ) = ({largest:.2f}, {training.delta:g})."
+    )
+    path = write_report(result, out, story=story, command=command)
+    if as_json:
+        users = {"rho": played.rho.tolist(), "epsilon": played.epsilon.tolist(), "delta": training.delta}
+        game = {"reward_micros": played.reward_micros, "server_utility": played.server_utility}
+        print_json(summarize(result) | {"report": str(path), "users": users | game})
+        return
+    _show(result, path)
+    rows = table("Who takes part", "user", "ρ total", f"ε at δ = {training.delta:g}", "paid")
+    for user in played.rho.argsort()[::-1][: int((played.rho > 0).sum())]:
+        paid = format_micros(int(played.paid_micros[user]))
+        rows.add_row(str(user), f"{played.rho[user]:.4f}", f"{played.epsilon[user]:.2f}", paid)
+    screen.print(rows)
+
+
 def _show(result: MarketResult, path: Path) -> None:
     facts = summarize(result)
     rows = table("", "", "", text=2)
     rows.show_header = False
     paid, budget = format_micros(result.spent_micros), format_micros(result.budget_micros)
     delivered = facts["awards"]
+    most, unit = facts["epsilon_per_round_max"], "ρ" if result.perturbation == "gaussian-zcdp" else "ε"
     for name, value in (
         ("accuracy", f"{facts['final_accuracy']:.3f} (always the larger class: {facts['baseline_accuracy']:.3f})"),
         ("paid", f"{paid} of {budget} ({result.spent_micros / max(result.budget_micros, 1):.0%})"),
         ("owners paid", f"{facts['owners_paid']} of {facts['owners']}"),
         ("awards", f"{delivered['posted']} delivered, {delivered['voided']} voided, {delivered['expired']} expired"),
-        (
-            "privacy",
-            f"at most ε = {facts['epsilon_per_round_max']:.2f} per round, {facts['epsilon_total_max']:.1f} total",
-        ),
+        ("privacy", f"at most {unit} = {most:.3g} per round, {facts['epsilon_total_max']:.3g} total"),
     ):
         rows.add_row(f"[bold]{name}[/]", value)
     screen.print(rows)

@@ -18,6 +18,7 @@ from flmarket import aggregation, auctions, privacy
 from flmarket.bids import BidProfile, Kind, Valuations
 from flmarket.engines.owners import PrivacyCap
 from flmarket.engines.simulation import LocalTraining, Simulation
+from flmarket.engines.stackelberg import StackelbergTraining
 from flmarket.errors import ConfigError
 from flmarket.learning import DataSet, Partition, Purpose, SoftmaxRegression, load, partition, stream
 from flmarket.ledger import to_micros
@@ -27,6 +28,7 @@ from flmarket.populations import read_bids
 __all__ = ["RECOMMENDED", "MarketConfig"]
 
 RECOMMENDED = "recommended"
+STACKELBERG = "stackelberg"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -48,12 +50,6 @@ class TaskSection(_Section):
     budget_per_round: NonNegative | None = None
     budget_factor: NonNegative | None = None
     learning_rate: Positive = 0.1
-
-    @model_validator(mode="after")
-    def _one_budget(self) -> Self:
-        if (self.budget_per_round is None) == (self.budget_factor is None):
-            raise ValueError("give either budget_per_round or budget_factor")
-        return self
 
 
 class DataSection(_Section):
@@ -126,6 +122,18 @@ class TrainingSection(_Section):
     average: bool = False
 
 
+class StackelbergSection(_Section):
+    """The reward game, with `auction = "stackelberg"`: users' values of privacy, and what the server wants."""
+
+    weight: Positive = 20.0
+    privacy_values: Range = (1.0, 5.0)
+    cost: Literal["linear", "quadratic", "exponential"] = "linear"
+    noise_account: Literal["printed", "pooled"] = "pooled"
+    weighting: Literal["equal", "rho"] = "rho"
+    reward: NonNegative | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+
 class MarketConfig(_Section):
     """The whole file."""
 
@@ -135,6 +143,21 @@ class MarketConfig(_Section):
     owners: OwnersSection = OwnersSection()
     mechanism: MechanismSection = MechanismSection()
     training: TrainingSection = TrainingSection()
+    stackelberg: StackelbergSection = StackelbergSection()
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        given = (self.task.budget_per_round is not None) + (self.task.budget_factor is not None)
+        if self.is_stackelberg and given:
+            raise ValueError("no budget in the reward game: the reward is the budget")
+        if not self.is_stackelberg and given != 1:
+            raise ValueError("give either task.budget_per_round or task.budget_factor")
+        return self
+
+    @property
+    def is_stackelberg(self) -> bool:
+        """Whether the market is the reward game rather than an auction."""
+        return self.mechanism.auction == STACKELBERG
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "market") -> MarketConfig:
@@ -197,6 +220,32 @@ class MarketConfig(_Section):
             dropout=self.owners.dropout,
             faulty=self.owners.faulty,
             seed=self.seed,
+        )
+
+    def stackelberg_training(
+        self, *, data_dir: str | Path | None = None, data: DataSet | None = None
+    ) -> StackelbergTraining:
+        """The reward game: users draw their values of privacy; everybody holds equally many records."""
+        if self.data.partition != "equal":
+            raise ConfigError("data.partition", self.data.partition, '"equal" in the reward game')
+        data = load(self.data.name, data_dir) if data is None else data
+        game = self.stackelberg
+        values = stream(self.seed, purpose=Purpose.BIDS).uniform(*game.privacy_values, self.data.owners)
+        return StackelbergTraining(
+            data=data,
+            partition=self.data.split(data, self.seed),
+            privacy_values=values,
+            weight=game.weight,
+            learning_rate=self.task.learning_rate,
+            rounds=self.task.rounds,
+            clip=self.mechanism.clip,
+            cost=game.cost,
+            reward=game.reward,
+            noise_account=game.noise_account,
+            weighting=game.weighting,
+            delta=game.delta,
+            seed=self.seed,
+            name=self.task.name,
         )
 
     def _task(self) -> Task:

@@ -9,6 +9,7 @@ from flmarket.report.comparison import Comparison, ComparisonRow, write_comparis
 from flmarket.report.curves import Curve, CurveSet, write_curves
 from flmarket.report.guarantees import Check, check_guarantees
 from flmarket.report.html import write_report
+from flmarket.report.reproduction import write_reproduction
 from flmarket.report.summary import summarize
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "write_comparison",
     "write_curves",
     "write_report",
+    "write_reproduction",
 ]
