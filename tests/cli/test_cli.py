@@ -188,6 +188,7 @@ def test_the_reward_game_runs_from_a_file(tmp_path):
     assert len(users["rho"]) == len(users["epsilon"]) == 20
     assert printed["spent_micros"] <= users["reward_micros"]
     assert (tmp_path / "o" / "report.html").exists()
+    assert len((tmp_path / "o" / "users.csv").read_text().splitlines()) == 21
     (tmp_path / "bad.toml").write_text(
         text.replace("[data]", "budget_factor = 1.0\n[data]") + '[mechanism]\nauction = "stackelberg"\n'
     )

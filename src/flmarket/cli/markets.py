@@ -6,13 +6,17 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flmarket.cli.output import errors, print_json, print_path, progress, screen, table
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.simulation import Simulation
+from flmarket.engines.stackelberg import StackelbergResult, StackelbergTraining
 from flmarket.errors import ConfigError
 from flmarket.ledger import format_micros
 from flmarket.market import MarketResult
 from flmarket.report import summarize, write_report
+from flmarket.report.files import write_files
 
 __all__ = ["DEMO", "run_demo", "run_market"]
 
@@ -88,6 +92,7 @@ def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: 
         f"record; the largest total means (ε, δ) = ({largest:.2f}, {training.delta:g})."
     )
     path = write_report(result, out, story=story, command=command)
+    _write_users(training, played, out)
     if as_json:
         users = {"rho": played.rho.tolist(), "epsilon": played.epsilon.tolist(), "delta": training.delta}
         game = {"reward_micros": played.reward_micros, "server_utility": played.server_utility}
@@ -99,6 +104,16 @@ def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: 
         paid = format_micros(int(played.paid_micros[user]))
         rows.add_row(str(user), f"{played.rho[user]:.4f}", f"{played.epsilon[user]:.2f}", paid)
     screen.print(rows)
+
+
+def _write_users(training: StackelbergTraining, played: StackelbergResult, out: Path) -> None:
+    """users.csv beside the report: what each user's ρ means as (ε, δ), and what she was paid."""
+    lines = ["user,privacy_value,rho,epsilon,delta,paid_micros"]
+    for user, (value, rho, epsilon, paid) in enumerate(
+        zip(np.asarray(training.privacy_values), played.rho, played.epsilon, played.paid_micros, strict=True)
+    ):
+        lines.append(f"{user},{value:.9g},{rho:.9g},{epsilon:.9g},{training.delta:g},{paid}")
+    write_files(out, {"users.csv": "\n".join(lines) + "\n"})
 
 
 def _show(result: MarketResult, path: Path) -> None:
