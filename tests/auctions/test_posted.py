@@ -237,3 +237,13 @@ def test_training_improves_the_untrained_menu():
     assert final.best < trainer.loss(LINEAR)
     assert final.menu.unit is None
     assert PostedAuction(final.menu).guarantees.truthful == "exact"
+
+
+def test_training_can_aim_at_another_noise():
+    class Loud:
+        def noise_energy(self, epsilon, dimension):
+            return 100.0 * dimension / np.asarray(epsilon) ** 2
+
+    quiet, loud = Trainer(["flm21-high"], profiles=40), Trainer(["flm21-high"], profiles=40, perturbation=Loud())
+    assert loud.loss(LINEAR) > 2 * quiet.loss(LINEAR)
+    assert Trainer(["flm21-high"], profiles=40, dimension=31).loss(LINEAR) > 2 * quiet.loss(LINEAR)

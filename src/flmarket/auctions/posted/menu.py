@@ -97,8 +97,8 @@ class Pricing:
         `money_per_record` and `declined` have shape (rows, 1), `records` (rows, turn).
         """
         features = self._features[:, turn]
-        log_money = np.log(np.maximum(money_per_record, 1e-200))
-        money = np.clip(log_money - self._log_typical[:, turn], -20.0, 20.0) * self._known[:, turn]
+        log_money = np.log(np.maximum(money_per_record, 1e-200)) - self._log_typical[:, turn]
+        money = np.minimum(np.maximum(log_money, -20.0), 20.0) * self._known[:, turn]
         features[..., 3] = declined
         features[..., 7] = money
         features[..., 8] = money * money

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flmarket import populations
-from flmarket.aggregation import OptAggr, error_bound
+from flmarket.aggregation import HasNoiseEnergy, OptAggr, error_bound
 from flmarket.auctions.posted.mechanism import PostedAuction, Queue
 from flmarket.auctions.posted.menu import LINEAR, Menu
 from flmarket.bids import BidProfile
@@ -44,7 +45,10 @@ class Progress:
 
 
 class Trainer:
-    """Profiles to train on, and the error bound of a menu on them."""
+    """Profiles to train on, and the error bound of a menu on them.
+
+    The bound is the papers' (Laplace noise, one coordinate) unless a perturbation and a dimension are given.
+    """
 
     def __init__(
         self,
@@ -54,10 +58,13 @@ class Trainer:
         owners: int | None = None,
         factor: tuple[float, float] = (0.1, 2.0),
         seed: int = 0,
+        dimension: int = 1,
+        perturbation: HasNoiseEnergy | None = None,
     ) -> None:
         if not population_names or profiles < 1:
             raise InvalidInput("populations, profiles", (population_names, profiles), "at least one of each")
         rng = np.random.default_rng(seed)
+        self._noise: dict[str, Any] = {"dimension": dimension, "perturbation": perturbation}
         self._sets = []
         for name in population_names:
             bids = populations.get(name).sample(rng, max(1, profiles // len(population_names)), owners)
@@ -74,10 +81,10 @@ class Trainer:
             return bounds[0]
         return float(np.mean([bound / scale for bound, (*_, scale) in zip(bounds, self._sets, strict=True)]))
 
-    @staticmethod
-    def _bound(auction: PostedAuction, bids: BidProfile, queue: Queue, budget: FloatArray) -> float:
+    def _bound(self, auction: PostedAuction, bids: BidProfile, queue: Queue, budget: FloatArray) -> float:
         epsilon, _ = auction.serve(queue, budget)
-        bound = error_bound(OptAggr().weights(epsilon, bids.data_size), epsilon, bids.data_size)
+        weights = OptAggr(**self._noise).weights(epsilon, bids.data_size)
+        bound = error_bound(weights, epsilon, bids.data_size, **self._noise)
         return float(np.minimum(bound, NOBODY).mean())
 
     def train(
