@@ -332,10 +332,15 @@ class BidProfile:
         """The cost of selling everything, v(ε̄, d): the single number of a single-minded owner."""
         return self.cost(self.privacy_budget)
 
+    def cost_of(self, outcome: Outcome) -> FloatArray:
+        """What each owner gives up if she takes part: the records she sells, at the ε she sells them for."""
+        sold = self.data_size if outcome.records is None else outcome.records
+        return sold * self.valuations.per_record(outcome.epsilon)
+
     def utility(self, outcome: Outcome) -> FloatArray:
         """Payment minus cost at these (true) bids; −∞ where more privacy or records are taken than the owner has."""
         sold = self.data_size if outcome.records is None else outcome.records
-        gain = outcome.payment - outcome.participation * sold * self.valuations.per_record(outcome.epsilon)
+        gain = outcome.payment - outcome.participation * self.cost_of(outcome)
         too_much = (outcome.epsilon > self.privacy_budget * (1 + 1e-12)) | (sold > self.data_size * (1 + 1e-12))
         return np.where((outcome.epsilon > 0) & too_much, -np.inf, gain)
 

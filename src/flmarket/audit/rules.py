@@ -76,7 +76,7 @@ class Tally:
 
     def add(self, bids: BidProfile, budget: FloatArray, outcome: Outcome) -> None:
         """Count one batch of outcomes."""
-        cost, part, pay = bids.cost(outcome.epsilon), outcome.participation, outcome.payment
+        cost, part, pay = bids.cost_of(outcome), outcome.participation, outcome.payment
         full = bids.full_cost
         slack = TOLERANCE * full
         utility = pay - part * cost

@@ -138,7 +138,7 @@ def _scale_invariant(mechanism: Auction, bids: BidProfile, budget: FloatArray, o
 def _envy(bids: BidProfile, outcome: Outcome) -> tuple[float, float]:
     """Shares of profiles with envy; owners i along axis -2, the envied j along axis -1."""
     n, shape = bids.n, bids.shape
-    utility = (outcome.payment - outcome.participation * bids.cost(outcome.epsilon))[..., None]
+    utility = (outcome.payment - outcome.participation * bids.cost_of(outcome))[..., None]
     slack = (TOLERANCE * bids.full_cost)[..., None]
     per_record, contract = np.zeros(shape[0], dtype=bool), np.zeros(shape[0], dtype=bool)
     size = bids.data_size
