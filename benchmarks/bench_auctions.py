@@ -49,3 +49,22 @@ def run() -> Iterator[Row]:
         ours = best_of(lambda name=name: auctions.get(name).run(large, total), 1)
         known = ("plain Python M1", peer) if name == "m1" else ("none (see m1)", None)
         yield Row(f"{name}, one auction of a million", "auction", ours, *known)
+    yield from run_posted(rng)
+
+
+def run_posted(rng: np.random.Generator) -> Iterator[Row]:
+    """posted: a batch, a single round of ten owners, and one auction of 100,000."""
+    auction = auctions.get("posted")
+    bids = BidProfile.sample(rng, 10_000, 10, "flm22-iid")
+    budget = 0.5 * bids.full_cost.sum(-1)
+    ours = best_of(lambda: auction.run(bids, budget)) / 10_000
+    yield Row("posted, 10,000 auctions of 10", "auction", ours, "none (see m1)", None)
+    rounds = [(bids[i], budget[i]) for i in range(100)]
+    ours = best_of(lambda: [auction.run(*one) for one in rounds]) / 100
+    yield Row("posted, one auction of 10 at a time", "auction", ours, "none (see m1)", None)
+    n = 100_000
+    valuations = Valuations(rng.integers(0, 4, n), rng.uniform(0.5, 1.5, n))
+    large = BidProfile(valuations, rng.uniform(0.5, 2, n), rng.integers(1, 1000, n))
+    total = 0.5 * float(large.full_cost.sum())
+    ours = best_of(lambda: auction.run(large, total), 2)
+    yield Row("posted, one auction of 100,000", "auction", ours, "none (see m1)", None)
