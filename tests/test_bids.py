@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -121,3 +124,14 @@ def test_participation_defaults_to_the_winners():
     outcome = Outcome(np.array([[0.0, 1.0]]), np.array([[0.0, 2.0]]))
     np.testing.assert_array_equal(outcome.participation, [[0.0, 1.0]])
     np.testing.assert_array_equal(outcome.spent, [2.0])
+
+
+def test_importing_the_package_is_enough():
+    code = (
+        "import flmarket, sys; print(flmarket.auctions.names(), flmarket.aggregation.names(), flmarket.privacy.names())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "opt-aggr" in done.stdout
+    with pytest.raises(AttributeError, match="auction"):
+        flmarket.auction  # noqa: B018
