@@ -32,7 +32,20 @@ from flmarket.errors import FlmarketError, InvalidInput
 __version__ = "0.1.0"
 
 _PACKAGES = frozenset(
-    "aggregation auctions audit engines games learning ledger market populations privacy report sampling".split()
+    [
+        "aggregation",
+        "auctions",
+        "audit",
+        "engines",
+        "games",
+        "learning",
+        "ledger",
+        "market",
+        "populations",
+        "privacy",
+        "report",
+        "sampling",
+    ]
 )
 
 
