@@ -12,7 +12,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command and exit with its code (see docs/exit-codes.md)."""
+    """Run the command and exit with its code (listed in docs/how-to.md)."""
     try:
         from flmarket.cli.app import app
     except ModuleNotFoundError as error:
