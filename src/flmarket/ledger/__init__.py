@@ -1,26 +1,70 @@
-"""The ledger: money in integer micro-units, moved by double entry, held in escrow until delivery."""
+"""The ledger: money in integer micro-units, moved by double entry, held in escrow until delivery.
 
+`MemoryLedger` ends with the process. `SqlLedger(url)` keeps the same books in SQLite or PostgreSQL (it needs the extra
+`store`, and is imported when asked for). `DurableAccount` is an owner's own record of the privacy she gave away, in a
+file beside her data.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from flmarket.errors import MissingDependency
+from flmarket.ledger.books import EXPIRY
+from flmarket.ledger.entry import Entry, EntryKind
+from flmarket.ledger.errors import LedgerCorrupt, LedgerUnavailable, ReplayRefused
 from flmarket.ledger.journal import (
     BANK,
     ESCROW,
+    FEES,
     Award,
     AwardState,
     Ledger,
-    MemoryLedger,
+    Release,
+    Resolution,
     Transfer,
 )
+from flmarket.ledger.memory import MemoryLedger
+from flmarket.ledger.merkle import Head
 from flmarket.ledger.money import MICROS, format_micros, payments_to_micros, to_micros
+from flmarket.ledger.owner_account import DurableAccount
+from flmarket.ledger.receipt import Receipt
+
+if TYPE_CHECKING:
+    from flmarket.ledger.sql import SqlLedger
 
 __all__ = [
     "BANK",
     "ESCROW",
+    "EXPIRY",
+    "FEES",
     "MICROS",
     "Award",
     "AwardState",
+    "DurableAccount",
+    "Entry",
+    "EntryKind",
+    "Head",
     "Ledger",
+    "LedgerCorrupt",
+    "LedgerUnavailable",
     "MemoryLedger",
+    "Receipt",
+    "Release",
+    "ReplayRefused",
+    "Resolution",
+    "SqlLedger",
     "Transfer",
     "format_micros",
     "payments_to_micros",
     "to_micros",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`SqlLedger` on demand, because it needs SQLAlchemy."""
+    if name == "SqlLedger":
+        try:
+            from flmarket.ledger.sql import SqlLedger
+        except ModuleNotFoundError as error:
+            raise MissingDependency(str(error.name), "store") from error
+        return SqlLedger
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

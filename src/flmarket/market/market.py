@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket.aggregation import Aggregation, HasNoiseEnergy, error_bound
 from flmarket.bids import Auction, BidProfile
 from flmarket.errors import InvalidInput, MechanismViolation, SettlementError
-from flmarket.ledger import MICROS, Award, AwardState, Ledger, payments_to_micros
+from flmarket.ledger import EXPIRY, MICROS, Award, AwardState, Ledger, Resolution, payments_to_micros
 from flmarket.market.task import RoundRecord
 
 __all__ = ["Market", "Round", "award_id", "owner_account"]
@@ -96,21 +96,12 @@ class Market:
         available = self.ledger.balance(self.buyer)
         if int(price.sum()) > available:
             raise SettlementError(f"{self.buyer} holds {available} micro-units, round {index} needs {price.sum()}")
-        awards = {}
-        for position in np.flatnonzero(outcome.winners):
-            owner = int(owners[position])
-            identifier = award_id(self.task, index, owner)
-            self.ledger.hold(
-                Award(
-                    identifier,
-                    index,
-                    self.buyer,
-                    owner_account(owner),
-                    float(epsilon[position]),
-                    int(price[position]),
-                )
-            )
-            awards[owner] = identifier
+        awards = {owner: award_id(self.task, index, owner) for owner in owners[outcome.winners].tolist()}
+        self.ledger.hold_many(
+            Award(awards[owner], index, self.buyer, owner_account(owner), epsilon_, price_)
+            for owner, epsilon_, price_ in zip(owners.tolist(), epsilon.tolist(), price.tolist(), strict=True)
+            if owner in awards
+        )
         sold = bids.data_size if outcome.records is None else np.floor(outcome.records)
         return Round(index, owners, np.asarray(sold), epsilon, price, budget_micros, awards)
 
@@ -158,12 +149,8 @@ class Market:
                     perturbation=self.perturbation,
                 )
             )
-        states: list[AwardState | None] = []
-        reasons: list[str] = []
-        for owner in round_.bidders:
-            award = self._settle(round_, int(owner))
-            states.append(award.state if award else None)
-            reasons.append(award.reason if award else "")
+        settled = self._settle(round_)
+        final = [settled.get(owner) for owner in round_.bidders.tolist()]
         round_.closed = True
         record = RoundRecord(
             round_.index,
@@ -171,21 +158,26 @@ class Market:
             round_.data_size,
             round_.epsilon,
             round_.price_micros,
-            tuple(states),
-            tuple(reasons),
+            tuple(award.state if award else None for award in final),
+            tuple(award.reason if award else "" for award in final),
             weights,
             round_.budget_micros,
             bound,
         )
         return record, aggregate
 
-    def _settle(self, round_: Round, owner: int) -> Award | None:
-        if owner not in round_.awards:
-            return None
-        award = self.ledger.award(round_.awards[owner])
-        if owner in round_.updates:
-            return self.ledger.post(award.id)
-        return self.ledger.expire(award.id) if award.state is AwardState.PENDING else award
+    def _settle(self, round_: Round) -> dict[int, Award]:
+        """Every award as it ends, by owner: all that are still open are resolved in one call."""
+        awards = {owner: self.ledger.award(identifier) for owner, identifier in round_.awards.items()}
+        resolved = self.ledger.resolve_many(
+            Resolution(award.id, AwardState.POSTED)
+            if owner in round_.updates
+            else Resolution(award.id, AwardState.EXPIRED, EXPIRY)
+            for owner, award in awards.items()
+            if owner in round_.updates or award.state is AwardState.PENDING
+        )
+        ended = {award.id: award for award in resolved}
+        return {owner: ended.get(award.id, award) for owner, award in awards.items()}
 
     def _pending(self, round_: Round, owner: int) -> str:
         if round_.closed or owner not in round_.awards:

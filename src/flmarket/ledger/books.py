@@ -1,0 +1,153 @@
+"""What all stores have in common: calls become drafts (`rules`), and the log answers questions.
+
+A store says how a draft is loaded and committed (`_write`), and how entries and hashes are read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flmarket.errors import InvalidInput, SettlementError
+from flmarket.ledger.entry import GENESIS, Entry, EntryKind
+from flmarket.ledger.journal import Award, AwardState, Release, Resolution, Transfer
+from flmarket.ledger.lines import release_of, transfer_of
+from flmarket.ledger.merkle import Head, Tree
+from flmarket.ledger.receipt import Receipt, make_receipt
+from flmarket.ledger.rules import Draft
+from flmarket.privacy import Cap
+
+__all__ = ["EXPIRY", "Books", "Wanted"]
+
+EXPIRY = "deadline passed"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a call needs to see: lines about these ids, and these accounts; `privacy` of these owners if so.
+
+    The parties of the awards among the ids are always included.
+    """
+
+    refs: Iterable[str] = ()
+    accounts: Iterable[str] = ()
+    owners: Iterable[str] = ()
+    privacy: bool = False
+
+
+class Books(ABC):
+    """A ledger but for its storage."""
+
+    def deposit(self, id: str, account: str, amount_micros: int) -> None:
+        """Bring money in from outside."""
+        self._write(Wanted([id], [account]), lambda draft: draft.deposit(id, account, amount_micros))
+
+    def withdraw(self, id: str, account: str, amount_micros: int) -> None:
+        """Pay money out to the outside."""
+        self._write(Wanted([id], [account]), lambda draft: draft.withdraw(id, account, amount_micros))
+
+    def charge_fee(self, id: str, account: str, amount_micros: int) -> None:
+        """Move a fee from a party to the broker."""
+        self._write(Wanted([id], [account]), lambda draft: draft.fee(id, account, amount_micros))
+
+    def hold(self, award: Award) -> Award:
+        """Put an award's price from the buyer's account into escrow."""
+        return self.hold_many((award,))[0]
+
+    def hold_many(self, awards: Iterable[Award]) -> tuple[Award, ...]:
+        """Hold all of a round's awards or none."""
+        batch = tuple(awards)
+        wanted = Wanted([award.id for award in batch], {award.buyer for award in batch})
+        return self._write(wanted, lambda draft: tuple(draft.hold(award) for award in batch))
+
+    def post(self, award_id: str) -> Award:
+        """Delivery verified: pay the owner."""
+        return self.resolve_many((Resolution(award_id, AwardState.POSTED),))[0]
+
+    def void(self, award_id: str, reason: str) -> Award:
+        """No delivery, or a bad one: return the price to the buyer."""
+        return self.resolve_many((Resolution(award_id, AwardState.VOIDED, reason),))[0]
+
+    def expire(self, award_id: str) -> Award:
+        """The deadline passed: return the price to the buyer."""
+        return self.resolve_many((Resolution(award_id, AwardState.EXPIRED, EXPIRY),))[0]
+
+    def resolve_many(self, resolutions: Iterable[Resolution]) -> tuple[Award, ...]:
+        """Record releases and resolve awards, all of them or none: how a round settles."""
+        batch = tuple(resolutions)
+        wanted = Wanted([one.award_id for one in batch], privacy=True)
+        return self._write(wanted, lambda draft: tuple(draft.resolve(one) for one in batch))
+
+    def register_cap(self, owner: str, cap: Cap) -> None:
+        """Set the most privacy that an owner sells over her lifetime; counts what she released before, too."""
+        self._write(Wanted(owners=[owner], privacy=True), lambda draft: draft.register_cap(owner, cap))
+
+    def release(self, release: Release) -> None:
+        """Record what an owner gave away for an award; refused past her registered cap."""
+        self._write(Wanted([release.award_id], privacy=True), lambda draft: draft.release(release))
+
+    def balance(self, account: str) -> int:
+        """Micro-units in an account; an account never used holds 0."""
+        return self.balances().get(account, 0)
+
+    def releases(self, owner: str | None = None) -> Iterator[Release]:
+        """All releases, or one owner's, in the order they were recorded."""
+        lines = (entry.line for entry in self.entries())
+        return (release_of(line) for line in lines if line.kind is EntryKind.RELEASE and owner in (None, line.owner))
+
+    def transfers(self) -> Iterator[Transfer]:
+        """All movements of money, oldest first."""
+        return filter(None, (transfer_of(entry.line) for entry in self.entries()))
+
+    def head(self, size: int | None = None) -> Head:
+        """What commits to the first `size` entries (default all): publish it, and the past cannot change unseen."""
+        tree = self._tree(size)
+        last = next(self.entries(tree.size - 1, tree.size)).hash if tree.size else GENESIS
+        return Head(tree.size, last, tree.root().hex())
+
+    def receipt(self, award_id: str, size: int | None = None) -> Receipt:
+        """All entries of an award with proofs that they are in the log of `size` entries; can be checked without it."""
+        tree, entries = self._tree(size), self._award_entries(award_id)
+        if not entries:
+            raise SettlementError(f"there is no award {award_id}")
+        return make_receipt(award_id, entries, tree, self.head(tree.size))
+
+    def consistency(self, old_size: int, size: int | None = None) -> tuple[str, ...]:
+        """Proof that the log of `size` entries (default all) begins with the log of `old_size` (`merkle`)."""
+        return tuple(step.hex() for step in self._tree(size).consistency(old_size))
+
+    @abstractmethod
+    def balances(self) -> Mapping[str, int]:
+        """All accounts ever used."""
+
+    @abstractmethod
+    def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
+        """The log, oldest first: entries `start` to before `stop`."""
+
+    @abstractmethod
+    def _write(self, wanted: Wanted, change: Callable[[Draft], T]) -> T:
+        """Make a draft that sees what is wanted, apply the change, commit it whole."""
+
+    @abstractmethod
+    def _award_entries(self, award_id: str) -> Sequence[Entry]:
+        """Hold, release and resolution of an award, those there are."""
+
+    @abstractmethod
+    def _size(self) -> int:
+        """How many entries there are."""
+
+    @abstractmethod
+    def _hashes(self, level: int, first: int, count: int) -> Sequence[bytes]:
+        """Hashes of complete nodes of the tree, as `merkle.Tree` asks for them."""
+
+    def _tree(self, size: int | None) -> Tree:
+        entries = self._size()
+        if size is None:
+            size = entries
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= entries:
+            raise InvalidInput("size", size, f"a whole number from 0 to {entries}")
+        return Tree(size, self._hashes)

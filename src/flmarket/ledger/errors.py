@@ -1,0 +1,29 @@
+"""Errors of the ledger that callers tell apart from a refused transfer, with exit codes of their own."""
+
+from __future__ import annotations
+
+from flmarket.errors import FlmarketError, SettlementError
+
+__all__ = ["LedgerCorrupt", "LedgerUnavailable", "ReplayRefused"]
+
+
+class LedgerCorrupt(SettlementError):
+    """The stored log is not what was written; `seq` is the first bad entry, None if the entries themselves are good."""
+
+    exit_code = 9
+
+    def __init__(self, message: str, seq: int | None = None) -> None:
+        self.seq = seq
+        super().__init__(message if seq is None else f"entry {seq}: {message}")
+
+
+class ReplayRefused(SettlementError):
+    """A release for an award that this owner has released for already; nothing more may leave."""
+
+    exit_code = 10
+
+
+class LedgerUnavailable(FlmarketError):
+    """The database did not answer, or the connection broke. The call may have happened: repeat it with the same id."""
+
+    exit_code = 11

@@ -1,0 +1,1 @@
+"""Database migrations of the ledger, by Alembic. `flmarket.ledger.store.migrate` runs them."""

@@ -1,0 +1,13 @@
+DROP TRIGGER ledger_entries_check ON ledger_entries;
+DROP TRIGGER ledger_entries_move ON ledger_entries;
+DROP TRIGGER ledger_entries_keep ON ledger_entries;
+DROP TRIGGER ledger_entries_keep_all ON ledger_entries;
+DROP TRIGGER ledger_nodes_keep ON ledger_nodes;
+DROP TRIGGER ledger_nodes_keep_all ON ledger_nodes;
+DROP TRIGGER ledger_accounts_check ON ledger_accounts;
+DROP TRIGGER ledger_accounts_keep ON ledger_accounts;
+DROP TRIGGER ledger_accounts_keep_all ON ledger_accounts;
+DROP FUNCTION ledger_entry_check();
+DROP FUNCTION ledger_entry_move();
+DROP FUNCTION ledger_keep();
+DROP FUNCTION ledger_account_check();

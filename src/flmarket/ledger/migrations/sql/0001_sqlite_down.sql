@@ -1,0 +1,2 @@
+-- Dropping a table drops its triggers.
+SELECT 1;

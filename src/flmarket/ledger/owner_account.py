@@ -1,0 +1,248 @@
+"""An owner's durable privacy account: one SQLite file beside her data that outlives runs, buyers and crashes.
+
+The guard charges it before noise is drawn. `charge` returns only once the release is on disk (write-ahead log, synced
+at every commit), so a crash afterwards loses privacy budget, never privacy: what left is always on record. An award is
+charged once; asking again, for any buyer, is refused. Every charge reads what the file says inside a transaction that
+allows one writer at a time, so several processes may share a file.
+
+It counts what it is told and guards against mistakes and greedy servers, not against the owner: whoever can write the
+file can empty it. The file must not lie on a network file system, where SQLite's locks are not reliable.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted
+from flmarket.ledger.entry import canonical
+from flmarket.ledger.errors import ReplayRefused
+from flmarket.ledger.rules import checked_name
+from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, event_from_dict, event_to_dict
+
+__all__ = ["ChargedRelease", "DurableAccount"]
+
+_APPLICATION = 0x464C4D41  # "FLMA" in the file's header
+_VERSION = 1
+_WAIT_SECONDS = 30.0
+_SCHEMA = """
+CREATE TABLE caps (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    time_us INTEGER NOT NULL,
+    cap TEXT NOT NULL
+) STRICT;
+CREATE TABLE releases (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    time_us INTEGER NOT NULL,
+    award_id TEXT NOT NULL UNIQUE,
+    buyer TEXT NOT NULL,
+    guarantee TEXT NOT NULL
+) STRICT;
+CREATE TRIGGER caps_stay BEFORE UPDATE ON caps BEGIN SELECT RAISE(ABORT, 'caps are only added to'); END;
+CREATE TRIGGER caps_keep BEFORE DELETE ON caps BEGIN SELECT RAISE(ABORT, 'caps are only added to'); END;
+CREATE TRIGGER releases_stay BEFORE UPDATE ON releases BEGIN SELECT RAISE(ABORT, 'releases are only added to'); END;
+CREATE TRIGGER releases_keep BEFORE DELETE ON releases BEGIN SELECT RAISE(ABORT, 'releases are only added to'); END;
+"""
+
+
+@dataclass(frozen=True)
+class ChargedRelease:
+    """One release on record: for which award and buyer, when, and what it gave away."""
+
+    award_id: str
+    buyer: str
+    guarantee: Event
+    time_us: int
+
+
+class DurableAccount:
+    """A `PrivacyAccount` in a file. Safe for several threads and processes; close it when done."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Use `open`."""
+        self._connection, self.path = connection, path
+        self._lock = threading.RLock()
+        self._account: PrivacyAccount | None = None
+        self._cap_number = self._number = 0
+
+    @classmethod
+    def open(cls, path: str | Path, cap: Cap | None = None) -> DurableAccount:
+        """Open an account, or start one with this cap if there is no file yet.
+
+        A cap given for an existing account must be its own: `change_cap` changes it. None takes what the file says.
+        """
+        path = Path(path)
+        if cap is None and not path.exists():
+            raise ConfigError("privacy account", str(path), "a file that exists, or a cap to start one with")
+        if cap is not None:
+            PrivacyAccount(cap)  # refuses what is no cap before a file is made
+        try:
+            connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise ConfigError("privacy account", str(path), f"a file that can be opened ({error})") from None
+        account = cls(connection, path)
+        try:
+            account._prepare(cap)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise ConfigError("privacy account", str(path), f"an account's SQLite file ({error})") from None
+            raise
+        return account
+
+    @property
+    def cap(self) -> Cap:
+        """The most that may ever be given away."""
+        return self._current().cap
+
+    @property
+    def spent(self) -> float:
+        """The total so far in the cap's currency."""
+        return self._current().spent
+
+    @property
+    def remaining(self) -> float:
+        """The cap minus what is spent, never below 0."""
+        return self._current().remaining
+
+    def would_exceed(self, guarantee: Event) -> bool:
+        """Whether this release would go past the cap. Records nothing."""
+        return self._current().would_exceed(guarantee)
+
+    def affordable(self, guarantee: Callable[[float], Event] = PureDp, *, releases: int = 1) -> float:
+        """The largest ε of which so many further releases still fit; pass a perturbation's `guarantee`."""
+        return self._current().affordable(releases, guarantee=guarantee)
+
+    def released(self, award_id: str) -> bool:
+        """Whether this award has been charged."""
+        with self._lock:
+            return bool(self._connection.execute("SELECT 1 FROM releases WHERE award_id = ?", (award_id,)).fetchone())
+
+    def charge(self, award_id: str, buyer: str, guarantee: Event) -> None:
+        """Record a release that is about to happen; on any error nothing is recorded and nothing may leave.
+
+        Raises PrivacyBudgetExhausted past the cap, ReplayRefused for an award that has been charged before.
+        """
+        checked_name("award_id", award_id)
+        checked_name("buyer", buyer)
+        text = canonical(event_to_dict(guarantee))
+        with self._writing():
+            if self.released(award_id):
+                raise ReplayRefused(f"award {award_id} was released for already: nothing was released again")
+            if self._current().would_exceed(guarantee):
+                raise PrivacyBudgetExhausted(
+                    f"award {award_id} for {guarantee} would pass the cap {self.cap} "
+                    f"({self.remaining:.6g} left): nothing was released"
+                )
+            self._connection.execute(
+                "INSERT INTO releases (time_us, award_id, buyer, guarantee) VALUES (?, ?, ?, ?)",
+                (_now_us(), award_id, buyer, text),
+            )
+
+    def change_cap(self, cap: Cap) -> None:
+        """Set another cap; refused if what was given away already does not fit it."""
+        fresh = PrivacyAccount(cap)
+        with self._writing():
+            for release in self.releases():
+                fresh.compose(release.guarantee)
+            self._add_cap(cap)
+
+    def releases(self) -> Iterator[ChargedRelease]:
+        """Everything on record, oldest first."""
+        with self._lock:
+            query = "SELECT award_id, buyer, guarantee, time_us FROM releases ORDER BY number"
+            rows = self._connection.execute(query).fetchall()
+        return (ChargedRelease(award, buyer, _event(text, self.path), at) for award, buyer, text, at in rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> DurableAccount:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _prepare(self, cap: Cap | None) -> None:
+        self._connection.execute("PRAGMA synchronous = FULL")
+        with self._writing():
+            (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if not tables and not application and cap is not None:
+                for statement in _statements(_SCHEMA):
+                    self._connection.execute(statement)
+                self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+                self._add_cap(cap)
+            elif (application, version) != (_APPLICATION, _VERSION):
+                raise ConfigError("privacy account", str(self.path), f"an owner's account, version {_VERSION}")
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        if cap is not None and cap != self.cap:
+            raise InvalidInput("cap", cap, f"the account's own cap {self.cap}, or none; change_cap changes it")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction that holds the file's only write lock from its start."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._account = None
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _current(self) -> PrivacyAccount:
+        """The account as the file has it now: the latest cap, and every release."""
+        with self._lock:
+            number, cap = self._connection.execute(
+                "SELECT number, cap FROM caps ORDER BY number DESC LIMIT 1"
+            ).fetchone()
+            if self._account is None or number != self._cap_number:
+                self._account, self._cap_number, self._number = _account(cap, self.path), number, 0
+            query = "SELECT number, guarantee FROM releases WHERE number > ? ORDER BY number"
+            for number, text in self._connection.execute(query, (self._number,)):
+                self._account.compose(_event(text, self.path))
+                self._number = number
+            return self._account
+
+    def _add_cap(self, cap: Cap) -> None:
+        text = canonical(event_to_dict(cap))
+        self._connection.execute("INSERT INTO caps (time_us, cap) VALUES (?, ?)", (_now_us(), text))
+
+
+def _account(text: str, path: Path) -> PrivacyAccount:
+    return PrivacyAccount(_event(text, path))  # type: ignore[arg-type]  # PrivacyAccount refuses what is no cap
+
+
+def _event(text: str, path: Path) -> Event:
+    try:
+        return event_from_dict(json.loads(text))
+    except ValueError as error:
+        raise ConfigError("privacy account", str(path), f"intact records ({error})") from None
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script, one at a time: `executescript` would commit first."""
+    part = ""
+    for line in script.strip().splitlines(keepends=True):
+        part += line
+        if sqlite3.complete_statement(part):
+            yield part
+            part = ""
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

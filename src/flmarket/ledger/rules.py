@@ -1,0 +1,249 @@
+"""The rules of the books, once for every store: what a call adds to the journal, or why it is refused.
+
+A `Draft` is one call under way. It reads the books through the mappings it is given, never writes to them, and collects
+the new lines and the balances and accounts after them; the store then commits all of it or drops the draft. Stores that
+keep the books in a database check the same invariants again there, in other words (`migrations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
+from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, canonical
+from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, Release, Resolution
+from flmarket.ledger.lines import award_of, limit_of, pico, release_of
+from flmarket.ledger.money import MAX_MICROS, format_micros
+from flmarket.privacy import (
+    ApproxDp,
+    Cap,
+    Event,
+    PrivacyAccount,
+    PureDp,
+    ZCdp,
+    event_to_dict,
+)
+
+__all__ = ["LARGEST_CAP", "Draft", "Key", "checked_name"]
+
+RESERVED = (BANK, ESCROW, FEES)
+LARGEST_CAP = 1e6  # so that totals in 10⁻¹² fit a 64-bit integer
+LONGEST_NAME, LONGEST_REASON = 200, 500
+# an award's release may exceed the awarded privacy loss by floating-point rounding only
+_ROUNDING = 1e-9
+
+Key = tuple[EntryKind, str]
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Overlay(Generic[K, V]):
+    """A dictionary over another that it does not change; `new` is what was set."""
+
+    def __init__(self, base: dict[K, V]) -> None:
+        self.base, self.new = base, dict[K, V]()
+
+    def get(self, key: K) -> V | None:
+        """The newest value."""
+        found = self.new.get(key)
+        return self.base.get(key) if found is None else found
+
+    def __contains__(self, key: K) -> bool:
+        return key in self.new or key in self.base
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.new[key] = value
+
+
+class Draft:
+    """One call under way: new lines over the books as they were."""
+
+    def __init__(
+        self,
+        lines: dict[Key, Line],
+        balances: dict[str, int],
+        accounts: dict[str, PrivacyAccount],
+        history: Callable[[str], Iterable[Event]],
+    ) -> None:
+        """`accounts` holds the owners with a registered cap; `history` gives all stored releases of an owner."""
+        self.new: list[Line] = []
+        self.lines = Overlay(lines)
+        self.balances = Overlay(balances)
+        self.accounts = Overlay(accounts)
+        self._history = history
+
+    def deposit(self, id: str, account: str, amount_micros: int) -> None:
+        """Outside → party."""
+        self._once(Line(EntryKind.DEPOSIT, checked_name("id", id), BANK, _party("account", account), amount_micros))
+
+    def withdraw(self, id: str, account: str, amount_micros: int) -> None:
+        """Party, or the broker's fees → outside."""
+        source = account if account == FEES else _party("account", account)
+        self._once(Line(EntryKind.WITHDRAWAL, checked_name("id", id), source, BANK, amount_micros))
+
+    def fee(self, id: str, account: str, amount_micros: int) -> None:
+        """Party → broker."""
+        self._once(Line(EntryKind.FEE, checked_name("id", id), _party("account", account), FEES, amount_micros))
+
+    def hold(self, award: Award) -> Award:
+        """Buyer → escrow."""
+        if (EntryKind.HOLD, award.id) in self.lines:
+            known = self.award(award.id)
+            if replace(known, state=award.state, reason=award.reason) != award:
+                raise SettlementError(f"award {award.id} exists with other terms")
+            return known
+        if award.state is not AwardState.PENDING:
+            raise SettlementError(f"award {award.id} is {award.state}: only a pending award can be held")
+        self._move(_hold_line(award))
+        return replace(award, reason="")
+
+    def resolve(self, resolution: Resolution) -> Award:
+        """Escrow → owner or buyer, after recording the release if there is one."""
+        if resolution.state not in RESOLUTIONS:
+            raise InvalidInput("state", resolution.state, "posted, voided or expired")
+        award, state = self.award(resolution.award_id), resolution.state
+        if resolution.release is not None:
+            if resolution.release.award_id != award.id:
+                raise InvalidInput("release", resolution.release.award_id, f"the release for award {award.id}")
+            self._give(award, resolution.release)
+        if award.state is state:
+            return award
+        if award.state is not AwardState.PENDING:
+            raise SettlementError(f"award {award.id} is already {award.state}, it cannot be {state}")
+        sold = state is AwardState.POSTED and award.epsilon > 0 and award.owner in self.accounts
+        if sold and (EntryKind.RELEASE, award.id) not in self.lines:
+            raise SettlementError(f"award {award.id}: {award.owner} has a registered cap, record her release first")
+        payee = award.owner if state is AwardState.POSTED else award.buyer
+        reason = _readable(resolution.reason)
+        detail = canonical({"reason": reason}) if reason else "{}"
+        self._move(
+            Line(RESOLUTIONS[state], award.id, ESCROW, payee, award.price_micros, award.owner, detail=detail),
+        )
+        return replace(award, state=state, reason=reason)
+
+    def release(self, release: Release) -> None:
+        """Charge the owner's registered cap and record what she gave away."""
+        self._give(self.award(release.award_id), release)
+
+    def register_cap(self, owner: str, cap: Cap) -> None:
+        """Record a cap, new or changed; all releases so far must fit it."""
+        known = self.accounts.get(_party("owner", owner))
+        if known is not None and known.cap == cap:
+            return
+        if not isinstance(cap, PureDp | ZCdp | ApproxDp) or not 0 < limit_of(cap) <= LARGEST_CAP:
+            raise InvalidInput("cap", cap, f"PureDp, ZCdp or ApproxDp above 0 and up to {LARGEST_CAP:g}")
+        account = PrivacyAccount(cap)
+        for event in self._events(owner):
+            try:
+                account.compose(event)
+            except PrivacyBudgetExhausted:
+                raise PrivacyBudgetExhausted(f"{owner} has released more than {cap} already") from None
+        self.accounts[owner] = account
+        number = next(n for n in range(1, 10**6) if (EntryKind.CAP, f"{owner}/{n}") not in self.lines)
+        detail = canonical({"cap": event_to_dict(cap)})
+        spent, limit = _totals(account)
+        self._add(
+            Line(EntryKind.CAP, f"{owner}/{number}", owner=owner, spent_pico=spent, limit_pico=limit, detail=detail),
+        )
+
+    def award(self, award_id: str) -> Award:
+        """One award as it stands, this draft included."""
+        held = self.lines.get((EntryKind.HOLD, award_id))
+        if held is None:
+            raise SettlementError(f"there is no award {award_id}")
+        ends = (self.lines.get((kind, award_id)) for kind in RESOLUTIONS.values())
+        return award_of(held, next(filter(None, ends), None))
+
+    def _give(self, award: Award, release: Release) -> None:
+        mechanism = checked_name("mechanism", release.mechanism)
+        detail = canonical({"mechanism": mechanism, "guarantee": event_to_dict(release.guarantee)})
+        known = self.lines.get((EntryKind.RELEASE, award.id))
+        if known is not None:
+            if known.detail != detail:
+                raise SettlementError(f"award {award.id} has another release on record")
+            return
+        if award.state is AwardState.POSTED:
+            raise SettlementError(f"award {award.id} is posted already: its release belongs before the payment")
+        given = getattr(release.guarantee, "epsilon", 0.0)
+        if given > award.epsilon * (1 + _ROUNDING):
+            raise SettlementError(f"award {award.id} is for ε = {award.epsilon:g}, the release gives away {given:g}")
+        account = self.accounts.get(award.owner)
+        if account is not None:
+            account = copy(account)
+            account.compose(release.guarantee)
+            self.accounts[award.owner] = account
+        spent, limit = _totals(account)
+        self._add(
+            Line(EntryKind.RELEASE, award.id, owner=award.owner, spent_pico=spent, limit_pico=limit, detail=detail),
+        )
+
+    def _events(self, owner: str) -> Iterable[Event]:
+        yield from self._history(owner)
+        yield from (
+            release_of(line).guarantee for line in self.new if line.kind is EntryKind.RELEASE and line.owner == owner
+        )
+
+    def _once(self, line: Line) -> None:
+        known = self.lines.get((line.kind, line.ref))
+        if known is None:
+            self._move(line)
+        elif known != line:
+            raise SettlementError(f"{line.kind} {line.ref} exists with other terms")
+
+    def _move(self, line: Line) -> None:
+        amount, debit, credit = line.amount_micros, line.debit, line.credit
+        if isinstance(amount, bool) or not isinstance(amount, int) or not 0 <= amount <= MAX_MICROS:
+            raise InvalidInput("amount_micros", amount, f"a whole number from 0 to {MAX_MICROS}")
+        assert debit is not None
+        assert credit is not None
+        left, gained = (self.balances.get(debit) or 0) - amount, (self.balances.get(credit) or 0) + amount
+        if left < 0 and debit != BANK:
+            holds, needs = format_micros(left + amount), format_micros(amount)
+            raise SettlementError(f"{debit} holds {holds}, {line.kind} {line.ref} needs {needs}")
+        if gained > MAX_MICROS or left < -MAX_MICROS:
+            raise SettlementError(f"{line.kind} {line.ref} would bring an account past {format_micros(MAX_MICROS)}")
+        self.balances[debit], self.balances[credit] = left, gained
+        self._add(line)
+
+    def _add(self, line: Line) -> None:
+        self.lines[line.kind, line.ref] = line
+        self.new.append(line)
+
+
+def checked_name(field: str, value: object) -> str:
+    """An id or an account's name: printable, not empty, not endless."""
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= LONGEST_NAME:
+        raise InvalidInput(field, value, f"1 to {LONGEST_NAME} printable characters")
+    return value
+
+
+def _party(field: str, account: object) -> str:
+    name = checked_name(field, account)
+    if name in RESERVED:
+        raise InvalidInput(field, name, "the account of a buyer or an owner")
+    return name
+
+
+def _hold_line(award: Award) -> Line:
+    index, epsilon = award.round_index, award.epsilon
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**62:
+        raise InvalidInput("round_index", index, "a whole number of at least 0")
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon >= 0:
+        raise InvalidInput("epsilon", epsilon, "a privacy loss of at least 0")
+    detail = canonical({"epsilon": repr(float(epsilon) + 0.0)})  # + 0.0: no minus zero
+    buyer, owner = _party("buyer", award.buyer), _party("owner", award.owner)
+    id = checked_name("award id", award.id)
+    return Line(EntryKind.HOLD, id, buyer, ESCROW, award.price_micros, owner, index, detail=detail)
+
+
+def _totals(account: PrivacyAccount | None) -> tuple[int, int] | tuple[None, None]:
+    return (None, None) if account is None else pico(account)
+
+
+def _readable(reason: str) -> str:
+    """A reason often quotes somebody's error: it is shortened and cleaned, never a ground to refuse the resolution."""
+    text = "".join(c if c.isprintable() else " " for c in str(reason))
+    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"

@@ -1,0 +1,333 @@
+"""What every ledger store must do, whatever it is made of."""
+
+import pytest
+
+from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
+from flmarket.ledger import (
+    BANK,
+    ESCROW,
+    FEES,
+    AwardState,
+    EntryKind,
+    MemoryLedger,
+    Release,
+    Resolution,
+    Transfer,
+)
+from flmarket.privacy import ApproxDp, ExponentialRelease, GaussianRelease, PureDp, ZCdp
+
+
+def money(ledger):
+    return ledger.balance("buyer"), ledger.balance(ESCROW), ledger.balance("owner-1")
+
+
+def delivered(id, guarantee, state=AwardState.POSTED):
+    return Resolution(id, state, release=Release(id, "laplace-l1", guarantee))
+
+
+def test_an_award_is_paid_once(ledger, award):
+    ledger.hold(award())
+    assert money(ledger) == (700, 300, 0)
+    assert ledger.post("t/0/1").state is AwardState.POSTED
+    assert ledger.post("t/0/1").state is AwardState.POSTED  # a retry changes nothing
+    assert money(ledger) == (700, 0, 300)
+    ledger.verify()
+
+
+@pytest.mark.parametrize("end", ["void", "expire"])
+def test_what_is_not_delivered_goes_back(ledger, award, end):
+    ledger.hold(award())
+    ledger.void("t/0/1", "dropped out") if end == "void" else ledger.expire("t/0/1")
+    assert ledger.balance("buyer") == 1000
+    assert ledger.award("t/0/1").reason == ("dropped out" if end == "void" else "deadline passed")
+    with pytest.raises(SettlementError, match="already"):
+        ledger.post("t/0/1")
+    assert ledger.balance("owner-1") == 0
+    ledger.verify()
+
+
+def test_repeats_are_harmless_and_contradictions_refused(ledger, award):
+    ledger.deposit("d1", "buyer", 1000)
+    assert ledger.balance("buyer") == 1000
+    for account, amount in (("buyer", 2000), ("other", 1000)):
+        with pytest.raises(SettlementError, match="other terms"):
+            ledger.deposit("d1", account, amount)
+    ledger.hold(award())
+    ledger.hold(award())
+    assert ledger.balance(ESCROW) == 300
+    for change in ({"price_micros": 301}, {"owner": "owner-2"}, {"epsilon": 2.0}, {"round_index": 1}, {"buyer": "b2"}):
+        with pytest.raises(SettlementError, match="other terms"):
+            ledger.hold(award(**change))
+    ledger.post("t/0/1")
+    assert ledger.hold(award()).state is AwardState.POSTED  # a late retry of the hold does not open it again
+    assert ledger.balance(ESCROW) == 0
+    assert len(list(ledger.entries())) == 3
+
+
+def test_nobody_spends_what_she_does_not_have(ledger, award):
+    with pytest.raises(SettlementError, match=r"holds 0\.001"):
+        ledger.hold(award(price=1001))
+    for take in (ledger.withdraw, ledger.charge_fee):
+        with pytest.raises(SettlementError, match="holds 0"):
+            take("w1", "owner-1", 1)
+    assert ledger.balance("buyer") == 1000
+    assert list(ledger.awards()) == []
+    with pytest.raises(SettlementError, match="no award"):
+        ledger.post("t/9/9")
+    with pytest.raises(SettlementError, match="no award"):
+        ledger.award("t/9/9")
+
+
+@pytest.mark.parametrize("amount", [-1, 1.5, True, "7", 2**63])
+def test_amounts_are_whole_and_positive(ledger, award, amount):
+    with pytest.raises(InvalidInput, match="amount_micros"):
+        ledger.deposit("d2", "buyer", amount)
+    with pytest.raises(InvalidInput, match="amount_micros"):
+        ledger.hold(award(price=amount))
+
+
+@pytest.mark.parametrize("account", [BANK, ESCROW, FEES])
+def test_the_house_is_no_party(ledger, award, account):
+    with pytest.raises(InvalidInput, match="account"):
+        ledger.deposit("d2", account, 1)
+    for side in ("buyer", "owner"):
+        with pytest.raises(InvalidInput, match=side):
+            ledger.hold(award(**{side: account}))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", "a\0b", "\ud800", 7, None])
+def test_names_are_printable_and_bounded(ledger, award, name):
+    for call in (
+        lambda: ledger.deposit(name, "buyer", 1),
+        lambda: ledger.deposit("d2", name, 1),
+        lambda: ledger.hold(award(id=name)),
+        lambda: ledger.hold(award(owner=name)),
+        lambda: ledger.register_cap(name, PureDp(1.0)),
+    ):
+        with pytest.raises(InvalidInput):
+            call()
+    assert len(list(ledger.entries())) == 1
+    assert ledger.balance(name) == 0
+    assert list(ledger.awards(owner=name)) == [] or name is None
+    with pytest.raises(SettlementError, match="no award"):
+        ledger.award(name)
+
+
+@pytest.mark.parametrize("change", [{"epsilon": -1.0}, {"epsilon": float("nan")}, {"round_index": -1}])
+def test_terms_make_sense(ledger, award, change):
+    with pytest.raises(InvalidInput):
+        ledger.hold(award(**change))
+
+
+def test_names_of_any_script_and_endless_epsilon(ledger, award):
+    odd = award(id="аукцион/0/ø", owner="owner-µ", epsilon=float("inf"))
+    assert ledger.hold(odd) == odd
+    assert list(ledger.awards()) == [odd]
+    ledger.verify()
+
+
+def test_a_reason_is_cleaned_not_refused(ledger, award):
+    ledger.hold(award())
+    ledger.void("t/0/1", "bad\0update:\n" + "x" * 1000)
+    reason = ledger.award("t/0/1").reason
+    assert reason.startswith("bad update: xxx")
+    assert len(reason) == 500
+    ledger.verify()
+
+
+def test_only_pending_awards_are_held(ledger, award):
+    with pytest.raises(SettlementError, match="only a pending"):
+        ledger.hold(award(state=AwardState.POSTED))
+    ledger.hold(award())
+    with pytest.raises(InvalidInput, match="state"):
+        ledger.resolve_many([Resolution("t/0/1", AwardState.PENDING)])
+
+
+def test_money_comes_in_pays_fees_and_goes_out(ledger):
+    ledger.charge_fee("f1", "buyer", 50)
+    ledger.charge_fee("f1", "buyer", 50)
+    ledger.withdraw("w1", "buyer", 900)
+    ledger.withdraw("w2", FEES, 20)
+    assert dict(ledger.balances()) == {BANK: -80, ESCROW: 0, "buyer": 50, FEES: 30}
+    assert [t for t in ledger.transfers() if t.credit == BANK] == [
+        Transfer("w1/withdrawal", "buyer", BANK, 900),
+        Transfer("w2/withdrawal", FEES, BANK, 20),
+    ]
+    ledger.verify()
+
+
+def test_a_round_is_held_whole_or_not_at_all(ledger, award):
+    batch = [award(id=f"t/0/{i}", owner=f"owner-{i}", price=300) for i in range(4)]
+    with pytest.raises(SettlementError, match=r"holds 0\.0001"):
+        ledger.hold_many(batch)
+    assert money(ledger) == (1000, 0, 0)
+    assert list(ledger.awards()) == []
+    assert ledger.hold_many(batch[:3]) == tuple(batch[:3])
+    assert ledger.hold_many(batch[:3]) == tuple(batch[:3])
+    assert ledger.hold_many([]) == ()
+    assert money(ledger)[:2] == (100, 900)
+
+
+def test_a_round_settles_whole_or_not_at_all(ledger, award):
+    ledger.hold_many([award(id=f"t/0/{i}", owner=f"owner-{i}", price=300) for i in range(3)])
+    good = [delivered("t/0/0", PureDp(1.0)), Resolution("t/0/1", AwardState.VOIDED, "late")]
+    with pytest.raises(SettlementError, match="no award"):
+        ledger.resolve_many([*good, Resolution("t/0/7", AwardState.POSTED)])
+    with pytest.raises(SettlementError, match="already voided"):
+        ledger.resolve_many([*good, Resolution("t/0/1", AwardState.POSTED)])
+    assert money(ledger)[:2] == (100, 900)
+    assert list(ledger.releases()) == []
+    done = ledger.resolve_many([*good, Resolution("t/0/2", AwardState.EXPIRED)])
+    assert [one.state for one in done] == [AwardState.POSTED, AwardState.VOIDED, AwardState.EXPIRED]
+    assert ledger.resolve_many(good) == done[:2]
+    assert (ledger.balance("buyer"), ledger.balance(ESCROW), ledger.balance("owner-0")) == (700, 0, 300)
+    assert list(ledger.releases()) == [Release("t/0/0", "laplace-l1", PureDp(1.0))]
+    ledger.verify()
+
+
+def test_awards_are_found_by_state_owner_and_round(ledger, award):
+    made = [award(id=f"t/{i}", owner=f"owner-{i % 2}", price=10, round_index=i // 2) for i in range(6)]
+    ledger.hold_many(made)
+    ledger.post("t/1")
+    ledger.void("t/2", "x")
+    assert [one.id for one in ledger.awards()] == [f"t/{i}" for i in range(6)]
+    assert [one.id for one in ledger.awards(state=AwardState.PENDING)] == ["t/0", "t/3", "t/4", "t/5"]
+    assert [one.id for one in ledger.awards(state=AwardState.POSTED)] == ["t/1"]
+    assert [one.id for one in ledger.awards(owner="owner-0", round_index=1)] == ["t/2"]
+    assert [one.id for one in ledger.awards(state=AwardState.PENDING, round_index=2)] == ["t/4", "t/5"]
+
+
+def test_award_release_payment_is_one_chain(ledger, award):
+    ledger.hold(award())
+    ledger.release(Release("t/0/1", "laplace-l1", PureDp(1.0)))
+    ledger.release(Release("t/0/1", "laplace-l1", PureDp(1.0)))
+    with pytest.raises(SettlementError, match="another release"):
+        ledger.release(Release("t/0/1", "laplace-l1", PureDp(0.5)))
+    ledger.post("t/0/1")
+    kinds = [entry.line.kind for entry in ledger.entries() if entry.line.ref == "t/0/1"]
+    assert kinds == [EntryKind.HOLD, EntryKind.RELEASE, EntryKind.POSTED]
+    ledger.verify()
+
+
+def test_a_release_needs_an_award_that_covers_it(ledger, award):
+    with pytest.raises(SettlementError, match="no award"):
+        ledger.release(Release("t/0/1", "laplace-l1", PureDp(1.0)))
+    ledger.hold(award())
+    with pytest.raises(SettlementError, match="is for ε = 1"):
+        ledger.release(Release("t/0/1", "laplace-l1", PureDp(1.1)))
+    with pytest.raises(InvalidInput, match="release"):
+        ledger.resolve_many([Resolution("t/0/1", AwardState.POSTED, release=Release("other", "m", PureDp(1.0)))])
+    ledger.post("t/0/1")
+    with pytest.raises(SettlementError, match="before the payment"):
+        ledger.release(Release("t/0/1", "laplace-l1", PureDp(1.0)))
+    ledger.hold(award(id="late"))
+    ledger.expire("late")
+    ledger.release(Release("late", "laplace-l1", PureDp(1.0)))  # it left, though too late to be paid
+    assert len(list(ledger.releases("owner-1"))) == 1
+    ledger.verify()
+
+
+def test_no_owner_above_her_cap(ledger, award):
+    ledger.register_cap("owner-1", PureDp(1.0))
+    ledger.hold_many([award(id=f"a{i}", epsilon=0.1, price=1) for i in range(11)])
+    for i in range(10):
+        ledger.resolve_many([delivered(f"a{i}", PureDp(0.1))])
+    assert ledger.privacy_spent("owner-1") == pytest.approx(1.0)
+    with pytest.raises(PrivacyBudgetExhausted):
+        ledger.resolve_many([delivered("a10", PureDp(0.1))])
+    with pytest.raises(SettlementError, match="record her release first"):
+        ledger.post("a10")
+    assert ledger.award("a10").state is AwardState.PENDING
+    assert ledger.balance("owner-1") == 10
+    ledger.void("a10", "refused")
+    ledger.verify()
+
+
+@pytest.mark.parametrize(
+    ("cap", "guarantee", "fits"),
+    [
+        (PureDp(1.0), PureDp(0.4), 2),
+        (PureDp(1.0), ExponentialRelease(0.4), 2),
+        (ZCdp(1.0), GaussianRelease(1.0), 2),  # ρ = 1/2 each
+        (ZCdp(1.0), PureDp(1.0), 2),
+        (ApproxDp(4.0, 1e-5), GaussianRelease(2.0), 3),  # 3.709 after three, 4.377 after four
+    ],
+)
+def test_caps_in_every_currency(ledger, award, cap, guarantee, fits):
+    ledger.register_cap("owner-1", cap)
+    ledger.hold_many([award(id=f"a{i}", price=1) for i in range(fits + 1)])
+    ledger.resolve_many([delivered(f"a{i}", guarantee) for i in range(fits)])
+    with pytest.raises(PrivacyBudgetExhausted):
+        ledger.resolve_many([delivered(f"a{fits}", guarantee)])
+    assert len(list(ledger.releases("owner-1"))) == fits
+    ledger.verify()
+
+
+def test_a_cap_counts_the_past_and_may_change(ledger, award):
+    ledger.hold_many([award(id=f"a{i}", price=1) for i in range(4)])
+    ledger.resolve_many([delivered("a0", PureDp(1.0))])
+    assert ledger.cap("owner-1") is None
+    assert ledger.privacy_spent("owner-1") == 0.0
+    with pytest.raises(PrivacyBudgetExhausted, match="already"):
+        ledger.register_cap("owner-1", PureDp(0.5))
+    ledger.register_cap("owner-1", PureDp(2.0))
+    ledger.register_cap("owner-1", PureDp(2.0))
+    assert ledger.privacy_spent("owner-1") == 1.0
+    ledger.resolve_many([delivered("a1", PureDp(1.0))])
+    with pytest.raises(PrivacyBudgetExhausted):
+        ledger.resolve_many([delivered("a2", PureDp(1.0))])
+    ledger.register_cap("owner-1", ZCdp(1.5))
+    assert ledger.cap("owner-1") == ZCdp(1.5)
+    assert ledger.privacy_spent("owner-1") == 1.0  # 2 · ε²/2
+    ledger.resolve_many([delivered("a2", PureDp(1.0))])
+    with pytest.raises(PrivacyBudgetExhausted):
+        ledger.resolve_many([delivered("a3", PureDp(1.0))])
+    assert sum(entry.line.kind is EntryKind.CAP for entry in ledger.entries()) == 2
+    ledger.verify()
+
+
+def test_an_award_for_no_privacy_needs_no_release(ledger, award):
+    """A refund to a buyer who also sells, say."""
+    ledger.register_cap("owner-1", PureDp(1.0))
+    for id, zero in (("refund", 0.0), ("refund-2", -0.0)):
+        ledger.hold(award(id=id, epsilon=zero))
+        assert ledger.post(id).state is AwardState.POSTED
+    assert ledger.privacy_spent("owner-1") == 0.0
+    ledger.verify()
+
+
+def test_accounts_of_many_owners_at_once(ledger, award):
+    ledger.register_cap("owner-1", PureDp(3.0))
+    ledger.register_cap("owner-2", PureDp(5.0))
+    ledger.hold(award(id="a", price=1))
+    ledger.resolve_many([delivered("a", PureDp(1.0))])
+    accounts = ledger.privacy_accounts(["owner-1", "owner-2", "owner-9"])
+    assert {owner: (account.cap, account.spent) for owner, account in accounts.items()} == {
+        "owner-1": (PureDp(3.0), 1.0),
+        "owner-2": (PureDp(5.0), 0.0),
+    }
+    accounts["owner-1"].compose(PureDp(2.0))  # a copy: what is done to it does not count
+    assert ledger.privacy_spent("owner-1") == 1.0
+
+
+@pytest.mark.parametrize("cap", [PureDp(0.0), PureDp(1e9), GaussianRelease(1.0), 3.0])
+def test_what_is_no_cap(ledger, cap):
+    with pytest.raises(InvalidInput, match="cap"):
+        ledger.register_cap("owner-1", cap)
+
+
+def test_all_stores_write_the_same_log(empty, award):
+    """The same calls give the same hashes, so receipts do not depend on where the books are kept."""
+    model = MemoryLedger(clock=lambda: 1_700_000_000_000_000)
+    for book in (empty, model):
+        book.deposit("d1", "buyer", 10**9)
+        book.register_cap("owner-3", ApproxDp(3.0, 1e-6))
+        made = book.hold_many([award(id=f"t/0/{i}", owner=f"owner-{i % 7}", price=i) for i in range(400)])
+        book.resolve_many([delivered(one.id, GaussianRelease(40.0)) for one in made[:300]])
+        book.void(made[-1].id, "zu spät")
+    assert empty.head() == model.head()
+    assert list(empty.entries(395, 405)) == list(model.entries(395, 405))
+    assert dict(empty.balances()) == dict(model.balances())
+    assert list(empty.awards()) == list(model.awards())
+    assert empty.privacy_spent("owner-3") == model.privacy_spent("owner-3")
+    assert empty.verify() == model.verify() == model.head()

@@ -1,0 +1,87 @@
+"""The migrations make exactly the tables that the code describes, and take them away again."""
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from flmarket.errors import ConfigError
+from flmarket.ledger import SqlLedger, schema, store
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request, tmp_path):
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/new.db"
+    else:
+        url = request.getfixturevalue("postgres")(tables=False)
+    engine = store.open_engine(url)
+    yield engine
+    engine.dispose()
+
+
+def described(engine):
+    """Constraints, which the comparison leaves out."""
+    found = inspect(engine)
+    tables = [name for name in sorted(found.get_table_names()) if name != store.VERSION_TABLE]
+    return {
+        name: (
+            sorted((check["name"], check["sqltext"]) for check in found.get_check_constraints(name)),
+            sorted((unique["name"], unique["column_names"]) for unique in found.get_unique_constraints(name)),
+            sorted((index["name"], index["column_names"], index["unique"]) for index in found.get_indexes(name)),
+            [(column["name"], str(column["type"]), column["nullable"]) for column in found.get_columns(name)],
+        )
+        for name in tables
+    }
+
+
+def test_up_equal_to_the_models_and_down(engine):
+    store.migrate(engine)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": store.VERSION_TABLE})
+        assert compare_metadata(context, schema.metadata) == []
+        assert store.version(connection) == store.NEWEST
+    migrated = described(engine)
+    assert len(migrated) == 3
+    store.migrate(engine)  # again: nothing to do
+    store.migrate(engine, "base")
+    assert described(engine) == {}
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            left = connection.execute(text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'ledger%'")).scalar()
+        else:
+            left = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'")).scalar()
+        assert left == 0
+    with engine.begin() as connection:
+        schema.metadata.create_all(connection)
+    assert described(engine) == migrated
+
+
+def test_a_failed_migration_leaves_nothing(engine, monkeypatch):
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE ledger_nodes (x integer)")
+    with pytest.raises(Exception, match="ledger_nodes"):
+        store.migrate(engine)
+    assert inspect(engine).get_table_names() == ["ledger_nodes"]
+
+
+def test_another_version_is_not_touched(engine):
+    url = engine.url.render_as_string(hide_password=False)
+    SqlLedger(url).close()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE {store.VERSION_TABLE} SET version_num = '0000'")
+    with pytest.raises(ConfigError, match="version 0001, not 0000"):
+        SqlLedger(url)
+
+
+def test_what_is_no_ledger(tmp_path, engine):
+    with pytest.raises(ConfigError, match="a ledger that exists"):
+        SqlLedger(f"sqlite:///{tmp_path}/none.db", create=False)
+    assert not (tmp_path / "none.db").exists()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE other (x integer)")
+    with pytest.raises(ConfigError, match="holds a ledger"):
+        SqlLedger(engine.url.render_as_string(hide_password=False), create=False)
+    for url in ("sqlite://", "sqlite:///:memory:", "mysql://x/y", "market.db", "", None):
+        with pytest.raises(ConfigError, match="database"):
+            SqlLedger(url)

@@ -1,0 +1,198 @@
+"""The owner's own record: it outlives everything, refuses replays, and never lets more out than the cap."""
+
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted
+from flmarket.ledger import DurableAccount, ReplayRefused
+from flmarket.ledger.owner_account import ChargedRelease
+from flmarket.privacy import ApproxDp, GaussianRelease, PrivacyAccount, PureDp, ZCdp
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "account.db"
+
+
+def test_it_outlives_runs_and_buyers(path):
+    with DurableAccount.open(path, PureDp(1.0)) as account:
+        account.charge("t/0/1", "alice", PureDp(0.4))
+        assert account.spent == 0.4
+    with DurableAccount.open(path) as account:
+        assert account.cap == PureDp(1.0)
+        assert account.spent == 0.4
+        assert account.remaining == pytest.approx(0.6)
+        account.charge("t/0/2", "bob", PureDp(0.6))
+        assert account.affordable() == 0.0
+        assert [(one.award_id, one.buyer, one.guarantee) for one in account.releases()] == [
+            ("t/0/1", "alice", PureDp(0.4)),
+            ("t/0/2", "bob", PureDp(0.6)),
+        ]
+        assert all(isinstance(one, ChargedRelease) and one.time_us > 0 for one in account.releases())
+
+
+def test_refusals_record_nothing(path):
+    with DurableAccount.open(path, PureDp(1.0)) as account:
+        account.charge("a", "alice", PureDp(0.7))
+        with pytest.raises(PrivacyBudgetExhausted, match="nothing was released"):
+            account.charge("b", "alice", PureDp(0.4))
+        for buyer, epsilon in (("alice", 0.7), ("alice", 0.1), ("bob", 0.1)):
+            with pytest.raises(ReplayRefused, match="already"):
+                account.charge("a", buyer, PureDp(epsilon))
+        with pytest.raises(InvalidInput):
+            account.charge("c", "alice", GaussianRelease(1.0))  # has no pure ε
+        for award, buyer in (("", "alice"), ("c", ""), ("x" * 201, "alice"), ("c", None)):
+            with pytest.raises(InvalidInput):
+                account.charge(award, buyer, PureDp(0.1))
+        assert len(list(account.releases())) == 1
+        assert account.would_exceed(PureDp(0.31))
+        assert not account.would_exceed(PureDp(0.3))
+        assert account.released("a")
+        assert not account.released("b")
+
+
+def test_the_cap_is_the_files(path):
+    DurableAccount.open(path, PureDp(1.0)).close()
+    DurableAccount.open(path, PureDp(1.0)).close()
+    with pytest.raises(InvalidInput, match="change_cap"):
+        DurableAccount.open(path, PureDp(2.0))
+    with DurableAccount.open(path) as account:
+        account.charge("a", "alice", PureDp(0.8))
+        with pytest.raises(PrivacyBudgetExhausted):
+            account.change_cap(PureDp(0.5))
+        account.change_cap(ApproxDp(3.0, 1e-6))
+        account.charge("b", "alice", GaussianRelease(5.0))
+    with DurableAccount.open(path, ApproxDp(3.0, 1e-6)) as account:
+        assert len(list(account.releases())) == 2
+
+
+def test_what_is_no_account(path, tmp_path):
+    with pytest.raises(ConfigError, match="a cap to start one"):
+        DurableAccount.open(path)
+    with pytest.raises(InvalidInput, match="cap"):
+        DurableAccount.open(path, 3.0)
+    assert not path.exists()
+    path.write_text("hello, this is no database at all" * 10)
+    with pytest.raises(ConfigError, match="account"):
+        DurableAccount.open(path, PureDp(1.0))
+    other = tmp_path / "other.db"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+    with pytest.raises(ConfigError, match="account"):
+        DurableAccount.open(other, PureDp(1.0))
+    with pytest.raises(ConfigError, match="opened"):
+        DurableAccount.open(tmp_path / "none" / "a.db", PureDp(1.0))
+
+
+def test_records_are_only_added_to(path):
+    with DurableAccount.open(path, PureDp(1.0)) as account:
+        account.charge("a", "alice", PureDp(0.8))
+    connection = sqlite3.connect(path)
+    for sql in (
+        "DELETE FROM releases",
+        "UPDATE releases SET guarantee = '{}'",
+        "DELETE FROM caps",
+        "UPDATE caps SET cap = ''",
+    ):
+        with pytest.raises(sqlite3.IntegrityError, match="only added to"):
+            connection.execute(sql)
+    connection.execute("DROP TRIGGER releases_stay")
+    connection.execute("UPDATE releases SET guarantee = '{}'")
+    connection.commit()
+    connection.close()
+    with DurableAccount.open(path) as account, pytest.raises(ConfigError, match="intact records"):
+        account.charge("b", "alice", PureDp(0.1))  # fails closed
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.1, 0.2, 0.5, 1.0])), max_size=15))
+def test_it_counts_like_the_account_in_memory(tmp_path_factory, charges):
+    path = tmp_path_factory.mktemp("account") / "a.db"
+    model, seen = PrivacyAccount(ZCdp(0.5)), set()
+    for number, epsilon in charges:
+        with DurableAccount.open(path, ZCdp(0.5)) as account:
+            if number in seen:
+                with pytest.raises(ReplayRefused):
+                    account.charge(f"a{number}", "b", PureDp(epsilon))
+            elif model.would_exceed(PureDp(epsilon)):
+                with pytest.raises(PrivacyBudgetExhausted):
+                    account.charge(f"a{number}", "b", PureDp(epsilon))
+            else:
+                model.compose(PureDp(epsilon))
+                seen.add(number)
+                account.charge(f"a{number}", "b", PureDp(epsilon))
+            assert account.spent == model.spent
+            assert account.affordable() == model.affordable()
+            assert account.affordable(PureDp, releases=3) == model.affordable(3)
+
+
+def test_many_writers_never_pass_the_cap(path):
+    """Threads over one account and over several handles; of ten that would fit one by one, exactly ten get through."""
+    handles = [DurableAccount.open(path, PureDp(1.0)) for _ in range(2)]
+    granted, refused = [], []
+
+    def work(i):
+        for k in range(5):
+            try:
+                handles[i % 2].charge(f"a{i}-{k}", "b", PureDp(0.1))
+                granted.append(i)
+            except PrivacyBudgetExhausted:
+                refused.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(granted), len(refused)) == (10, 10)
+    assert handles[0].spent == handles[1].spent == pytest.approx(1.0)
+    for handle in handles:
+        handle.close()
+
+
+def test_what_was_charged_survives_kill_9(path):
+    """A release leaves only after `charge` returned; then it is on record, however the process ends."""
+    script = (
+        "import os, signal, sys\n"
+        "from flmarket.ledger import DurableAccount\n"
+        "from flmarket.privacy import PureDp\n"
+        "account = DurableAccount.open(sys.argv[1], PureDp(1.0))\n"
+        "account.charge(sys.argv[2], 'b', PureDp(0.4))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for number in range(2):
+        done = subprocess.run([sys.executable, "-c", script, str(path), f"a{number}"], check=False)
+        assert done.returncode == -9
+    with DurableAccount.open(path) as account:
+        assert account.spent == pytest.approx(0.8)
+        with pytest.raises(ReplayRefused):
+            account.charge("a1", "b", PureDp(0.1))
+
+
+def test_a_crash_inside_a_charge_records_nothing(path, monkeypatch):
+    with DurableAccount.open(path, PureDp(1.0)) as account:
+        real = account._connection
+
+        class Dying:
+            def execute(self, sql, *rest):
+                if sql == "COMMIT":
+                    raise KeyboardInterrupt
+                return real.execute(sql, *rest)
+
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+        monkeypatch.setattr(account, "_connection", Dying())
+        with pytest.raises(KeyboardInterrupt):
+            account.charge("a", "b", PureDp(0.4))
+        monkeypatch.undo()
+        assert account.spent == 0.0
+        account.charge("a", "b", PureDp(0.4))
+        assert account.spent == 0.4

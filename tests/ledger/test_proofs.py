@@ -1,0 +1,264 @@
+"""Trees and receipts, against the definitions of RFC 6962 written out plainly."""
+
+import copy
+import hashlib
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flmarket.errors import FlmarketError, InvalidInput, SettlementError
+from flmarket.ledger import AwardState, Entry, Head, LedgerCorrupt, MemoryLedger, Receipt, Release, Resolution
+from flmarket.ledger.merkle import TILE, Tree, checked_consistency, checked_inclusion, tiles
+from flmarket.privacy import PureDp
+
+
+def leaf(number):
+    return hashlib.sha256(b"\x00" + str(number).encode()).digest()
+
+
+def plain_root(leaves):
+    """RFC 6962, section 2.1, word by word."""
+    if not leaves:
+        return hashlib.sha256(b"").digest()
+    if len(leaves) == 1:
+        return leaves[0]
+    k = 1
+    while 2 * k < len(leaves):
+        k *= 2
+    return hashlib.sha256(b"\x01" + plain_root(leaves[:k]) + plain_root(leaves[k:])).digest()
+
+
+def plain_path(index, leaves):
+    """Section 2.1.1."""
+    if len(leaves) == 1:
+        return []
+    k = 1
+    while 2 * k < len(leaves):
+        k *= 2
+    if index < k:
+        return [*plain_path(index, leaves[:k]), plain_root(leaves[k:])]
+    return [*plain_path(index - k, leaves[k:]), plain_root(leaves[:k])]
+
+
+def plain_consistency(old, leaves, whole=True):
+    """Section 2.1.2."""
+    if old == len(leaves):
+        return [] if whole else [plain_root(leaves)]
+    k = 1
+    while 2 * k < len(leaves):
+        k *= 2
+    if old <= k:
+        return [*plain_consistency(old, leaves[:k], whole), plain_root(leaves[k:])]
+    return [*plain_consistency(old - k, leaves[k:], False), plain_root(leaves[:k])]
+
+
+class Stored:
+    """Leaves and tiles as a store keeps them, grown in steps, counting what proofs read."""
+
+    def __init__(self, steps):
+        self.nodes, self.read = {0: []}, 0
+        for step in steps:
+            old = len(self.nodes[0])
+            self.nodes[0] += [leaf(old + i) for i in range(step)]
+            for level, index, node in tiles(old, step, self.fetch):
+                self.nodes.setdefault(level, []).append(node)
+                assert len(self.nodes[level]) == index + 1
+
+    def fetch(self, level, first, count):
+        assert level % TILE == 0
+        self.read += count
+        found = self.nodes[level][first : first + count]
+        assert len(found) == count
+        return found
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=4), st.data())
+def test_roots_and_proofs_are_those_of_the_rfc(steps, data):
+    stored = Stored(steps)
+    leaves = stored.nodes[0]
+    size = data.draw(st.integers(1, len(leaves)))
+    tree = Tree(size, stored.fetch)
+    assert tree.root() == plain_root(leaves[:size])
+    index = data.draw(st.integers(0, size - 1))
+    path = tree.inclusion(index)
+    assert list(path) == plain_path(index, leaves[:size])
+    assert checked_inclusion(leaves[index], index, path, size) == tree.root()
+    old = data.draw(st.integers(1, size))
+    proof = tree.consistency(old)
+    assert list(proof) == plain_consistency(old, leaves[:size])
+    assert checked_consistency(old, plain_root(leaves[:old]), size, proof) == tree.root()
+
+
+def test_proofs_read_little_of_a_large_log():
+    stored = Stored([70_000, 30_001])
+    stored.read = 0
+    tree = Tree(100_001, stored.fetch)
+    path = tree.inclusion(77_777)
+    assert stored.read < 2500
+    assert checked_inclusion(leaf(77_777), 77_777, path, 100_001) == tree.root()
+    assert len(path) == 17
+
+
+@given(st.integers(2, 40), st.data())
+def test_wrong_proofs_lead_elsewhere(size, data):
+    leaves = [leaf(i) for i in range(size)]
+    tree = Tree(size, lambda level, first, count: leaves[first : first + count])
+    index = data.draw(st.integers(0, size - 1))
+    path = list(tree.inclusion(index))
+    spot = data.draw(st.integers(0, len(path) - 1))
+    bent = [*path[:spot], leaf(-1), *path[spot + 1 :]]
+    assert checked_inclusion(leaves[index], index, bent, size) != tree.root()
+    for wrong in (path[:-1], [*path, leaf(0)]):
+        with pytest.raises(InvalidInput, match="path"):
+            checked_inclusion(leaves[index], index, wrong, size)
+    with pytest.raises(InvalidInput):
+        checked_inclusion(leaves[index], size, path, size)
+    old = data.draw(st.integers(1, size - 1))
+    with pytest.raises(InvalidInput, match="path"):
+        checked_consistency(old, leaf(-1) if old & (old - 1) else plain_root(leaves[:old]), size, [])
+
+
+def test_a_rewritten_past_has_no_consistency_proof():
+    leaves = [leaf(i) for i in range(13)]
+    forged = [leaf(99), *leaves[1:]]
+    tree = Tree(13, lambda level, first, count: forged[first : first + count])
+    for old in range(1, 13):
+        try:
+            led_to = checked_consistency(old, plain_root(leaves[:old]), 13, tree.consistency(old))
+        except InvalidInput:
+            continue
+        assert old & (old - 1) == 0  # there the old root is part of the path, and leads to another new root
+        assert led_to != tree.root()
+
+
+@pytest.fixture
+def settled(ledger, award):
+    ledger.hold_many([award(id=f"t/0/{i}", owner=f"owner-{i}", price=i) for i in range(40)])
+    ledger.resolve_many(
+        Resolution(f"t/0/{i}", AwardState.POSTED, release=Release(f"t/0/{i}", "laplace-l1", PureDp(1.0)))
+        for i in range(20)
+    )
+    return ledger
+
+
+def test_a_receipt_is_checked_with_nothing_but_the_head(settled):
+    head = Head.from_dict(json.loads(json.dumps(settled.head().to_dict())))
+    receipt = Receipt.from_dict(json.loads(json.dumps(settled.receipt("t/0/7").to_dict())))
+    award, release = receipt.check(head)
+    assert (award.owner, award.price_micros, award.state) == ("owner-7", 7, AwardState.POSTED)
+    assert release == Release("t/0/7", "laplace-l1", PureDp(1.0))
+    award, release = settled.receipt("t/0/30").check(head)
+    assert award.state is AwardState.PENDING
+    assert release is None
+    settled.void("t/0/30", "late")
+    with pytest.raises(LedgerCorrupt, match="another head"):
+        settled.receipt("t/0/30").check(head)
+    assert settled.receipt("t/0/30", head.size).check(head)[0].state is AwardState.PENDING
+    assert settled.receipt("t/0/30").check(settled.head())[0].reason == "late"
+    with pytest.raises(SettlementError, match="no award"):
+        settled.receipt("t/0/99")
+    with pytest.raises(InvalidInput, match="award"):
+        settled.receipt("t/0/30", 3)
+
+
+def test_heads_are_consistent(settled):
+    old = settled.head(17)
+    settled.deposit("d2", "buyer", 5)
+    new = settled.head()
+    proof = [bytes.fromhex(step) for step in settled.consistency(17)]
+    assert checked_consistency(17, bytes.fromhex(old.root), new.size, proof).hex() == new.root
+    settled.verify(old)
+    with pytest.raises(LedgerCorrupt, match="known head"):
+        settled.verify(Head(17, old.last, "0" * 64))
+    with pytest.raises(LedgerCorrupt, match=rf"entry {new.size}: missing"):
+        settled.verify(Head(new.size + 1, new.last, new.root))
+    with pytest.raises(InvalidInput, match="size"):
+        settled.head(new.size + 1)
+
+
+def test_any_changed_character_of_a_receipt_is_seen():
+    """Every value in it, one character changed at a time."""
+    book = MemoryLedger(clock=lambda: 5)
+    book.deposit("d", "buyer", 100)
+    book.hold_many([_award(i) for i in range(5)])
+    book.resolve_many([Resolution("a3", AwardState.POSTED, release=Release("a3", "m", PureDp(0.5)))])
+    head, good = book.head(), book.receipt("a3").to_dict()
+    Receipt.from_dict(good).check(head)
+    changes = 0
+    for path, value in list(_leaves(good)):
+        for other in _neighbours(value):
+            bent = copy.deepcopy(good)
+            place = bent
+            for step in path[:-1]:
+                place = place[step]
+            place[path[-1]] = other
+            with pytest.raises(FlmarketError):
+                Receipt.from_dict(bent).check(head)
+            changes += 1
+    assert changes > 250
+
+
+def test_a_receipt_cannot_mix_awards():
+    book = MemoryLedger(clock=lambda: 5)
+    book.deposit("d", "buyer", 100)
+    book.hold_many([_award(i) for i in range(5)])
+    book.resolve_many([Resolution(f"a{i}", AwardState.POSTED) for i in (1, 2)])
+    one, two = book.receipt("a1"), book.receipt("a2")
+    for proofs in ((one.proofs[0], two.proofs[1]), one.proofs[1:], (*one.proofs, *one.proofs[1:]), ()):
+        with pytest.raises(LedgerCorrupt):
+            Receipt("a1", proofs, one.head).check(book.head())
+
+
+@pytest.mark.parametrize("data", [None, {}, {"version": 2}, {"version": 1}, {"version": 1, "award": "a", "proofs": 3}])
+def test_malformed_receipts_are_refused(data):
+    with pytest.raises(InvalidInput):
+        Receipt.from_dict(data)
+
+
+def test_entries_are_read_strictly():
+    book = MemoryLedger(clock=lambda: 5)
+    book.deposit("d", "buyer", 100)
+    good = next(book.entries()).to_dict()
+    assert Entry.from_dict(good) == next(book.entries())
+    for bad in (good | {"seq": True}, good | {"seq": 0.0}, good | {"kind": "gift"}, good | {"more": 1}, {}):
+        with pytest.raises(InvalidInput, match="entry"):
+            Entry.from_dict(bad)
+
+
+def test_the_bytes_that_are_hashed():
+    """Pinned: old receipts must stay checkable."""
+    book = MemoryLedger(clock=lambda: 5)
+    book.deposit("d-ü", "buyer", 100)
+    text = (
+        '{"amount_micros":100,"credit":"buyer","debit":"bank","detail":"{}","kind":"deposit","limit_pico":null,'
+        '"owner":null,"previous":"' + "0" * 64 + '","ref":"d-\\u00fc","round_index":null,"seq":0,"spent_pico":null,'
+        '"time_us":5}'
+    )
+    assert next(book.entries()).hash == hashlib.sha256(b"\x00" + text.encode()).hexdigest()
+
+
+def _award(i):
+    from flmarket.ledger import Award
+
+    return Award(f"a{i}", 0, "buyer", f"owner-{i}", 1.0, 10)
+
+
+def _leaves(value, path=()):
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+def _neighbours(value):
+    if value is None:
+        return ["x", 0]
+    if isinstance(value, int):
+        return [value + 1, str(value)]
+    return [value[:i] + ("1" if value[i] != "1" else "2") + value[i + 1 :] for i in range(0, len(value), 7)] + [
+        value + "0"
+    ]

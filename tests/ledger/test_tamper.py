@@ -1,0 +1,224 @@
+"""Whatever is changed behind the ledger's back, `verify` sees it and names the entry."""
+
+import sqlite3
+
+import pytest
+
+from flmarket.errors import SettlementError
+from flmarket.ledger import AwardState, LedgerCorrupt, MemoryLedger, Release, Resolution, SqlLedger
+from flmarket.ledger.entry import Line, sealed
+from flmarket.privacy import PureDp
+
+COLUMNS = (
+    "seq",
+    "time_us",
+    "kind",
+    "ref",
+    "debit",
+    "credit",
+    "amount_micros",
+    "owner",
+    "round_index",
+    "spent_pico",
+    "limit_pico",
+    "detail",
+    "previous",
+    "hash",
+)
+
+
+def write_books(book, award):
+    """Ids that differ in two characters, so that no flipped byte makes one of another."""
+    book.deposit("d1", "buyer", 1000)
+    book.register_cap("owner-1", PureDp(3.0))
+    book.hold_many([award(id=f"a{i}{i}", price=10, owner=f"owner-{i}") for i in range(4)])
+    book.resolve_many([Resolution("a11", AwardState.POSTED, release=Release("a11", "laplace-l1", PureDp(1.0)))])
+    book.void("a22", "late")
+    book.charge_fee("f1", "buyer", 5)
+    book.withdraw("w1", "buyer", 5)
+
+
+@pytest.fixture
+def path(tmp_path, award):
+    path = tmp_path / "market.db"
+    with SqlLedger(f"sqlite:///{path}") as book:
+        write_books(book, award)
+    with sqlite3.connect(path) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("DROP INDEX ledger_entries_resolved_once")
+    connection.close()
+    return path
+
+
+def verify(path):
+    with SqlLedger(f"sqlite:///{path}") as book:
+        return book.verify()
+
+
+def flips(value):
+    """The value with each of its bytes changed: in the lowest bit, and in the highest (no longer UTF-8)."""
+    if isinstance(value, int):
+        return [value ^ (1 << bit) for bit in range(0, 62, 6)]
+    raw = value.encode()
+    return [raw[:i] + bytes([raw[i] ^ bit]) + raw[i + 1 :] for i in range(len(raw)) for bit in (0x01, 0x80)]
+
+
+def test_any_flipped_byte_of_any_entry_is_named(path):
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    rows = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM ledger_entries ORDER BY seq").fetchall()
+    tried = 0
+    with SqlLedger(f"sqlite:///{path}") as book:
+        book.verify()
+        for row in rows:
+            for column, value in zip(COLUMNS, row, strict=True):
+                if value is None:
+                    changed = [1, b"x"] if column not in ("round_index", "spent_pico", "limit_pico") else [1]
+                else:
+                    # every byte; of the long hashes every eighth
+                    changed = flips(value)[:: 8 if column in ("previous", "hash") else 1]
+                    changed = changed[1:] if column == "seq" else changed  # its lowest bits would hit another entry
+                for other in changed:
+                    # CAST keeps the bytes as they are, valid text or not
+                    place = "CAST(? AS TEXT)" if isinstance(other, bytes) else "?"
+                    connection.execute("BEGIN")
+                    connection.execute(f"UPDATE ledger_entries SET {column} = {place} WHERE seq = ?", (other, row[0]))
+                    connection.execute("COMMIT")
+                    with pytest.raises(LedgerCorrupt) as caught:
+                        book.verify()
+                    assert caught.value.seq == row[0], (column, value, other)
+                    assert f"entry {row[0]}" in str(caught.value)
+                    seq = other if column == "seq" else row[0]
+                    connection.execute(f"UPDATE ledger_entries SET {column} = ? WHERE seq = ?", (value, seq))
+                    tried += 1
+        book.verify()
+    connection.close()
+    assert tried > 500
+
+
+@pytest.mark.parametrize("seq", [0, 1, 5])
+def test_a_removed_entry_is_named(path, seq):
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM ledger_entries WHERE seq = ?", (seq,))
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match=f"entry {seq}: missing"):
+        verify(path)
+
+
+def test_a_cut_end_shows_in_the_balances_and_against_a_known_head(path):
+    with SqlLedger(f"sqlite:///{path}") as book:
+        head = book.verify()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM ledger_entries WHERE seq = ?", (head.size - 1,))
+    connection.close()
+    with SqlLedger(f"sqlite:///{path}") as book:
+        with pytest.raises(LedgerCorrupt, match="balance"):
+            book.verify()
+        with pytest.raises(LedgerCorrupt, match=f"entry {head.size - 1}: missing"):
+            book.verify(head)
+
+
+def test_swapped_entries_are_named(path):
+    with sqlite3.connect(path) as connection:
+        for old, new in ((2, 100), (3, 2), (100, 3)):
+            connection.execute("UPDATE ledger_entries SET seq = ? WHERE seq = ?", (new, old))
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match="entry 2"):
+        verify(path)
+
+
+def test_a_changed_balance_is_named(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE ledger_accounts SET balance = balance + 1 WHERE name = 'owner-1'")
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match="owner-1 is kept as 11, the entries say 10"):
+        verify(path)
+
+
+def test_changed_inner_nodes_are_seen(tmp_path, award):
+    url = f"sqlite:///{tmp_path}/market.db"
+    with SqlLedger(url) as book:
+        book.deposit("d1", "buyer", 10**6)
+        book.hold_many([award(id=f"a{i}", price=1) for i in range(600)])
+        book.verify()
+        with book.engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER ledger_nodes_stay")
+            connection.exec_driver_sql("DROP TRIGGER ledger_nodes_keep")
+            connection.exec_driver_sql("UPDATE ledger_nodes SET hash = upper(hash) WHERE position = 1")
+        book.verify()  # the same hash in other letters
+        with book.engine.begin() as connection:
+            flip = "UPDATE ledger_nodes SET hash = 'f' || substr(hash, 1, 63) WHERE position = 1"
+            connection.exec_driver_sql(flip)
+        with pytest.raises(LedgerCorrupt, match="node"):
+            book.verify()
+        with book.engine.begin() as connection:
+            connection.exec_driver_sql("DELETE FROM ledger_nodes WHERE position = 1")
+        with pytest.raises(LedgerCorrupt, match="not all there"):
+            book.verify()
+
+
+@pytest.fixture
+def memory(award):
+    book = MemoryLedger(clock=lambda: 1)
+    write_books(book, award)
+    return book
+
+
+LIES = {
+    "money from nowhere": Line("deposit", "x", "owner-3", "owner-9", 5),
+    "an overdraft": Line("withdrawal", "x", "owner-3", "bank", 5),
+    "a negative amount": Line("deposit", "x", "bank", "owner-9", -5),
+    "an unknown award": Line("posted", "x", "escrow", "owner-3", 5, "owner-3"),
+    "another price": Line("posted", "a33", "escrow", "owner-3", 11, "owner-3"),
+    "another payee": Line("posted", "a33", "escrow", "owner-9", 10, "owner-3"),
+    "resolved again": Line("voided", "a11", "escrow", "buyer", 10, "owner-1"),
+    "a second deposit of an id": Line("deposit", "d1", "bank", "buyer", 1000),
+    "a release by another": Line(
+        "release", "a33", owner="owner-9", detail='{"guarantee":{"kind":"pure-dp","epsilon":1.0},"mechanism":"m"}'
+    ),
+    "a release after payment": Line(
+        "release", "a00", owner="owner-0", detail='{"guarantee":{"kind":"pure-dp","epsilon":1.0}}'
+    ),
+    "a broken cap": Line("cap", "x", owner="owner-3", spent_pico=0, limit_pico=1, detail="{}"),
+    "a low total": Line(
+        "cap", "x", owner="owner-1", spent_pico=0, limit_pico=5, detail='{"cap":{"kind":"pure-dp","epsilon":5.0}}'
+    ),
+    "money in a cap": Line("cap", "x", "bank", "buyer", 5, "owner-3"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_well_hashed_lies_are_named(memory, lie):
+    """An entry that is linked and hashed rightly, but may not follow the ones before."""
+    import dataclasses
+
+    from flmarket.ledger import EntryKind
+    from flmarket.ledger.replay import Replay
+
+    entries = list(memory.entries())
+    last = entries[-1]
+    forged = sealed(dataclasses.replace(lie, kind=EntryKind(lie.kind)), last.seq + 1, 1, last.hash)
+    Replay().feed(entries).finish()
+    with pytest.raises(LedgerCorrupt, match=f"entry {forged.seq}:"):
+        Replay().feed([*entries, forged])
+
+
+def test_an_unpaid_escrow_is_seen(memory):
+    memory._balances["escrow"] += 1
+    with pytest.raises(SettlementError, match="escrow"):
+        memory.verify()
+
+
+def test_paying_a_capped_owner_without_release_is_named(award):
+    from flmarket.ledger import EntryKind
+    from flmarket.ledger.replay import Replay
+
+    book = MemoryLedger(clock=lambda: 1)
+    book.deposit("d1", "buyer", 10)
+    book.register_cap("owner-1", PureDp(1.0))
+    book.hold(award(price=10))
+    entries = list(book.entries())
+    paid = Line(EntryKind.POSTED, "t/0/1", "escrow", "owner-1", 10, "owner-1")
+    with pytest.raises(LedgerCorrupt, match="without a release"):
+        Replay().feed([*entries, sealed(paid, 3, 1, entries[-1].hash)])
