@@ -25,7 +25,7 @@ from flmarket.errors import InvalidInput
 from flmarket.learning.blocks import BLOCK_VALUES, checked_offsets, equal_blocks
 from flmarket.learning.models import Model, owner_gradients
 
-__all__ = ["LearningRate", "fedavg", "fedsgd"]
+__all__ = ["LearningRate", "fedavg", "fedsgd", "visits"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -75,7 +75,7 @@ def fedavg(
     for first in range(0, len(sampling), at_once):
         owners = sampling[first : first + at_once]
         assert rngs is not None  # checked above; for the type checker
-        rows = np.stack([bounds[k] + _visits(rngs[k], int(sizes[k]), steps, limit) for k in owners], axis=1)
+        rows = np.stack([bounds[k] + visits(rngs[k], int(sizes[k]), steps, limit) for k in owners], axis=1)
         updates[owners] = _descend(model, params, rates, ((x[batch], y[batch]) for batch in rows))
     return updates
 
@@ -90,7 +90,7 @@ def _descend(
     return params - local
 
 
-def _visits(rng: np.random.Generator, records: int, steps: int, size: int) -> IntArray:
+def visits(rng: np.random.Generator, records: int, steps: int, size: int) -> IntArray:
     """Which records each step uses, shape (steps, size)."""
     per_pass = records // size
     passes = [
