@@ -54,6 +54,42 @@ def test_no_lie_pays_for_any_valuation(case, menu, data):
     assert bids.utility(outcome)[owner] <= honest[owner] + 1e-9 * (bids.full_cost[owner] + 1e-12)
 
 
+@given(case=profiles(), menu=st.sampled_from(menu_names()), data=st.data())
+def test_an_auction_alone_and_in_a_batch_agree_to_the_last_bit(case, menu, data):
+    """One row is served with plain floats, many with arrays: ties, step kinds, tables and empty purses included."""
+    bids, budget = case
+    auction = auctions.get("posted", menu=menu)
+    rows = [data.draw(st.permutations(range(bids.n))) for _ in range(3)]
+    shuffled = [bids[order] for order in rows]
+    rates = np.array([1.0, data.draw(st.floats(0.01, 100.0)), data.draw(st.floats(0.01, 100.0))])
+    budgets = np.array([budget, 0.0, data.draw(st.floats(0.0, 1e4))])
+    valuations = Valuations(
+        np.array([one.valuations.kind for one in shuffled]),
+        np.array([one.valuations.rate for one in shuffled]) * rates[:, None],
+        grid=np.array([one.valuations.grid for one in shuffled]),
+        values=np.array([one.valuations.values for one in shuffled]),
+    )
+    batch = BidProfile(valuations, [one.privacy_budget for one in shuffled], [one.data_size for one in shuffled])
+    together = auction.run(batch, budgets)
+    for row in range(3):
+        alone = auction.run(batch[row], budgets[row])
+        np.testing.assert_array_equal(together.epsilon[row], alone.epsilon)
+        np.testing.assert_array_equal(together.payment[row], alone.payment)
+
+
+def test_ties_go_to_the_lower_index_and_the_larger_epsilon_alone_and_in_a_batch():
+    """Two equal owners and step values: the first is served first, and sells all that the catalogue has for her."""
+    bids = BidProfile(Valuations([4, 4], [0.1, 0.1]), [1.0, 1.0], [10, 10])
+    alone = auctions.get("posted:linear").run(bids, 10.0)
+    together = auctions.get("posted:linear").run(
+        BidProfile(bids.valuations, np.ones((2, 2)), np.full((2, 2), 10)), 10.0
+    )
+    np.testing.assert_array_equal(together.epsilon, [alone.epsilon, alone.epsilon])
+    np.testing.assert_array_equal(together.payment, [alone.payment, alone.payment])
+    assert alone.epsilon[0] == CATALOGUE[CATALOGUE <= 1.0][-1]
+    assert alone.payment[0] == pytest.approx(4.5 * alone.epsilon[0])  # 0.9 of half the purse, linear in ε
+
+
 @given(case=profiles())
 def test_earlier_owners_do_not_feel_later_reports(case):
     bids, budget = case

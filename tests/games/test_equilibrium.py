@@ -199,3 +199,40 @@ def test_erratum_stack_the_printed_exponential_cost_leaves_no_equilibrium():
     inside = gain[:, 2:][2:, :]
     assert inside.min() > 1e-3
     assert gain.min() > 0
+
+
+@pytest.mark.parametrize("cost", ["linear", "quadratic", pytest.param("exponential", marks=pytest.mark.slow)])
+def test_a_million_users_by_sampled_deviations(cost, rng):
+    """Utilities from their definition at 300 deviations of 500 users: any, those who sell most, and the marginal."""
+    n, reward = 1_000_000, 50.0
+    values = rng.uniform(1, 5, n)
+    played = game(values, cost)
+    rho = played.equilibrium(reward)
+    inside, total = np.flatnonzero(rho > 0), rho.sum()
+    assert inside.size >= 2
+    out = np.flatnonzero(rho == 0)
+    marginal = np.concatenate([inside[np.argsort(values[inside])[-50:]], out[np.argsort(values[out])[:50]]])
+    users = np.unique(np.concatenate([rng.integers(0, n, 300), inside[np.argsort(-rho[inside])[:100]], marginal]))
+    spend = {
+        "linear": lambda v, r: v * r,
+        "quadratic": lambda v, r: v * r * r,
+        "exponential": lambda v, r: np.expm1(v * r),
+    }
+    own, value = rho[users][:, None], values[users][:, None]
+    # where a deviation may pay: around her own, around what others do on average, and up to what costs the reward
+    most = {"linear": reward / value, "quadratic": np.sqrt(reward / value), "exponential": np.log1p(reward) / value}[
+        cost
+    ]
+    factors = np.linspace(0.0, 1.0, 150)
+    tried = np.concatenate(
+        [most * factors**4, own * (0.5 + factors[::2]), 3 * total / n * factors[::2] + 0 * own], axis=1
+    )
+
+    def utility(r):
+        return r * reward / (total - own + r) - spend[cost](value, r)
+
+    assert (utility(tried).max(axis=1) - utility(own)[:, 0]).max() <= 1e-9 * reward
+    assert utility(own).min() >= -1e-12 * reward
+    # and a profile that is no equilibrium does not pass: everybody sells a tenth more
+    more = 1.1 * own
+    assert (utility(tried).max(axis=1) - utility(more)[:, 0]).max() > 1e-9 * reward

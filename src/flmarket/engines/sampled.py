@@ -36,11 +36,25 @@ from flmarket.ledger import Award, Ledger, MemoryLedger, to_micros
 from flmarket.market import owner_account
 from flmarket.sampling import FedAvgConstants, convergence_bound
 
-__all__ = ["PenalisedSoftmax", "SampledClient", "SampledResult", "SampledRound", "SampledTraining"]
+__all__ = [
+    "PenalisedSoftmax",
+    "SampledClient",
+    "SampledResult",
+    "SampledRound",
+    "SampledTraining",
+    "decaying_rate",
+]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BUYER = "buyer"
+
+
+def decaying_rate(first: float, *, l2: float, local_steps: int) -> Callable[[int], float]:
+    """2/(μ(γ + Er)), the fall of the theory's rate over rounds r, with γ such that it starts at `first`."""
+    if not (np.isfinite(first) and first > 0):
+        raise InvalidInput("first", first, "a finite number above 0")
+    return lambda index: 2.0 / (2.0 / first + l2 * local_steps * index)
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,10 @@ class SampledClient:
 
 @dataclass(frozen=True, eq=False)
 class SampledResult:
-    """A finished run. `expected_micros` is Σ q·r, a round's expected bill without a hard cap."""
+    """A finished run. `expected_micros` is Σ q·r, a round's expected bill without a hard cap.
+
+    `bound_applies` says whether the rounds' bounds are for the learning rate that was used.
+    """
 
     data_set: str
     seed: int
@@ -99,6 +116,13 @@ class SampledResult:
     clients: tuple[SampledClient, ...]
     expected_micros: float
     parameters: FloatArray
+    name: str
+    scheme: str
+    budget_micros: int | None
+    hard_cap_micros: int | None
+    bound_applies: bool
+    initial_loss: float
+    baseline_accuracy: float
 
     @property
     def spent_micros(self) -> int:
@@ -117,7 +141,8 @@ class SampledTraining:
 
     `learning_rate` is a function of the round; None is the paper's 2/(max(8L, μE) + μr), the one the bound is for.
     `ids` name the clients in random streams and accounts, so that reordering clients changes nothing. `c_max`, the
-    highest cost the mechanism accepts, is needed with a hard cap: truthful payments never exceed it.
+    highest cost the mechanism accepts, is needed with a hard cap: truthful payments never exceed it. `name`, `scheme`
+    and `budget_micros`, what the terms were meant to cost a round, are for the report.
     """
 
     data: DataSet
@@ -134,6 +159,9 @@ class SampledTraining:
     c_max: float | None = None
     ids: ArrayLike | None = None
     seed: int = 0
+    name: str = "sampling"
+    scheme: str = ""
+    budget_micros: int | None = None
 
     def __post_init__(self) -> None:
         n = self.partition.owners
@@ -237,8 +265,22 @@ class _Run:
         clients = tuple(
             SampledClient(int(i), float(c), float(q), int(r), int(k), int(r) * int(k)) for i, c, q, r, k in terms
         )
-        expected = float(self.q @ self.price)
-        return SampledResult(self.spec.data.name, self.spec.seed, tuple(records), clients, expected, self.parameters)
+        spec, data = self.spec, self.spec.data
+        return SampledResult(
+            data_set=data.name,
+            seed=spec.seed,
+            rounds=tuple(records),
+            clients=clients,
+            expected_micros=float(self.q @ self.price),
+            parameters=self.parameters,
+            name=spec.name,
+            scheme=spec.scheme,
+            budget_micros=spec.budget_micros,
+            hard_cap_micros=spec.hard_cap_micros,
+            bound_applies=spec.learning_rate is None and spec.hard_cap_micros is None,
+            initial_loss=self.model.loss(self.model.initial(), data.x_train, data.y_train),
+            baseline_accuracy=float(np.mean(data.y_test == np.bincount(data.y_train).argmax())),
+        )
 
     def round(self, index: int) -> SampledRound:
         data, rate = self.spec.data, float(self.rate(index))

@@ -8,9 +8,11 @@ from flmarket.sampling.incentives import misreport_gains, utility
 from flmarket.sampling.mechanisms import CompleteInformation, OptimalSampling, UniformSampling
 from flmarket.sampling.prior_independent import PriorIndependent, SampledClients
 from flmarket.sampling.schedules import LinearSchedule, Posted, Schedule, StepSchedule
+from flmarket.sampling.schemes import SCHEMES, terms
 from flmarket.sampling.tabulated import Discrete, Empirical, Histogram
 
 __all__ = [
+    "SCHEMES",
     "CompleteInformation",
     "CostDistribution",
     "Discrete",
@@ -29,5 +31,6 @@ __all__ = [
     "UniformSampling",
     "convergence_bound",
     "misreport_gains",
+    "terms",
     "utility",
 ]

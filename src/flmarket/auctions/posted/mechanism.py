@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,19 +71,24 @@ class PostedAuction:
         return Outcome(epsilon.reshape(bids.shape), payment.reshape(bids.shape))
 
     def serve(self, queue: Queue, budget: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(ε, payment) of everybody in the queue, given each row's budget."""
-        pricing = Pricing(self.menu, queue.situation)
-        reserved = queue.block_share**self.menu.reserve * queue.share_of_block
+        """(ε, payment) of everybody in the queue, shape (rows, n), given each row's budget."""
+        pricing = Pricing(self.menu, queue.situation, scalar=queue.scalar)
+        limit = queue.by_turn(queue.block_share**self.menu.reserve * queue.share_of_block)
+        share_of_all, rest = queue.by_turn(queue.situation.share_of_all), queue.by_turn(queue.rest)
         epsilon, payment = np.empty(queue.size.shape), np.empty(queue.size.shape)
-        money, declined = budget[:, None], np.zeros((len(budget), 1))
-        for turn in queue.turns:
-            left = queue.rest[:, turn.start : turn.start + 1]
-            offers = pricing.offers(turn, money / left, declined, queue.size[:, turn], queue.catalogue)
-            chosen, paid = queue.best_choice(turn, offers, money * reserved[:, turn])
-            epsilon[:, turn], payment[:, turn] = chosen, paid
-            money = np.maximum(money - paid.sum(axis=-1, keepdims=True), 0.0)
-            lost = queue.situation.share_of_all[:, turn] * (chosen <= 0)
-            declined = declined + lost.sum(axis=-1, keepdims=True)
+        money: Any = budget if len(budget) > 1 else float(budget[0])
+        declined: Any = 0.0 * money
+        with np.errstate(divide="ignore", over="ignore"):  # see `Pricing.offers`
+            log_records = queue.by_turn(np.log(queue.size))
+            for first, turn in queue.turns:
+                log_money = queue.log(money / rest[first])
+                offers = pricing.offers(turn, log_money, declined, log_records[turn], queue.catalogue)
+                chosen, paid = queue.best_choice(turn, offers, money * limit[turn])
+                epsilon[turn], payment[turn] = chosen, paid
+                lost = share_of_all[turn] * (chosen <= 0)
+                if isinstance(turn, slice):  # shares of a block may add up to more than 1 by rounding
+                    paid, lost = np.minimum(paid.sum(axis=0), money), lost.sum(axis=0)
+                money, declined = money - paid, declined + lost
         return queue.unsorted(epsilon), queue.unsorted(payment)
 
 
@@ -92,59 +98,88 @@ def _or_one(records: FloatArray) -> FloatArray:
 
 
 class Queue:
-    """Owners of each row in the order of service, and what every ε of the catalogue (or every k-th) costs them."""
+    """Owners in the order of service, and what every ε of the catalogue (or every k-th) costs them.
+
+    Arrays have owners first, then the rows of the batch, so that the numbers of a turn lie together; a batch of one
+    row has no second axis.
+    """
 
     def __init__(self, valuations: Valuations, privacy_budget: FloatArray, size: FloatArray, *, every: int = 1) -> None:
-        n = size.shape[-1]
+        self._rows, n = size.shape
         # nobody sells more than the largest privacy budget: the rest of the catalogue need not be priced
-        useful = int(np.searchsorted(CATALOGUE, privacy_budget.max(), side="right"))
+        useful = int(CATALOGUE.searchsorted(privacy_budget.max(), side="right"))
         self.catalogue = slice(0, max(useful, 1), every)
         self._epsilon = CATALOGUE[self.catalogue]
-        self.order = np.argsort(-size, axis=-1, kind="stable")
-        row = np.arange(len(size))[:, None]
-        self.size, self._privacy = size[row, self.order], privacy_budget[row, self.order]
-        self._valuations = valuations[row, self.order]
-        edges = np.linspace(0, n, min(n, MAX_STEPS) + 1).astype(np.int64)
-        self.turns = [slice(first, last) for first, last in pairwise(edges.tolist())]
-        self.rest = _or_one(np.cumsum(self.size[:, ::-1], axis=-1)[:, ::-1])  # of this owner and all after her
-        self._divide(edges)
+        if self._rows > 1:
+            self._index: tuple[Any, IntArray] = np.arange(self._rows), np.argsort(-size.T, axis=0, kind="stable")
+        else:
+            self._index = 0, np.argsort(-size[0], kind="stable")
+        self.size, self._privacy = size[self._index], privacy_budget[self._index]
+        self._valuations = valuations[self._index]
+        self.rest = _or_one(self.size[::-1].cumsum(axis=0)[::-1])  # of this owner and all after her
         # short queues are priced once; a long one turn by turn, to bound the memory
-        self._cost = self._costs(slice(0, n)) if n <= MAX_STEPS else None
+        one_by_one = n <= MAX_STEPS
+        self.scalar = one_by_one and self._rows == 1
+        worth = self._worth(slice(0, n), np.append(self._epsilon, 1.0) if one_by_one else np.ones(1))
+        typical = Situation.typical_values(worth[..., -1])
+        self.turns: list[tuple[int, int | slice]]  # the first owner of a turn, and all of them
+        self._cost: FloatArray | None = None
+        if one_by_one:
+            self.turns = [(owner, owner) for owner in range(n)]
+            self._divide(self.rest, self.size, typical)
+            self._cost = self._costs(slice(0, n), worth[..., :-1])
+        else:
+            edges = np.linspace(0, n, MAX_STEPS + 1).astype(np.int64)
+            self.turns = [(first, slice(first, last)) for first, last in pairwise(edges.tolist())]
+            # the first of a block speaks for what was known before it: nobody's report moves her own block's menus
+            block = np.add.reduceat(self.size, edges[:-1], axis=0)
+            self._divide(
+                *(v.repeat(np.diff(edges), axis=0) for v in (self.rest[edges[:-1]], block, typical[edges[:-1]]))
+            )
 
-    def _divide(self, edges: IntArray) -> None:
+    def _divide(self, left: FloatArray, block: FloatArray, typical: FloatArray) -> None:
         """Shares of records: of each owner in her block, of the block in what is left, and what menus look at."""
-        lengths = np.diff(edges)
-        left = np.repeat(self.rest[:, edges[:-1]], lengths, axis=-1)  # records left when the block is served
-        block = np.repeat(_or_one(np.add.reduceat(self.size, edges[:-1], axis=-1)), lengths, axis=-1)
-        total = _or_one(self.size.sum(axis=-1, keepdims=True))
+        block, total = _or_one(block), self.rest[0]
         self.share_of_block, self.block_share = self.size / block, np.minimum(block / left, 1.0)
-        # the first of a block speaks for what was known before it: nobody's report moves her own block's menus
-        typical = Situation.typical_values(self._valuations.per_record(1.0))
-        known = np.repeat(typical[:, edges[:-1]], lengths, axis=-1)
-        self.situation = Situation(self.size / left, self.size / total, left / total, known)
+        self.situation = Situation(self.size / left, self.size / total, left / total, typical)
 
-    def _costs(self, turn: slice) -> FloatArray:
+    def by_turn(self, values: FloatArray) -> Any:
+        """Values to be looked up turn by turn: plain floats if that is what a turn needs."""
+        return values.tolist() if self.scalar else values
+
+    def log(self, value: Any) -> Any:
+        """NumPy's logarithm; for plain floats a plain float, which the arithmetic that follows is faster on."""
+        return float(np.log(value)) if self.scalar else np.log(value)
+
+    def _worth(self, turn: slice, epsilon: FloatArray) -> FloatArray:
+        """What each ε is worth to each owner, a record."""
+        return self._valuations[turn].reshape((*self.size[turn].shape, 1)).per_record(epsilon)
+
+    def _costs(self, turn: slice, worth: FloatArray) -> FloatArray:
         """What each owner loses at every ε; infinite beyond what she sells."""
-        size, privacy = self.size[:, turn, None], self._privacy[:, turn, None]
-        values = self._valuations[:, turn].reshape((*size.shape[:2], 1)).per_record(self._epsilon)
-        return np.where((privacy >= self._epsilon) & (size > 0), size * values, np.inf)
+        size, privacy = self.size[turn, ..., None], self._privacy[turn, ..., None]
+        return np.where((privacy >= self._epsilon) & (size > 0), size * worth, np.inf)
 
-    def best_choice(self, turn: slice, offers: FloatArray, allowed: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def best_choice(self, turn: int | slice, offers: FloatArray, allowed: Any) -> tuple[Any, Any]:
         """(ε, payment) that these owners like best; (0, 0) where nothing is worth its cost. Ties: the larger ε."""
-        cost = self._costs(turn) if self._cost is None else self._cost[:, turn]
-        np.minimum(offers, allowed[..., None], out=offers)
-        surplus = (offers - cost).reshape(allowed.size, -1)
-        each, last = np.arange(allowed.size), surplus.shape[-1] - 1
-        pick = last - surplus[:, ::-1].argmax(axis=-1)
-        sells = surplus[each, pick] >= 0
-        epsilon = self._epsilon[pick] * sells
-        payment = offers.reshape(surplus.shape)[each, pick] * sells
-        return epsilon.reshape(allowed.shape), payment.reshape(allowed.shape)
+        if isinstance(turn, slice):
+            cost = self._costs(turn, self._worth(turn, self._epsilon))
+        else:
+            assert self._cost is not None  # it is for queues served one by one
+            cost = self._cost[turn]
+        np.minimum(offers, allowed if self.scalar else allowed[..., None], out=offers)
+        surplus = offers - cost
+        pick = surplus.shape[-1] - 1 - surplus[..., ::-1].argmax(axis=-1)
+        if self.scalar:
+            return (float(self._epsilon[pick]), float(offers[pick])) if surplus[pick] >= 0 else (0.0, 0.0)
+        at = (*np.ix_(*map(np.arange, pick.shape)), pick)
+        sells = surplus[at] >= 0
+        return self._epsilon[pick] * sells, offers[at] * sells
 
     def unsorted(self, values: FloatArray) -> FloatArray:
-        """Values in the owners' original order."""
-        out = np.empty_like(values)
-        np.put_along_axis(out, self.order, values, axis=-1)
+        """Values in the owners' original order, rows first."""
+        out = np.empty((self._rows, len(values)))
+        out[self._index] = values
         return out
 
 

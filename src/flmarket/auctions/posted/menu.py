@@ -18,7 +18,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ from flmarket.errors import ConfigError, UnknownName
 __all__ = ["CATALOGUE", "FEATURES", "LINEAR", "Menu", "Pricing", "Situation", "load_menu", "menu_names"]
 
 FloatArray = NDArray[np.float64]
+Number = float | FloatArray
 
 FEATURES = (
     "one",
@@ -43,15 +46,20 @@ FEATURES = (
 )
 # Steps of two per cent: an owner sells at most that much less than her whole privacy budget.
 CATALOGUE = np.geomspace(0.05, 8.0, 256)
-_BASIS = np.stack([np.ones(CATALOGUE.size), np.log(CATALOGUE), np.log(CATALOGUE) ** 2])
+_LOG_CATALOGUE = np.log(CATALOGUE)
+# which features sales change, and which they do not
+_MOVING = tuple(FEATURES.index(name) for name in ("declined", "money", "money²", "money × share_of_rest"))
+_FIXED = tuple(k for k in range(len(FEATURES)) if k not in _MOVING)
+_moving_of = itemgetter(*_MOVING)
 _SHIPPED = files("flmarket.auctions.posted") / "menus"
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of every owner's turn before anything is sold; arrays of shape (rows, n), in order of service.
+    """What is known of every owner's turn before anything is sold; arrays of shape (n, ...), in order of service.
 
-    `value_per_record` is the typical worth of a record at ε = 1 to those served before her, 0 where nobody was.
+    The axes after the first are the batch; one auction has none. `value_per_record` is the typical worth of a record at
+    ε = 1 to those served before her, 0 where nobody was.
     """
 
     share_of_rest: FloatArray
@@ -63,51 +71,71 @@ class Situation:
     def typical_values(value_at_one: FloatArray) -> FloatArray:
         """The geometric mean of what owners before each said; who puts no value on a record is not counted."""
         speaks = value_at_one > 0
-        logs = np.cumsum(np.log(np.where(speaks, value_at_one, 1.0)), axis=-1)
-        voices = np.cumsum(speaks, axis=-1)
-        before = np.where(voices > 0, np.exp(logs / np.maximum(voices, 1)), 0.0)
-        return np.concatenate([np.zeros((len(before), 1)), before[:, :-1]], axis=-1)
+        logs = np.log(np.where(speaks, value_at_one, 1.0)).cumsum(axis=0)
+        voices = speaks.cumsum(axis=0)
+        typical = np.zeros(value_at_one.shape)
+        typical[1:] = np.where(voices > 0, np.exp(logs / np.maximum(voices, 1)), 0.0)[:-1]
+        return typical
 
 
 class Pricing:
-    """A menu put to one batch of queues: everything that sales do not change is computed once."""
+    """A menu put to one batch of queues: everything that sales do not change is computed once.
 
-    def __init__(self, menu: Menu, situation: Situation) -> None:
+    All arithmetic is element by element and in one order, never a matrix product, whose rounding would depend on how
+    many auctions are cleared together. It is written for plain floats and arrays alike: an auction cleared alone is
+    mostly scalar work, on which NumPy spends its time in overhead (`scalar`, for one row served one by one).
+    """
+
+    def __init__(self, menu: Menu, situation: Situation, *, scalar: bool = False) -> None:
         share, rest, value = situation.share_of_rest, situation.rest, situation.value_per_record
-        self._coefficients = np.array([menu.level, menu.power, menu.bend]).T
-        self._known = np.ones(share.shape) if menu.unit is not None else (value > 0).astype(np.float64)
-        typical = np.full(share.shape, menu.unit) if menu.unit is not None else np.where(value > 0, value, 1.0)
-        self._log_typical = np.log(np.maximum(typical, 1e-200))
-        self._features = np.zeros((*share.shape, len(FEATURES)))
-        fixed = (np.ones(share.shape), share, situation.share_of_all, None, rest, share * rest, value <= 0)
-        for column, values in enumerate(fixed):
-            if values is not None:
-                self._features[..., column] = values
+        unspoken = value <= 0
+        known = np.ones(share.shape) if menu.unit is not None else 1.0 - unspoken
+        typical = np.full(share.shape, menu.unit) if menu.unit is not None else np.where(unspoken, 1.0, value)
+        log_typical = np.log(np.maximum(typical, 1e-200))
+        fixed = (np.ones(share.shape), share, situation.share_of_all, rest, share * rest, unspoken)
+        rows = np.array([menu.level, menu.power, menu.bend]).reshape(3, len(FEATURES), *[1] * share.ndim)
+        level, power, bend = sum(rows[:, k] * feature for k, feature in zip(_FIXED, fixed, strict=True))
+        turns = [known, log_typical, share, level, power, bend]
+        self._turns: Any = list(zip(*(column.tolist() for column in turns), strict=True)) if scalar else turns
+        self._scalar = scalar
+        self._moving = [_moving_of(row) for row in (menu.level, menu.power, menu.bend)]
 
     def offers(
-        self,
-        turn: slice,
-        money_per_record: FloatArray,
-        declined: FloatArray,
-        records: FloatArray,
-        epsilon: slice = slice(None),
+        self, turn: int | slice, log_money: Number, declined: Number, log_records: Number, epsilon: slice = slice(None)
     ) -> FloatArray:
-        """What each owner of a turn is offered for her records at every ε, shape (rows, turn, ε), never falling.
+        """What each owner of a turn is offered for her records at every ε (the last axis), never falling.
 
-        `money_per_record` and `declined` have shape (rows, 1), `records` (rows, turn).
+        A turn is one owner or a slice of them; `log_money`, of the money left per record, and `declined` have the shape
+        of the batch. Without money the price is the exponential of −∞, and an absurd price meets its limit later: the
+        caller lets division by zero and overflow pass.
         """
-        features = self._features[:, turn]
-        log_money = np.log(np.maximum(money_per_record, 1e-200)) - self._log_typical[:, turn]
-        money = np.minimum(np.maximum(log_money, -20.0), 20.0) * self._known[:, turn]
-        features[..., 3] = declined
-        features[..., 7] = money
-        features[..., 8] = money * money
-        features[..., 9] = money * features[..., 1]
-        shape = features @ self._coefficients
-        with np.errstate(divide="ignore", over="ignore"):  # no money: price 0; an absurd price meets the limit later
-            shape[..., 0] += np.log(money_per_record * records)
-            prices = np.exp(shape @ _BASIS[:, epsilon])
-        return np.asarray(np.maximum.accumulate(prices, axis=-1))
+        here = self._turns[turn] if self._scalar else [column[turn] for column in self._turns]
+        known, log_typical, share, level, power, bend = here
+        money = _within_20(log_money - log_typical) * known
+        square, product = money * money, money * share
+        level, power, bend = (
+            fixed + a * declined + b * money + c * square + d * product
+            for fixed, (a, b, c, d) in zip((level, power, bend), self._moving, strict=True)
+        )
+        log_epsilon = _LOG_CATALOGUE[epsilon]
+        prices = _column(bend) * log_epsilon
+        prices += _column(power)
+        prices *= log_epsilon
+        prices += _column(level + log_money + log_records)
+        np.exp(prices, out=prices)
+        return np.asarray(np.maximum.accumulate(prices, axis=-1, out=prices))
+
+
+def _within_20(value: Any) -> Any:
+    """Brought into [−20, 20]."""
+    if isinstance(value, float):
+        return min(max(value, -20.0), 20.0)
+    return np.minimum(np.maximum(value, -20.0), 20.0)
+
+
+def _column(value: Any) -> Any:
+    """To be combined with the catalogue, which is the last axis."""
+    return value if isinstance(value, float) else value[..., None]
 
 
 @dataclass(frozen=True)

@@ -70,16 +70,16 @@ class PostedPrivateSizes:
         # mean size so far: the prior counts as one more owner
         expected = (self.prior_size + np.cumsum(size, axis=-1) - size) / np.arange(1.0, n + 1)
         situation = Situation(
-            share_of_rest=np.broadcast_to(1.0 / left, size.shape),
-            share_of_all=np.full(size.shape, 1.0 / n),
-            rest=np.broadcast_to(left / n, size.shape),
-            value_per_record=Situation.typical_values(valuations.per_record(1.0)),
+            share_of_rest=np.broadcast_to(1.0 / left[:, None], (n, rows)),
+            share_of_all=np.full((n, rows), 1.0 / n),
+            rest=np.broadcast_to(left[:, None] / n, (n, rows)),
+            value_per_record=Situation.typical_values(valuations.per_record(1.0).T),
         )
         pricing, declined = Pricing(self.menu, situation), np.zeros(rows)
         for owner in range(n):
-            turn = slice(owner, owner + 1)
-            per_record = (money / (expected[:, owner] * left[owner]))[:, None]
-            price = pricing.offers(turn, per_record, declined[:, None] / n, np.ones((rows, 1)))[:, 0]
+            per_record = money / (expected[:, owner] * left[owner])
+            with np.errstate(divide="ignore", over="ignore"):  # see `Pricing.offers`
+                price = pricing.offers(owner, np.log(per_record), declined / n, 0.0)
             allowed = money * (1.0 / left[owner]) ** self.menu.reserve
             chosen = _best_choice(valuations[:, owner], privacy[:, owner], size[:, owner], price, allowed)
             epsilon[:, owner], payment[:, owner], records[:, owner] = chosen
