@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from flmarket.auctions.budget_feasible import BudgetFeasibleKnapsack
 from flmarket.auctions.knapsack import GreedyKnapsack
+from flmarket.auctions.learned import DEFAULTS as _LEARNED
+from flmarket.auctions.learned import LearnedAuction, learned_auction
 from flmarket.auctions.posted import PostedAuction, PostedPrivateSizes, posted, posted_private
 from flmarket.auctions.proportional import ProportionalShare
 from flmarket.bids import EXACT, NONE, Auction, Guarantees
@@ -13,6 +15,7 @@ __all__ = [
     "Auction",
     "BudgetFeasibleKnapsack",
     "GreedyKnapsack",
+    "LearnedAuction",
     "PostedAuction",
     "PostedPrivateSizes",
     "ProportionalShare",
@@ -60,3 +63,5 @@ register("m2", GreedyKnapsack)
 register("posted", posted, variants=True)
 register("posted-private", posted_private, variants=True)
 register("m2-bf", BudgetFeasibleKnapsack)
+for _name in _LEARNED:
+    register(_name, lambda weights=None, name=_name: learned_auction(name, weights), variants=True)

@@ -1,0 +1,1 @@
+"""Training of learned auctions; needs torch (extra `torch`), which running one does not."""

@@ -1,0 +1,96 @@
+"""Where training profiles come from, and a batch of them as tensors.
+
+A source is a named population or a broker's own history: one profile of past bids, of which owners are drawn without
+repetition for each round. Valuations enter as tables over fractions of ε̄, so that any valuation can be trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from flmarket import populations
+from flmarket.auctions.learned.network import curve_position
+from flmarket.auctions.learned.settings import Settings
+from flmarket.bids import BidProfile
+from flmarket.errors import InvalidInput
+
+__all__ = ["Batch", "Source", "make_batch"]
+
+FINE = 64  # points of a valuation's table
+
+
+@dataclass(frozen=True)
+class Source:
+    """Draws profiles of `owners` bidders, with budgets: a factor times all costs, or one fixed amount of money."""
+
+    population: str | None = None
+    history: BidProfile | None = None
+    owners: int = 10
+    factor: tuple[float, float] = (0.1, 2.0)
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.population is None) == (self.history is None):
+            raise InvalidInput("source", (self.population, self.history), "a population or a history of bids")
+        if self.history is not None and self.history.n < self.owners:
+            raise InvalidInput("owners", self.owners, f"at most the {self.history.n} bids of the history")
+
+    def draw(self, rng: np.random.Generator, profiles: int) -> tuple[BidProfile, np.ndarray]:
+        """Profiles of shape (profiles, owners) and their budgets."""
+        if self.population is not None:
+            bids = populations.get(self.population).sample(rng, profiles, self.owners)
+        else:
+            assert self.history is not None
+            total = self.history.n
+            rows = np.argsort(rng.random((profiles, total)), axis=-1)[:, : self.owners]
+            bids = self.history[rows]
+        if self.budget is not None:
+            return bids, np.full(profiles, self.budget)
+        return bids, rng.uniform(*self.factor, profiles) * bids.full_cost.sum(axis=-1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """K profiles of n owners: sizes in shares of all records, ε̄, and cost over budget at fractions 0..1 of ε̄."""
+
+    size: torch.Tensor  # (K, n)
+    privacy: torch.Tensor  # (K, n)
+    table: torch.Tensor  # (K, n, FINE + 1): the cost of selling everything at that fraction, over the budget
+
+    @property
+    def cost(self) -> torch.Tensor:
+        """Full cost over budget, (K, n)."""
+        return self.table[..., -1]
+
+    def positions(self, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the sub-bids lie between the knots of a price curve, (K, n, M+1)."""
+        interval, into = curve_position(settings, self.privacy.numpy())
+        return torch.as_tensor(interval), torch.as_tensor(into).to(self.table.dtype)
+
+    def asks(self, items: int, privacy: torch.Tensor | float = 1.0) -> torch.Tensor:
+        """True cost over budget of sub-bids m·(privacy·ε̄)/M, shape (…, M+1); `privacy` is a fraction of ε̄."""
+        grid = torch.arange(items + 1, dtype=self.table.dtype) / items
+        at = (grid * privacy[..., None] if isinstance(privacy, torch.Tensor) else grid * privacy) * FINE
+        return interpolate(self.table, at)
+
+
+def interpolate(table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """`table` (…, points) read at fractional positions `at` (…, q), linearly; differentiable in `at`."""
+    at = at + torch.zeros_like(table[..., :1])  # to one shape
+    table = table.expand(*at.shape[:-1], table.shape[-1])
+    low = at.detach().floor().clamp(0, table.shape[-1] - 2)
+    index = low.to(torch.int64)
+    left, right = table.gather(-1, index), table.gather(-1, index + 1)
+    return left + (at - low) * (right - left)
+
+
+def make_batch(bids: BidProfile, budget: np.ndarray, dtype: torch.dtype = torch.float32) -> Batch:
+    """Tensors of profiles of shape (K, n)."""
+    epsilon = bids.privacy_budget[..., None] * (np.arange(FINE + 1) / FINE)
+    value = bids.valuations.reshape((*bids.shape, 1)).per_record(epsilon)
+    cost = bids.data_size[..., None] * value / np.maximum(budget, 1e-300)[:, None, None]
+    share = bids.data_size / bids.data_size.sum(axis=-1, keepdims=True)
+    return Batch(*(torch.tensor(x, dtype=dtype) for x in (share, bids.privacy_budget, cost)))

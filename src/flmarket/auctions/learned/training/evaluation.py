@@ -1,0 +1,70 @@
+"""An auction as deployed, measured on held-out profiles while it trains: error bound, rounds without a sale, regret.
+
+The lies tried are few and fixed: value, ε̄ and data size scaled alone, and commitments to sell a part for nothing asked.
+This is a gauge for early stopping and model choice, not an audit; `flmarket audit` searches much harder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.aggregation import OptAggr, error_bound
+from flmarket.bids import Auction, BidProfile, Valuations
+
+__all__ = ["Deployed", "measure"]
+
+_LIES = (
+    *((v, 1.0, 1.0) for v in (0.3, 0.7, 0.9, 1.1, 1.4, 2.0)),
+    *((0.0, e, d) for e in (0.5, 0.75, 1.0) for d in (0.3, 0.5, 0.7, 0.85, 1.0)),
+    *((1.0, 1.0, d) for d in (0.5, 0.75, 0.9)),
+)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Means over held-out profiles; `empty` is the share of rounds in which nobody sells (left out of the bound)."""
+
+    bound: float
+    empty: float
+    regret: float  # best of the lies tried, over full cost
+    below_cost: float  # what payments fall short of cost, over full cost
+    spent: float
+
+
+def measure(
+    auction: Auction, bids: BidProfile, budget: NDArray[np.float64], *, liars: int = 100, draws: int = 1, seed: int = 0
+) -> Deployed:
+    """`bids` of shape (profiles, n); the lies are tried in the first `liars` profiles."""
+    outcome = auction.run(bids, budget, rng=np.random.default_rng(seed))
+    bound = error_bound(OptAggr().weights(outcome.epsilon, bids.data_size), outcome.epsilon, bids.data_size)
+    sold = bound[np.isfinite(bound)]
+    utility, cost = bids.utility(outcome), np.maximum(bids.full_cost, 1e-300)
+    below = float(np.mean(np.maximum(-utility, 0.0) / cost))
+    regret = _regret(auction, bids[:liars], budget[:liars], draws, seed)
+    spent = float(np.mean(outcome.spent / np.maximum(budget, 1e-300)))
+    return Deployed(float(sold.mean()) if sold.size else float("inf"), 1 - sold.size / bound.size, regret, below, spent)
+
+
+def _regret(auction: Auction, bids: BidProfile, budget: NDArray[np.float64], draws: int, seed: int) -> float:
+    rows, n = bids.shape
+    profile, owner = np.repeat(np.arange(rows), n), np.tile(np.arange(n), rows)
+    many, money, at = bids[profile], budget[profile], (np.arange(rows * n), owner)
+    own = many.valuations[at].reshape((rows * n,))
+
+    def utility(value: float, privacy: float, size: float) -> NDArray[np.float64]:
+        rate, eps, records = many.valuations.rate.copy(), many.privacy_budget.copy(), many.data_size.copy()
+        rate[at], eps[at], records[at] = rate[at] * value, eps[at] * privacy, records[at] * size
+        told = many.valuations
+        seen = BidProfile(Valuations(told.kind, rate, grid=told.grid, values=told.values), eps, records)
+        total = np.zeros(rows * n)
+        for draw in range(draws):
+            outcome = auction.run(seen, money, rng=np.random.default_rng((seed, draw)))
+            total += outcome.payment[at] - records[at] * own.per_record(outcome.epsilon[at])
+        return total / draws
+
+    honest = utility(1.0, 1.0, 1.0)
+    best = np.max([utility(*lie) for lie in _LIES], axis=0)
+    return float(np.mean(np.maximum(best - honest, 0.0) / np.maximum(many.full_cost[at], 1e-300)))

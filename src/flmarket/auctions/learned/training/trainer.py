@@ -1,0 +1,223 @@
+"""The augmented Lagrangian, batch by batch, with checkpoints that resume to the same weights.
+
+    C(θ) = n·objective + Σ_i φ_i·rgt_i + ρ/2·(Σ_i rgt_i)² + the same for payments below cost and indeterminate choices
+
+as in FL-Market 2022 App. A. Regret is over the owner's full cost. Profiles follow from (seed, epoch) alone, so a
+resumed run sees what an uninterrupted one sees.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flmarket.auctions.learned.mechanism import LearnedAuction
+from flmarket.auctions.learned.network import first_parameters
+from flmarket.auctions.learned.training import ascent, market
+from flmarket.auctions.learned.training.bound import error_bound_loss
+from flmarket.auctions.learned.training.data import Batch, Source, make_batch
+from flmarket.auctions.learned.training.evaluation import Deployed, measure
+from flmarket.auctions.learned.training.presets import Penalty, Preset
+from flmarket.errors import ConfigError
+
+__all__ = ["Epoch", "Trainer"]
+
+# how much held-out regret over cost weighs against the held-out error bound when the best epoch is chosen
+REGRET_WEIGHT = 10.0
+_NAMES = ("regret", "rational", "determinism")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch left behind."""
+
+    epoch: int
+    loss: float
+    objective: float
+    train_regret: float
+    deployed: Deployed
+    score: float
+    best: bool
+    seconds: float
+
+
+class Trainer:
+    """One training run."""
+
+    def __init__(self, preset: Preset, source: Source, *, seed: int = 0, validation: int = 600) -> None:
+        self.preset, self.source, self.seed = preset, source, seed
+        first = first_parameters(preset.settings, np.random.default_rng((seed, 0)))
+        self.parameters = {key: torch.tensor(value, requires_grad=True) for key, value in first.items()}
+        self.optimiser = torch.optim.Adam(list(self.parameters.values()), lr=preset.schedule.rate)
+        penalties = (preset.schedule.regret, preset.schedule.rational, preset.schedule.determinism)
+        self.penalties: dict[str, Penalty] = dict(zip(_NAMES, penalties, strict=True))
+        self.multipliers = {name: torch.full((source.owners,), p.multiplier) for name, p in self.penalties.items()}
+        self.lies: dict[int, torch.Tensor] = {}
+        self.epoch, self.best_score, self.best_epoch, self.updates = 0, math.inf, 0, 0
+        self.best = {key: value.detach().clone() for key, value in self.parameters.items()}
+        self.held_out = source.draw(np.random.default_rng((seed, 1)), validation)
+
+    # ---- one batch ----
+
+    def terms(self, batch: Batch, temperature: float, index: int = 0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The objective and the violations (n,) of one batch."""
+        settings, schedule = self.preset.settings, self.preset.schedule
+        cost = batch.cost.clamp_min(1e-9)
+        violations: dict[str, torch.Tensor] = {}
+        if settings.clearing:
+            cleared = market.clear(settings, self.parameters, batch, temperature)
+            epsilon, utility = cleared.epsilon, cleared.utility
+            if self.penalties["regret"].rho > 0:
+                count = max(2, math.ceil(schedule.misreports / settings.items))
+                factors = torch.cat([torch.ones(1), torch.linspace(0.9, 0.15, count - 1)])
+                item, part = market.best_commitment(settings, self.parameters, batch, cleared.multiplier, factors)
+                lying = market.commitment_utility(settings, self.parameters, batch, temperature, item, part)
+                violations["regret"] = (torch.relu(lying - utility) / cost).mean(dim=0)
+        else:
+            honest = ascent.honest_outcome(settings, self.parameters, batch, temperature)
+            epsilon, utility = honest.epsilon, honest.utility
+            lie = self._search(batch, temperature, index)
+            lying = ascent.lying_utility(settings, self.parameters, batch, lie, temperature)
+            violations["regret"] = (torch.relu(lying - utility) / cost).mean(dim=0)
+            violations["rational"] = (torch.relu(-utility) / cost).mean(dim=0)
+            even = 1.0 / (settings.items + 1)
+            violations["determinism"] = (1.0 - even - ((honest.chance - even) ** 2).sum(dim=-1)).mean(dim=0)
+        if schedule.objective == "bound":
+            objective = error_bound_loss(epsilon, batch.size)
+        else:
+            objective = -(batch.size * epsilon).sum(dim=-1).mean()
+        return objective, violations
+
+    def _search(self, batch: Batch, temperature: float, index: int) -> torch.Tensor:
+        """Two starts, the last visit's lie and a fresh one, half of the steps each."""
+        settings, schedule = self.preset.settings, self.preset.schedule
+        rng = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch * 1009 + index)
+        fresh = torch.randn((*batch.size.shape, 3), generator=rng) * 0.3
+        fresh[..., 1:] = -fresh[..., 1:].abs()
+        warm = self.lies.get(index, torch.zeros_like(fresh))
+        half = max(1, schedule.misreports // 2)
+        found = [
+            ascent.climb(settings, self.parameters, batch, start, temperature, steps=half, length=schedule.step)
+            for start in (warm, fresh)
+        ]
+        better = found[1][1] > found[0][1]
+        self.lies[index] = torch.where(better[..., None], found[1][0], found[0][0])
+        return self.lies[index]
+
+    def step(self, batch: Batch, temperature: float, index: int = 0) -> tuple[float, float, float]:
+        """One update; returns loss, objective and mean regret."""
+        n = self.source.owners
+        objective, violations = self.terms(batch, temperature, index)
+        loss = n * objective
+        for name, violation in violations.items():
+            rho = self.penalties[name].rho_at(self.epoch)
+            loss = loss + (self.multipliers[name] * violation).sum() + 0.5 * rho * violation.sum() ** 2
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), 10.0)
+        self.optimiser.step()
+        self.updates += 1
+        if self.updates % self.preset.schedule.update_every == 0:
+            for name, violation in violations.items():
+                self.multipliers[name] += self.penalties[name].rho_at(self.epoch) * violation.detach()
+        regret = violations["regret"].mean().item() if "regret" in violations else 0.0
+        return loss.item(), objective.item(), regret
+
+    # ---- epochs ----
+
+    def run(self, *, until: int | None = None) -> Iterator[Epoch]:
+        """Train epoch by epoch, up to the schedule's number (or `until`) or until validation stops improving."""
+        schedule = self.preset.schedule
+        last = schedule.epochs if until is None else min(until, schedule.epochs)
+        while self.epoch < last and not self.stopped:
+            yield self._one_epoch()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether validation has not improved for as long as the schedule's patience."""
+        patience = self.preset.schedule.patience
+        return patience > 0 and self.epoch - self.best_epoch > patience
+
+    def _one_epoch(self) -> Epoch:
+        schedule, settings, began = self.preset.schedule, self.preset.settings, time.perf_counter()
+        done = self.epoch / max(schedule.epochs - 1, 1)
+        for group in self.optimiser.param_groups:
+            group["lr"] = schedule.rate * (schedule.rate_end / schedule.rate) ** done
+        temperature = settings.temperature * schedule.warm_up ** max(0.0, 1.0 - 2.0 * done)
+        # menus meet fresh profiles every epoch; lies that start from the last visit need the same ones again
+        rng = np.random.default_rng((self.seed, 2, self.epoch if settings.clearing else 0))
+        figures = []
+        for index in range(schedule.batches):
+            batch = make_batch(*self.source.draw(rng, schedule.profiles))
+            figures.append(self.step(batch, temperature, index))
+        self.epoch += 1
+        deployed = self.measure(self.parameters)
+        score = deployed.bound + REGRET_WEIGHT * (deployed.regret + deployed.below_cost) + 20.0 * deployed.empty
+        better = score < self.best_score
+        if better:
+            self.best_score, self.best_epoch = score, self.epoch
+            self.best = {key: value.detach().clone() for key, value in self.parameters.items()}
+        loss, objective, regret = np.mean(figures, axis=0).tolist()
+        return Epoch(self.epoch, loss, objective, regret, deployed, score, better, time.perf_counter() - began)
+
+    def measure(self, parameters: dict[str, torch.Tensor]) -> Deployed:
+        """The auction as deployed, on held-out profiles."""
+        draws = 4 if self.preset.settings.deployment == "sampled" else 1
+        return measure(self.auction(parameters), *self.held_out, liars=40, draws=draws, seed=self.seed)
+
+    def auction(self, parameters: dict[str, torch.Tensor] | None = None) -> LearnedAuction:
+        """The best network so far (or the given one), as it is deployed."""
+        chosen = self.best if parameters is None else parameters
+        weights = {key: value.detach().numpy().copy() for key, value in chosen.items()}
+        return LearnedAuction(self.preset.settings, weights, self.preset.name)
+
+    # ---- checkpoints ----
+
+    def save(self, path: Path) -> None:
+        """Everything needed to go on; written whole or not at all."""
+        state: dict[str, Any] = {
+            "preset": self.preset.name, "settings": self.preset.settings.to_dict(), "seed": self.seed,
+            "epoch": self.epoch, "updates": self.updates, "best_score": self.best_score, "best_epoch": self.best_epoch,
+            "parameters": {key: value.detach() for key, value in self.parameters.items()}, "best": self.best,
+            "optimiser": self.optimiser.state_dict(), "multipliers": self.multipliers, "lies": self.lies,
+        }  # fmt: skip
+        partial = path.with_suffix(path.suffix + ".part")
+        torch.save(state, partial)
+        partial.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint of the same preset, settings and seed."""
+        try:
+            state = torch.load(path, weights_only=True)
+        except Exception as error:
+            raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
+        mine = (self.preset.name, self.preset.settings.to_dict(), self.seed)
+        if (state["preset"], state["settings"], state["seed"]) != mine:
+            raise ConfigError("checkpoint", str(path), f"one of preset {self.preset.name} with seed {self.seed}")
+        with torch.no_grad():
+            for key, value in self.parameters.items():
+                value.copy_(state["parameters"][key])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.multipliers, self.lies, self.best = state["multipliers"], state["lies"], state["best"]
+        self.epoch, self.updates = state["epoch"], state["updates"]
+        self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
+
+
+def append_metrics(path: Path, epoch: Epoch) -> None:
+    """One line of a CSV per epoch."""
+    figures = asdict(epoch)
+    row = {**{k: v for k, v in figures.items() if k != "deployed"}, **figures["deployed"]}
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(row))
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
