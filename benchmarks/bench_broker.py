@@ -1,0 +1,185 @@
+"""The broker on loopback: a thousand owners bid in one round, and pages' worth of reads, against an empty endpoint.
+
+Server and clients share the machine. The peer is a FastAPI application whose only route returns `{}`, served and asked
+in the same way: the difference is what keys, rights, limits and the database cost.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import multiprocessing
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import Row
+
+OWNERS, READS, CLIENTS = 1000, 2000, 8
+Request = tuple[str, str, dict[str, str], bytes | None]
+
+
+def serve_broker(url: str, port: int) -> None:
+    """The broker as a process."""
+    import uvicorn
+
+    from flmarket.broker.app import create_app
+    from flmarket.broker.settings import Settings
+
+    settings = Settings(database_url=url, requests_per_second=1e6, request_burst=10**6)
+    uvicorn.run(create_app(settings), port=port, ws="none", log_level="error", access_log=False)
+
+
+def serve_peer(url: str, port: int) -> None:
+    """An application with nothing to do."""
+    import uvicorn
+    from fastapi import FastAPI
+
+    app = FastAPI()
+
+    @app.get("/readyz")
+    @app.get("/empty")
+    @app.put("/empty")
+    def empty() -> dict[str, str]:
+        return {}
+
+    uvicorn.run(app, port=port, ws="none", log_level="error", access_log=False)
+
+
+@contextmanager
+def served(target: Callable[[str, int], None], url: str) -> Iterator[int]:
+    """A server in a process of its own; yields its port once it is ready."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(url, port), daemon=True)
+    process.start()
+    try:
+        for _ in range(1200):
+            try:
+                if (
+                    ask(http.client.HTTPConnection("127.0.0.1", port, timeout=5), ("GET", "/readyz", {}, None))[0]
+                    == 200
+                ):
+                    break
+            except OSError:
+                pass
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.join()
+
+
+def ask(connection: http.client.HTTPConnection, request: Request) -> tuple[int, bytes]:
+    """One request on an open connection."""
+    method, path, headers, body = request
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def load(port: int, requests: Sequence[Request]) -> tuple[float, np.ndarray]:
+    """All requests by several clients at once: seconds in all, and each request's seconds."""
+    shares = [requests[k::CLIENTS] for k in range(CLIENTS)]
+    taken: list[list[float]] = [[] for _ in shares]
+
+    def client(share: Sequence[Request], times: list[float]) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for request in share:
+            started = time.perf_counter()
+            status, body = ask(connection, request)
+            times.append(time.perf_counter() - started)
+            assert status < 300, body
+
+    threads = [threading.Thread(target=client, args=pair) for pair in zip(shares, taken, strict=True)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(map(len, taken)) == len(requests), "a client failed"
+    return time.perf_counter() - started, np.concatenate([np.array(times) for times in taken])
+
+
+def prepare(url: str) -> tuple[str, str, list[str]]:
+    """A task for a thousand registered owners; returns its id, the buyer's key and the owners' keys."""
+    from flmarket.broker.clock import now
+    from flmarket.broker.core import Broker, Party
+    from flmarket.broker.keys import format_key, hash_secret, make_secret
+    from flmarket.broker.models import ApiKey, PartyRow
+    from flmarket.broker.schemas import TaskRequest
+    from flmarket.broker.services import parties, tasks
+    from flmarket.broker.settings import Settings
+    from flmarket.privacy import PureDp
+
+    broker = Broker.open(Settings(database_url=url, run_worker=False))
+    buyer = parties.create_party(broker, None, role="buyer", name="buyer")
+    parties.deposit(broker, None, buyer.id, 10**12)
+    key = parties.issue_key(broker, None, buyer.id, label="bench").key
+    secret = make_secret()
+    hashed = hash_secret(secret)  # one secret for all, only to be ready sooner; each key is verified on its own
+    with broker.database.write() as session:
+        names = [f"p_bench{k}" for k in range(OWNERS)]
+        session.add_all([PartyRow(id=name, role="owner", name=name, created_at=now()) for name in names])
+        session.flush()
+        session.add_all(
+            [
+                ApiKey(id=f"k_{k}", party_id=f"p_bench{k}", label="", hash=hashed, created_at=now())
+                for k in range(OWNERS)
+            ]
+        )
+    for name in names:
+        broker.books.ledger.register_cap(name, PureDp(100.0))
+    order = TaskRequest.model_validate(
+        {
+            "name": "a thousand owners",
+            "rounds": 1,
+            "bidders_per_round": OWNERS,
+            "budget_micros_per_round": 10**9,
+            "data": {"name": "digits", "owners": OWNERS, "partition": "equal"},
+            "owners": {"simulated": False, "minimum_bids": OWNERS},
+        }
+    )
+    task = tasks.post_task(broker, Party(buyer.id, "buyer", "buyer"), order)
+    broker.close()
+    return task.id, key, [format_key(f"k_{k}", secret) for k in range(OWNERS)]
+
+
+def run() -> Iterator[Row]:
+    """Bids, the round they make, and reads."""
+    peer_name = "empty FastAPI endpoint"
+    body = json.dumps({"valuation": {"kind": "linear", "rate": 1.0}, "privacy_budget": 1.0}).encode()
+    typed = {"Content-Type": "application/json"}
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{Path(folder)}/broker.db"
+        task, key, keys = prepare(url)
+        path, mine = f"/api/v1/tasks/{task}", {"Authorization": f"Bearer {key}"}
+        with served(serve_broker, url) as port, served(serve_peer, "") as peer:
+            bids = [("PUT", f"/api/v1/offers/{task}/bid", typed | {"Authorization": f"Bearer {k}"}, body) for k in keys]
+            seconds, times = load(port, bids)
+            cleared = time.perf_counter()
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+            while json.loads(ask(connection, ("GET", path, mine, None))[1])["rounds_done"] < 1:
+                time.sleep(0.02)
+            round_seconds = time.perf_counter() - cleared
+            peer_seconds, peer_times = load(peer, [("PUT", "/empty", typed, body)] * OWNERS)
+            yield Row("1,000 owners bid, 8 at a time", "bid", seconds / OWNERS, peer_name, peer_seconds / OWNERS)
+            yield Row("the same, slowest 1 % (p99)", "bid", _p99(times), peer_name, _p99(peer_times))
+            yield Row("their round, from bids to settlement", "round", round_seconds, "none", None)
+            seconds, times = load(port, [("GET", path, mine, None)] * READS)
+            peer_seconds, peer_times = load(peer, [("GET", "/empty", {}, None)] * READS)
+            yield Row("read a task over HTTP, 8 at a time", "read", seconds / READS, peer_name, peer_seconds / READS)
+            yield Row("the same, slowest 1 % (p99)", "read", _p99(times), peer_name, _p99(peer_times))
+
+
+def _p99(times: np.ndarray) -> float:
+    return float(np.quantile(times, 0.99))

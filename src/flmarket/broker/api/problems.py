@@ -1,0 +1,131 @@
+"""Errors as RFC 9457 problem documents that name the field; never a trace, never what was sent."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from flmarket.broker.errors import BrokerError, TooMany
+from flmarket.errors import (
+    DataUnavailable,
+    FlmarketError,
+    InvalidInput,
+    MechanismViolation,
+    PrivacyBudgetExhausted,
+    SettlementError,
+)
+
+__all__ = ["PROBLEMS", "Problem", "file_response", "install", "problem"]
+
+log = logging.getLogger("flmarket.broker")
+MEDIA_TYPE = "application/problem+json"
+
+
+class FieldProblem(BaseModel):
+    """One field that is not accepted."""
+
+    field: str
+    problem: str
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldProblem] = []
+
+
+def _documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    titles = {
+        400: "The body cannot be read",
+        401: "No valid key or session",
+        403: "Not for this role, or the CSRF token is missing",
+        404: "No such object, or somebody else's",
+        409: "The object's state does not allow it",
+        413: "The body is too large",
+        422: "A field is not accepted",
+        429: "Too many requests",
+    }
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {status: {"description": titles[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
+
+
+def file_response(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """How a route that answers with a file is described."""
+    return {200: {"description": "The file", "content": {media_type: {"schema": {"type": "string"}}}}}
+
+
+PROBLEMS = _documented(400, 401, 403, 404, 409, 413, 422, 429)
+_CONFLICTS = (SettlementError, PrivacyBudgetExhausted, MechanismViolation, DataUnavailable)
+
+
+def problem(
+    status: int,
+    title: str,
+    detail: str,
+    errors: list[dict[str, str]] | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """A problem document."""
+    content = {"type": "about:blank", "title": title, "status": status, "detail": detail, "errors": errors or []}
+    return JSONResponse(content, status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def from_error(error: FlmarketError) -> JSONResponse:
+    """The answer to an error that was raised on purpose."""
+    if isinstance(error, TooMany):
+        wait = str(max(1, math.ceil(error.retry_after)))
+        return problem(429, error.title, str(error), headers={"Retry-After": wait})
+    if isinstance(error, BrokerError):
+        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+        return problem(error.status, error.title, str(error), headers=headers)
+    if isinstance(error, InvalidInput):
+        field = error.field.removeprefix("task: ")
+        return problem(422, "Not accepted", str(error), [{"field": field, "problem": f"expected {error.accepted}"}])
+    if isinstance(error, _CONFLICTS):
+        return problem(409, "Conflict", str(error))
+    log.error("an unforeseen refusal: %s", error)
+    return problem(409, "Conflict", str(error))
+
+
+async def _flmarket_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, FlmarketError)
+    return from_error(error)
+
+
+async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    found = [
+        {
+            "field": ".".join(str(part) for part in one["loc"][1:]) or str(one["loc"][0]),
+            "problem": str(one["msg"])[:300],
+        }
+        for one in error.errors()[:20]
+    ]
+    named = ", ".join(one["field"] for one in found[:3])
+    return problem(422, "Not accepted", f"not accepted: {named}", found)
+
+
+async def _http_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    titles = {404: "Not found", 405: "Method not allowed", 400: "Bad request"}
+    answer = problem(error.status_code, titles.get(error.status_code, "Refused"), str(error.detail))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def install(app: FastAPI) -> None:
+    """Answer all errors of the API this way."""
+    app.add_exception_handler(FlmarketError, _flmarket_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)

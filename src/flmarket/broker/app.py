@@ -1,0 +1,88 @@
+"""The service: API, pages and worker in one ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from flmarket import __version__
+from flmarket.broker import pages
+from flmarket.broker.api import account_routes, health, operator_routes, owner_routes, problems, streams, task_routes
+from flmarket.broker.api.middleware import BodyLimit, Observe, SecureHeaders
+from flmarket.broker.auth import Gate
+from flmarket.broker.core import Broker
+from flmarket.broker.settings import Settings
+from flmarket.broker.worker import Worker
+
+__all__ = ["create_app"]
+
+API = "/api/v1"
+_ABOUT = (
+    "Buyers post training tasks, data owners sell private updates, the operator proves that every rule was kept. "
+    "Money is in whole micro-units. Every ε is per round unless it says total. Send `Idempotency-Key` with writes: "
+    "the same key brings the same answer and nothing happens twice."
+)
+
+
+def create_app(settings: Settings | None = None, *, broker: Broker | None = None) -> FastAPI:
+    """The application; with `broker`, over one that is open already (and stays the caller's to close)."""
+    given = broker
+    broker = Broker.open(settings or Settings()) if broker is None else broker
+    worker = Worker(broker) if broker.settings.run_worker else None
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        if worker is not None:
+            worker.start()
+        yield
+        if worker is not None:
+            worker.stop()
+        if given is None:
+            broker.close()
+
+    app = FastAPI(
+        title="flmarket broker",
+        version=__version__,
+        description=_ABOUT,
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.broker, app.state.gate = broker, Gate(broker.settings)
+    problems.install(app)
+    app.include_router(health.router)
+    for router in (
+        account_routes.sign_in_router,
+        account_routes.router,
+        task_routes.router,
+        streams.router,
+        owner_routes.router,
+        operator_routes.audit_router,
+        operator_routes.router,
+    ):
+        app.include_router(router, prefix=API)
+    pages.mount(app)
+    app.add_middleware(BodyLimit, most=broker.settings.max_body_bytes)
+    app.add_middleware(SecureHeaders)
+    app.add_middleware(Observe, metrics=broker.metrics)
+    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """The API's description, with the problem document among its schemas."""
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schemas = made["components"]["schemas"]
+        schemas.pop("HTTPValidationError", None)
+        schemas.pop("ValidationError", None)
+        problem = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(problem.pop("$defs", {}))
+        schemas["Problem"] = problem
+        app.openapi_schema = made
+    return app.openapi_schema

@@ -1,0 +1,81 @@
+"""Connections and transactions: short reads, short writes, the same on SQLite and PostgreSQL.
+
+SQLite has one writer. A transaction that reads first and writes later can find that somebody wrote in between, and
+fails at once, whatever the timeout; so a writing transaction says so when it begins (BEGIN IMMEDIATE) and waits its
+turn. For the same reason nobody may call the ledger, which has its own connection, inside `write`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.orm import Session
+
+__all__ = ["Database"]
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_BUSY_SECONDS = 30
+
+
+class Database:
+    """The broker's tables behind one address."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        address = make_url(url)
+        self.is_sqlite = address.get_backend_name() == "sqlite"
+        if self.is_sqlite:
+            if address.database and address.database != ":memory:":
+                Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+            self.engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})
+            event.listen(self.engine, "connect", _sqlite_settings)
+            event.listen(self.engine, "begin", _sqlite_begin)
+        else:
+            self.engine = create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
+        self._writer: Engine = self.engine.execution_options(writes=True)
+        # SQLite lets a waiting writer sleep and try again, and the unlucky starve; within a process they queue here.
+        self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
+
+    def upgrade(self) -> None:
+        """Bring the tables to this version of the broker."""
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        with self.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A transaction that changes nothing."""
+        with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A transaction that is committed whole at the end, or not at all."""
+        with self._turn, Session(self._writer, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        """Give all connections back."""
+        self.engine.dispose()
+
+
+def _sqlite_settings(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # transactions are begun below, not by the driver
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY_SECONDS * 1000}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    immediate = connection.get_execution_options().get("writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")

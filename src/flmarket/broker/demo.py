@@ -1,0 +1,122 @@
+"""A market to look at: parties, money, tasks in every state, bids, an audit. Seeded, so that it looks the same again.
+
+Everything goes through the services, as it would from outside; only the finished task is played at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.models import PartyRow
+from flmarket.broker.schemas import AuditRequest, BidRequest, TaskRequest, Valuation
+from flmarket.broker.services import audits, offers, parties, sessions, statements, tasks
+from flmarket.broker.worker import Worker
+from flmarket.ledger import MICROS
+
+__all__ = ["DemoParty", "is_empty", "seed_demo"]
+
+_LINK_SECONDS = 7 * 86_400.0
+
+
+@dataclass(frozen=True)
+class DemoParty:
+    """Somebody to sign in as: `key` for the API, `link` (a path) for the pages. Both are secrets."""
+
+    party: Party
+    key: str
+    link: str
+
+
+def is_empty(broker: Broker) -> bool:
+    """Whether nobody has been registered yet."""
+    with broker.database.read() as session:
+        return not session.scalar(select(func.count()).select_from(PartyRow))
+
+
+def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty, ...]:
+    """Buyers, owners and an operator with a market under way; returns them in that order."""
+    people = tuple(
+        _join(broker, role, name)
+        for role, name in (
+            ("buyer", "Meridian Diagnostics"),
+            ("buyer", "Harbour Forms Ltd"),
+            ("owner", "St Anna Clinic"),
+            ("owner", "Lakeside Hospital"),
+            ("owner", "Dr Okafor's practice"),
+            ("operator", "Market desk"),
+        )
+    )
+    meridian, harbour, anna, lakeside, okafor, desk = (one.party for one in people)
+    for buyer, units in ((meridian, 120_000), (harbour, 150_000)):
+        parties.deposit(broker, desk, buyer.id, units * MICROS)
+    statements.set_cap(broker, lakeside, 60.0)
+    statements.set_cap(broker, okafor, 12.0)
+
+    finished = _post(broker, meridian, "Biopsy triage, pilot", rounds=30, budget=220)
+    _bid(broker, anna, finished, "linear", 0.8, 1.5)
+    _bid(broker, lakeside, finished, "quadratic", 1.1, 2.0)
+    _bid(broker, okafor, finished, "sqrt", 0.5, 1.0)
+    worker = Worker(broker)
+    worker.run_until_idle(300)
+    worker.stop()  # gives the queue to the service
+
+    live = {"round_seconds": round_seconds}
+    triage = _post(broker, meridian, "Biopsy triage, autumn", rounds=150, budget=300, seed=1, **live)
+    forms = _post(
+        broker,
+        harbour,
+        "Handwritten forms",
+        rounds=120,
+        budget=900,
+        seed=2,
+        data={"name": "digits", "owners": 60, "sigma": 0.5, "minimum": 5},
+        owners={"dropout": 0.2, "faulty": 0.05},
+        bidders_per_round=30,
+        **live,
+    )
+    _post(
+        broker,
+        meridian,
+        "Second opinion, registered clinics only",
+        rounds=60,
+        budget=80,
+        seed=3,
+        owners={"simulated": False, "minimum_bids": 2},
+        mechanism={"auction": "all-in-capped"},
+        **live,
+    )
+    stopped = _post(broker, harbour, "Postcode reader", rounds=40, budget=250, seed=4, data={"name": "digits"})
+    tasks.cancel_task(broker, harbour, stopped)
+    for owner, kind, rate, epsilon in ((anna, "linear", 0.9, 1.2), (lakeside, "quadratic", 1.0, 1.5)):
+        _bid(broker, owner, triage, kind, rate, epsilon)
+        _bid(broker, owner, forms, kind, rate, epsilon)
+    _bid(broker, okafor, triage, "exponential", 0.7, 0.8)
+    clinics = next(one for one in offers.list_offers(broker, anna).items if one.name.startswith("Second"))
+    _bid(broker, anna, clinics.task_id, "linear", 0.7, 1.0)
+    _bid(broker, lakeside, clinics.task_id, "linear", 0.6, 0.8)
+    for party, auction in ((desk, "posted"), (meridian, "all-in")):
+        audits.start_audit(broker, party, AuditRequest(auction=auction, profiles=20))
+    return people
+
+
+def _join(broker: Broker, role: Any, name: str) -> DemoParty:
+    view = parties.create_party(broker, None, role=role, name=name)
+    key = parties.issue_key(broker, None, view.id, label="demo").key
+    token = sessions.make_link(broker, view.id, seconds=_LINK_SECONDS, reusable=True)
+    return DemoParty(Party(view.id, role, name), key, sessions.link_path(token))
+
+
+def _post(broker: Broker, buyer: Party, name: str, *, rounds: int, budget: int, **more: Any) -> str:
+    request = TaskRequest.model_validate(
+        {"name": name, "rounds": rounds, "budget_micros_per_round": budget * MICROS, **more}
+    )
+    return tasks.post_task(broker, buyer, request).id
+
+
+def _bid(broker: Broker, owner: Party, task_id: str, kind: Any, rate: float, epsilon: float) -> None:
+    request = BidRequest(valuation=Valuation(kind=kind, rate=rate), privacy_budget=epsilon)
+    offers.place_bid(broker, owner, task_id, request)

@@ -1,0 +1,245 @@
+"""The bid helper: what an ε lets others learn, in plain words, what a valuation would probably earn; and the bid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from markupsafe import Markup
+
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.pages.charts import Chart, Column
+from flmarket.broker.pages.context import Form, Owner, OwnerWrites, PageRoute, Visitor, fragment, page, sentence
+from flmarket.broker.pages.forms import Reader
+from flmarket.broker.pages.words import certainty
+from flmarket.broker.schemas import BidHelpRequest, BidRequest
+from flmarket.broker.services import explore, offers, statements
+from flmarket.broker.services.views import BidHelpView, OfferView
+from flmarket.errors import FlmarketError
+from flmarket.ledger import MICROS
+from flmarket.report.formatting import count, epsilon, money, percent, significant
+
+__all__ = ["router"]
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+KINDS = (
+    ("linear", "in step with ε"),
+    ("quadratic", "slowly at first, then fast"),
+    ("sqrt", "fast at first, then slowly"),
+    ("exponential", "ever faster"),
+    ("step", "one price for any ε"),
+)
+_DEFAULTS = {"task": "", "epsilon": "0.5", "kind": "linear", "rate": "1", "records": ""}
+_FIELDS = {
+    "privacy_budget": "epsilon", "valuation.kind": "kind", "valuation.rate": "rate", "valuation": "rate",
+    "data_size": "records",
+}  # fmt: skip
+_TYPICAL_RECORDS = 10
+_RATES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
+_PROFILES = 200
+
+
+@dataclass(frozen=True)
+class Odds:
+    """How sure somebody can be at most."""
+
+    label: str
+    share: float
+
+    @property
+    def bar(self) -> list[tuple[float, str]]:
+        """What a coin toss knows, and what is learnt on top of it."""
+        return [(0.5, "slate"), (self.share - 0.5, "rust")]
+
+    @property
+    def text(self) -> str:
+        """The share, which is never quite 1."""
+        return "> 99.9 %" if self.share > 0.9995 else percent(self.share)
+
+
+@dataclass(frozen=True)
+class Help:
+    """The helper's half of the page."""
+
+    problem: str = ""
+    epsilon: str = ""
+    meaning: str | Markup = ""
+    odds: tuple[Odds, ...] = ()
+    earns: str | Markup = ""
+    chart: Chart | None = None
+    basis: str = ""
+
+
+@router.get("/owner/bid")
+def ask(visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
+    """The form, filled in with the standing bid if there is one."""
+    found = offers.list_offers(visitor.broker, visitor.party).items
+    chosen = next((offer for offer in found if offer.task_id == task), found[0] if found else None)
+    values = dict(_DEFAULTS)
+    if chosen is not None:
+        values["task"] = chosen.task_id
+        if chosen.bid is not None and chosen.bid.active and chosen.bid.rate is not None:
+            bid = chosen.bid
+            values |= {
+                "epsilon": f"{bid.privacy_budget:g}",
+                "kind": bid.kind,
+                "rate": f"{bid.rate:g}",
+                "records": "" if bid.data_size == chosen.records else f"{bid.data_size}",
+            }
+    return _form(visitor, found, values, {}, placed=placed)
+
+
+@router.get("/owner/bid/help")
+def explain(request: Request, visitor: Owner) -> HTMLResponse:
+    """The helper for what is typed so far."""
+    return fragment(visitor, "_bid_help.html.j2", help=_help(visitor.broker, visitor.party, dict(request.query_params)))
+
+
+@router.post("/owner/bid")
+def place(visitor: OwnerWrites, form: Form) -> Response:
+    """Place the bid, or replace the one that stands."""
+    reader = Reader(form)
+    request, task = _bid(reader), reader.text("task")
+    if request is not None:
+        try:
+            offers.place_bid(visitor.broker, visitor.party, task, request)
+            return RedirectResponse(f"/owner/bid?task={task}&placed=true", 303)
+        except FlmarketError as error:
+            reader.errors["_"] = sentence(error)
+    found = offers.list_offers(visitor.broker, visitor.party).items
+    return _form(visitor, found, {name: reader.text(name) for name in _DEFAULTS}, reader.errors)
+
+
+@router.post("/owner/bid/{task_id}/withdraw")
+def withdraw(task_id: str, visitor: OwnerWrites) -> Response:
+    """Stay out of later rounds."""
+    offers.withdraw_bid(visitor.broker, visitor.party, task_id)
+    return RedirectResponse("/owner", 303)
+
+
+def _form(
+    visitor: Visitor,
+    found: tuple[OfferView, ...],
+    values: dict[str, str],
+    errors: dict[str, str],
+    *,
+    placed: bool = False,
+) -> HTMLResponse:
+    chosen = next((offer for offer in found if offer.task_id == values["task"]), None)
+    return page(
+        visitor,
+        "bid.html.j2",
+        title="Bid helper",
+        status=422 if errors else 200,
+        form=values,
+        errors=errors,
+        placed=placed,
+        offers=found,
+        chosen=chosen,
+        kinds=KINDS,
+        help=_help(visitor.broker, visitor.party, values),
+    )
+
+
+def _bid(reader: Reader) -> BidRequest | None:
+    values: dict[str, Any] = {
+        "valuation": {"kind": reader.text("kind"), "rate": reader.number("rate")},
+        "privacy_budget": reader.number("epsilon"),
+    }
+    if reader.text("records"):
+        values["data_size"] = reader.whole("records")
+    return reader.build(BidRequest, values, _FIELDS)
+
+
+def _help(broker: Broker, party: Party, values: dict[str, str]) -> Help:
+    reader = Reader(values)
+    bid = _bid(reader)
+    if bid is None:
+        return Help(problem=next(iter(reader.errors.values()), "Fill in the form."))
+    found = offers.list_offers(broker, party).items
+    offer = next((one for one in found if one.task_id == values.get("task")), None)
+    left = statements.privacy(broker, party).left_epsilon_total
+    auction = "posted" if offer is None else offer.auction
+    records = bid.data_size or (offer.records if offer is not None and offer.records else _TYPICAL_RECORDS)
+    bid = bid.model_copy(update={"data_size": records})
+    views = {
+        scale: explore.bid_help(
+            broker, party, BidHelpRequest(bid=_scaled(bid, scale), auction=auction, profiles=_PROFILES)
+        )
+        for scale in _RATES
+    }
+    mine = views[1.0]
+    cost = offers.as_profile(bid.valuation, bid.privacy_budget, records).full_cost[0]
+    return Help(
+        epsilon=f"{bid.privacy_budget:g}",
+        meaning=_meaning(mine),
+        odds=_odds(bid.privacy_budget, offer, left),
+        earns=_earns(mine, records, float(cost), bid.privacy_budget),
+        chart=_chart(views, bid),
+        basis=(
+            f"{mine.profiles} simulated rounds of {auction} among owners drawn like those of the paper (population "
+            f"{mine.population}), with half of all their costs as the budget. The real rivals may differ."
+        ),
+    )
+
+
+def _scaled(bid: BidRequest, scale: float) -> BidRequest:
+    assert bid.valuation.rate is not None
+    valuation = bid.valuation.model_copy(update={"rate": bid.valuation.rate * scale})
+    return bid.model_copy(update={"valuation": valuation})
+
+
+def _meaning(view: BidHelpView) -> Markup:
+    words = view.epsilon
+    return Markup(
+        "Whatever somebody suspects about your records, seeing one update of yours multiplies her odds by at most "
+        "<strong>{}</strong>. A guess that was a coin toss can then be right at most <strong>{}</strong> of the time."
+    ).format(significant(words.odds_factor), percent(words.certainty_from_half))
+
+
+def _odds(per_round: float, offer: OfferView | None, left: float) -> tuple[Odds, ...]:
+    lines = [Odds("Before you sell", 0.5), Odds("After one round", certainty(per_round))]
+    if offer is not None:
+        rounds = max(1, offer.rounds - offer.rounds_done)
+        if rounds > 1:
+            total = min(rounds * per_round, left)
+            capped = ", under your cap" if total < rounds * per_round else ""
+            lines.append(Odds(f"After {count(rounds, 'round')}{capped}", certainty(total)))
+    return tuple(lines)
+
+
+def _earns(view: BidHelpView, records: int, cost: float, limit: float) -> Markup:
+    asked = Markup("Selling ε = {} on {} is worth <strong>{}</strong> to you. ").format(
+        epsilon(limit), count(records, "record"), significant(cost)
+    )
+    if view.wins == 0:
+        return asked + Markup("At that price you would not have sold in a single round.")
+    advice = (
+        "This auction is truthful: your best bid is what it really costs you."
+        if view.truthful == "exact"
+        else "This auction does not promise that an honest bid is your best one."
+    )
+    return asked + Markup(
+        "You would sell in <strong>{}</strong> of rounds, ε {} each time, and be paid <strong>{}</strong> for what "
+        "costs you {}. {}"
+    ).format(
+        percent(view.wins), epsilon(view.mean_epsilon_if_won), money(view.mean_payment_micros_if_won),
+        money(view.mean_cost_micros_if_won), advice,
+    )  # fmt: skip
+
+
+def _chart(views: dict[float, BidHelpView], bid: BidRequest) -> Chart:
+    assert bid.valuation.rate is not None
+    rate = bid.valuation.rate
+    return Chart(
+        title="Pay by valuation",
+        unit="currency units a round, mean over won and lost rounds",
+        x="rate",
+        columns=(Column("Rate"), Column("Mean pay a round", "pay", "teal", decimals=2)),
+        rows=[(rate * scale, view.mean_payment_micros / MICROS) for scale, view in views.items()],
+        reading=f"{money(views[1.0].mean_payment_micros)} at your rate",
+        options={"mark": f"{rate:g}", "floor": "0", "fill": ""},
+    )

@@ -1,0 +1,224 @@
+"""A round at one moment, from the events of its task: four stages, a bar of money, a board of bidders; and the log.
+
+Pure functions of what services return. What a buyer sees is what she may know: sealed bids are only counted, winners
+are places in the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flmarket.broker.services.states import ENDED
+from flmarket.broker.services.views import AwardView, EventView, TaskView
+from flmarket.ledger import AwardState
+from flmarket.report.formatting import epsilon, money, rate
+
+__all__ = ["Latest", "Line", "Scene", "Seat", "Stage", "latest_round", "lines", "make_scene"]
+
+_SEATS = 120
+_ENDINGS = {
+    "finished": "The task is finished",
+    "cancelled": "The task was cancelled",
+    "expired": "The deadline passed",
+    "failed": "The task failed",
+}
+_STAGES = ("open", "bids", "awards", "updates", "settled")
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The round that the latest event belongs to: its number from 0, and what each of its events said."""
+
+    index: int
+    known: dict[str, dict[str, Any]]
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is over."""
+        return "settled" in self.known
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the four steps of a round."""
+
+    name: str
+    icon: str
+    state: str
+    figure: str
+    say: str
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One bidder on the board."""
+
+    name: str
+    state: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the round's budget."""
+
+    label: str
+    colour: str
+    micros: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A round at one moment."""
+
+    number: int
+    of: int
+    stages: tuple[Stage, ...]
+    parts: tuple[Part, ...]
+    budget_micros: int
+    seats: tuple[Seat, ...]
+    left_out: int
+
+    @property
+    def shares(self) -> list[tuple[float, str]]:
+        """The budget's parts for the bar."""
+        return [(part.micros / max(self.budget_micros, 1), part.colour) for part in self.parts if part.colour != "rule"]
+
+    @property
+    def money_label(self) -> str:
+        """The bar in words."""
+        return f"Of {money(self.budget_micros)}: " + ", ".join(
+            f"{money(part.micros)} {part.label}" for part in self.parts
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the log."""
+
+    at: str
+    text: str
+
+
+def latest_round(happened: Sequence[EventView]) -> Latest:
+    """The round that is under way, or the last one."""
+    in_rounds = [event for event in happened if event.kind in _STAGES]
+    index = in_rounds[-1].data["round"] if in_rounds else 0
+    return Latest(index, {event.kind: event.data for event in in_rounds if event.data["round"] == index})
+
+
+def make_scene(task: TaskView, latest: Latest, awards: tuple[AwardView, ...]) -> Scene:
+    """The round as it stands; `awards` are known once it is settled."""
+    known = latest.known
+    reached = max((_STAGES.index(kind) for kind in known), default=-1)
+    bids, offered = known.get("bids", {}), known.get("awards", {})
+    budget = bids.get("budget_micros", task.request.budget_micros_per_round)
+    seats = _settled_seats(awards) if latest.settled else _awarded_seats(offered.get("winners", []))
+    sold = len(awards) if latest.settled else offered.get("awards", 0)
+    others = max(0, bids.get("bids", 0) - sold)
+    blank = (
+        Seat("A bidder", "lost", "not bought", "") if reached >= 2 else Seat("Sealed bid", "bid", "not opened yet", "")
+    )
+    shown = [*seats, *[blank] * others][:_SEATS]
+    return Scene(
+        latest.index + 1,
+        task.rounds,
+        _stages(known, reached),
+        _parts(budget, offered, awards, settled=latest.settled),
+        budget,
+        tuple(shown),
+        sold + others - len(shown),
+    )
+
+
+def _stages(known: dict[str, dict[str, Any]], reached: int) -> tuple[Stage, ...]:
+    bids, awards = known.get("bids"), known.get("awards")
+    updates, settled = known.get("updates"), known.get("settled")
+
+    def state(step: int) -> str:
+        return "done" if reached >= step else "active" if reached == step - 1 else "waiting"
+
+    return (
+        Stage(
+            "Bids", "tag", state(1), f"{bids['bids']}" if bids else "–",
+            "sealed bids received" if bids else "owners decide what to ask",
+        ),
+        Stage(
+            "Awards", "coins", state(2), f"{awards['awards']}" if awards else "–",
+            f"won; {money(awards['held_micros'])} put into escrow" if awards else "the auction picks ε and prices",
+        ),
+        Stage(
+            "Updates", "box", state(3), f"{updates['delivered']} of {updates['awards']}" if updates else "–",
+            "clipped, noised and sent" if updates else "winners train at home",
+        ),
+        Stage(
+            "Settlement", "ledger", state(4), money(settled["spent_micros"]) if settled else "–",
+            f"paid for {settled['delivered']} checked updates" if settled else "each award resolves once",
+        ),
+    )  # fmt: skip
+
+
+def _parts(budget: int, offered: dict[str, Any], awards: tuple[AwardView, ...], *, settled: bool) -> tuple[Part, ...]:
+    held = offered.get("held_micros", 0)
+    paid = sum(one.price_micros for one in awards if one.state == AwardState.POSTED)
+    back = held - paid if settled else 0
+    return (
+        Part("paid", "teal", paid),
+        Part("in escrow", "blue", 0 if settled else held),
+        Part("returned", "rust", back),
+        Part("not awarded", "rule", max(0, budget - held)),
+    )
+
+
+def _awarded_seats(winners: Iterable[dict[str, Any]]) -> list[Seat]:
+    return [
+        Seat(f"Owner {one['slot']}", "won", f"ε {epsilon(one['epsilon'])}", f"{money(one['price_micros'])} held")
+        for one in winners
+    ]
+
+
+def _settled_seats(awards: tuple[AwardView, ...]) -> list[Seat]:
+    seats = []
+    for one in awards:
+        paid = one.state == AwardState.POSTED
+        name = f"{one.owner[:1].upper()}{one.owner[1:]}"
+        seats.append(
+            Seat(
+                name,
+                one.state,
+                f"ε {epsilon(one.epsilon)}",
+                f"{money(one.price_micros)} paid" if paid else "money back",
+            )
+        )
+    return seats
+
+
+def lines(happened: Iterable[EventView]) -> list[Line]:
+    """Events as lines of the log."""
+    return [Line(event.at, text) for event in happened if (text := _tell(event))]
+
+
+def _tell(event: EventView) -> str:
+    """An event in words; empty for one that says nothing by itself."""
+    data = event.data
+    number = data.get("round", 0) + 1
+    if event.kind == "queued":
+        return f"Posted: {data['rounds']} rounds, the whole budget in escrow."
+    if event.kind == "running":
+        return "The first round begins."
+    if event.kind == "bids":
+        return f"Round {number}: {data['bids']} sealed bids for {money(data['budget_micros'])}."
+    if event.kind == "awards":
+        return f"Round {number}: {data['awards']} bids won, {money(data['held_micros'])} into escrow."
+    if event.kind == "updates":
+        return f"Round {number}: {data['delivered']} of {data['awards']} updates arrived."
+    if event.kind == "settled":
+        reached = "" if data.get("accuracy") is None else f"; accuracy {rate(data['accuracy'])}"
+        return f"Round {number} settled: {money(data['spent_micros'])} paid{reached}."
+    if event.kind in ENDED:
+        why = f": {data['error']}" if data.get("error") else ""
+        return f"{_ENDINGS[event.kind]}{why}; {money(data['refunded_micros'])} went back to the buyer."
+    return ""

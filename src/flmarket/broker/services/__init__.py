@@ -1,0 +1,1 @@
+"""What the broker can do, free of HTTP: functions of a `Broker`, a `Party` and a request, that return frozen views."""

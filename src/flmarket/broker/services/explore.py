@@ -1,0 +1,159 @@
+"""Before money moves: what budgets buy (for buyers) and what a bid would earn (for owners), by the mechanism itself.
+
+The budget explorer draws rounds of the very owners that the task would have, runs its auction on them at each budget
+and reports the error bound that its aggregation would reach: the mechanism's own model, no curve fitting. Accuracy,
+if asked for, comes from playing the task's first rounds in memory; it stops when its time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket import auctions, populations
+from flmarket.aggregation import error_bound
+from flmarket.bids import BidProfile, Valuations
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.engines import check_engine
+from flmarket.broker.schemas import BidHelpRequest, ExploreRequest
+from flmarket.broker.services.explain import epsilon_words
+from flmarket.broker.services.offers import as_profile
+from flmarket.broker.services.views import BidHelpView, ExplorePoint, ExploreView
+from flmarket.engines import Simulation, SimulationRun
+from flmarket.errors import FlmarketError
+from flmarket.ledger import MICROS, MemoryLedger
+
+__all__ = ["bid_help", "explore"]
+
+_TRIAL_ROUNDS, _TRIAL_SECONDS = 25, 6.0
+_MOST_BIDS = 4000
+
+
+def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreView:
+    """Error bound, spending and winners at each budget."""
+    require(party, "buyer")
+    check_engine(request.task.engine)
+    simulation = broker.simulations.build("explore", request.task)
+    run = SimulationRun(simulation, MemoryLedger())
+    rng = np.random.default_rng(request.task.seed)
+    bidders = min(request.task.bidders_per_round, simulation.bids.n)
+    profiles = max(1, min(request.profiles, _MOST_BIDS // bidders))  # so that no request costs more than a second or so
+    bids = _rounds(simulation, bidders, profiles, rng)
+    until = time.monotonic() + _TRIAL_SECONDS
+    points = []
+    for budget in sorted(set(request.budgets_micros)):
+        point = _point(simulation, bids, budget, run.model.dimension)
+        if request.accuracy and not point.failed and time.monotonic() < until:
+            point = replace(point, accuracy=_trial(simulation, budget))
+        points.append(point)
+    return ExploreView(
+        simulation.auction.name,
+        simulation.aggregation.name,
+        simulation.perturbation.name,
+        run.model.dimension,
+        bidders,
+        profiles,
+        int(bids.full_cost.sum(axis=-1).mean() * MICROS),
+        run.baseline_accuracy(),
+        tuple(points),
+    )
+
+
+def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> BidHelpView:
+    """What this bid would earn among owners drawn from a population."""
+    require(party, "owner")
+    rng = np.random.default_rng(0)
+    others = populations.get(request.population).sample(rng, request.profiles)
+    size = request.bid.data_size or max(1, int(np.median(others.data_size)))
+    mine = as_profile(request.bid.valuation, request.bid.privacy_budget, size)
+    bids = _beside(mine, others)
+    budget = request.budget_factor * others.full_cost.sum(axis=-1)
+    auction = auctions.get(request.auction)
+    outcome = auction.run(bids, budget, rng=rng)
+    epsilon, payment = outcome.epsilon[:, 0], outcome.payment[:, 0]
+    cost, won = bids.cost_of(outcome)[:, 0], outcome.epsilon[:, 0] > 0
+    share = float(won.mean())
+    pay, paid_cost = _mean(payment[won]), _mean(cost[won])
+    mean_epsilon = _mean(epsilon[won])
+    truthful = str(auction.guarantees.truthful)
+    return BidHelpView(
+        auction.name,
+        request.population,
+        request.profiles,
+        share,
+        mean_epsilon,
+        int(pay * MICROS),
+        int(paid_cost * MICROS),
+        int(float(payment.mean()) * MICROS),
+        truthful,
+        epsilon_words(request.bid.privacy_budget),
+        _bid_words(share, mean_epsilon, pay, paid_cost, truthful),
+    )
+
+
+def _rounds(simulation: Simulation, bidders: int, profiles: int, rng: np.random.Generator) -> BidProfile:
+    """Bids of randomly drawn rounds, shape (profiles, bidders)."""
+    chosen = np.stack([np.sort(rng.permutation(simulation.bids.n)[:bidders]) for _ in range(profiles)])
+    return simulation.bids[chosen]
+
+
+def _point(simulation: Simulation, bids: BidProfile, budget: int, dimension: int) -> ExplorePoint:
+    try:
+        outcome = simulation.auction.run(bids, budget / MICROS, rng=np.random.default_rng(0))
+        spent = outcome.payment.sum(axis=-1)
+        if (spent > budget / MICROS * (1 + 1e-9)).any():
+            return ExplorePoint(budget, None, 0, 0.0, 0.0, "the mechanism would overspend this budget", None)
+        sells = outcome.winners.any(axis=-1)
+        bound = None
+        if sells.any():
+            sold = bids.data_size if outcome.records is None else np.floor(outcome.records)
+            epsilon, size = outcome.epsilon[sells], sold[sells]
+            weights = simulation.aggregation.weights(epsilon, size)
+            clip, noise = simulation.perturbation.clip, simulation.perturbation
+            bounds = error_bound(weights, epsilon, size, clip=clip, dimension=dimension, perturbation=noise)
+            bound = float(np.mean(bounds)) if np.isfinite(bounds).all() else None
+    except FlmarketError as error:
+        return ExplorePoint(budget, None, 0, 0.0, 0.0, str(error), None)
+    won = outcome.epsilon[outcome.winners]
+    winners = float(outcome.winners.sum(axis=-1).mean())
+    return ExplorePoint(budget, bound, int(spent.mean() * MICROS), winners, _mean(won), "", None)
+
+
+def _trial(simulation: Simulation, budget: int) -> float | None:
+    rounds = min(simulation.task.rounds, _TRIAL_ROUNDS)
+    try:
+        result = replace(simulation, task=replace(simulation.task, rounds=rounds, budget_micros=budget)).run()
+    except FlmarketError:
+        return None
+    return float(np.mean(result.accuracy[-3:]))
+
+
+def _beside(mine: BidProfile, others: BidProfile) -> BidProfile:
+    profiles = others.shape[0]
+    own = mine.valuations.broadcast_to((profiles, 1))
+    return BidProfile(
+        Valuations.concatenate([own, others.valuations]),
+        np.concatenate([np.full((profiles, 1), mine.privacy_budget[0]), others.privacy_budget], axis=-1),
+        np.concatenate([np.full((profiles, 1), mine.data_size[0]), others.data_size], axis=-1),
+    )
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if values.size else 0.0
+
+
+def _bid_words(share: float, epsilon: float, pay: float, cost: float, truthful: str) -> str:
+    if share == 0:
+        return "This bid would not have won a single round: it asks for more than what others sell for."
+    advice = (
+        "Bidding what your privacy is really worth to you is your best bid here."
+        if truthful == "exact"
+        else "This auction does not promise that an honest bid is your best one."
+    )
+    return (
+        f"It would win {share:.0%} of rounds, selling ε = {epsilon:.3g} and earning {pay:.4g} each time; "
+        f"by your own valuation that privacy is worth {cost:.4g} to you. {advice}"
+    )

@@ -1,0 +1,99 @@
+"""The ledger's log: searched, verified, and what everybody may know of it.
+
+The operator sees all entries; a buyer or an owner those of her own account, a buyer also those of her tasks. The head
+commits to the whole log and is for everybody: whoever keeps one can tell later whether the past was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import select
+
+from flmarket.broker.clock import iso
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.models import TaskRow
+from flmarket.broker.services.log import note
+from flmarket.broker.services.views import LedgerCheck, LedgerEntry, LedgerHead, LedgerPage
+from flmarket.errors import SettlementError
+from flmarket.ledger import Entry
+
+__all__ = ["entries", "head", "verify"]
+
+_READ = 20_000
+
+
+def head(broker: Broker) -> LedgerHead:
+    """How long the log is, and the root of the tree over it."""
+    found = broker.books.ledger.head()
+    return LedgerHead(found.size, found.last, found.root)
+
+
+def verify(broker: Broker, party: Party) -> LedgerCheck:
+    """Replay the whole log and say what was found; the operator's."""
+    require(party, "operator")
+    try:
+        found = broker.books.ledger.verify()
+        check = LedgerCheck(True, "every entry, balance and award follows from the log", found.size, found.root)
+    except SettlementError as error:
+        check = LedgerCheck(False, str(error), 0, "")
+    with broker.database.write() as session:
+        note(session, party, "ledger.verify", outcome="ok" if check.ok else "corrupt", detail=check.message)
+    return check
+
+
+def entries(
+    broker: Broker, party: Party, *, search: str | None = None, limit: int = 100, before: int | None = None
+) -> LedgerPage:
+    """Entries that the party may see, newest first; `search` is part of an id or an account.
+
+    One call reads at most the 20,000 entries before `before`; `next` goes on from there, also when none was found.
+    """
+    may_see = _filter(broker, party)
+    size = broker.books.ledger.head().size
+    end = size if before is None else min(before, size)
+    start = max(0, end - _READ)
+    found: list[LedgerEntry] = []
+    while end > start and len(found) < limit:
+        first = max(start, end - 1000)
+        for entry in reversed(list(broker.books.ledger.entries(first, end))):
+            if len(found) < limit and may_see(entry) and _matches(entry, search):
+                found.append(_view(entry))
+        end = first
+    reached = found[-1].seq if len(found) >= limit else start
+    return LedgerPage(tuple(found), reached or None)
+
+
+def _filter(broker: Broker, party: Party) -> Callable[[Entry], bool]:
+    if party.role == "operator":
+        return lambda entry: True
+    own = {party.id}
+    if party.role == "buyer":
+        with broker.database.read() as session:
+            own.update(session.scalars(select(TaskRow.id).where(TaskRow.buyer_id == party.id)))
+        return lambda entry: bool(own & set(_names(entry))) or entry.line.ref.partition("/")[0] in own
+    return lambda entry: party.id in _names(entry)
+
+
+def _names(entry: Entry) -> tuple[str, ...]:
+    line = entry.line
+    return tuple(name for name in (line.debit, line.credit, line.owner) if name)
+
+
+def _matches(entry: Entry, search: str | None) -> bool:
+    return search is None or any(search in text for text in (entry.line.ref, str(entry.line.kind), *_names(entry)))
+
+
+def _view(entry: Entry) -> LedgerEntry:
+    line = entry.line
+    return LedgerEntry(
+        entry.seq,
+        iso(entry.time_us // 1000) or "",
+        str(line.kind),
+        line.ref,
+        line.debit,
+        line.credit,
+        line.amount_micros,
+        line.owner,
+        entry.hash,
+    )

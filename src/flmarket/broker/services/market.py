@@ -1,0 +1,87 @@
+"""The market at a glance, for everybody; and the names that a task may use."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sqlalchemy import func, select
+
+from flmarket import aggregation, auctions, populations
+from flmarket.broker.checkpoints import order_of
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.models import PartyRow, Release, RoundRow, TaskRow
+from flmarket.broker.schemas import pure_perturbations
+from flmarket.broker.services.states import PLAYABLE
+from flmarket.broker.services.views import Catalogue, MarketTask, MarketView, MechanismView
+from flmarket.ledger import AwardState
+
+__all__ = ["catalogue", "overview"]
+
+
+def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> MarketView:
+    """The latest tasks as everybody may know them, signed in or not. No accuracy, no names of buyers or owners."""
+    with broker.database.read() as session:
+        rows = session.scalars(
+            select(TaskRow).where(TaskRow.state != "funding").order_by(TaskRow.created_at.desc()).limit(limit)
+        ).all()
+        by_state = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
+        settled = session.scalar(select(func.count()).where(RoundRow.state == "settled")) or 0
+        paid, deliveries = session.execute(
+            select(func.coalesce(func.sum(Release.price_micros), 0), func.count()).where(
+                Release.state == AwardState.POSTED.value
+            )
+        ).one()
+        owners = session.scalar(select(func.count()).where(PartyRow.role == "owner", PartyRow.active)) or 0
+    return MarketView(
+        tuple(_task(row, party) for row in rows),
+        sum(by_state.get(state, 0) for state in PLAYABLE),
+        by_state.get("finished", 0),
+        settled,
+        int(paid),
+        deliveries,
+        owners,
+    )
+
+
+def catalogue(broker: Broker) -> Catalogue:
+    """What there is, and what each auction claims."""
+    return Catalogue(
+        _mechanisms(), aggregation.names(), pure_perturbations(), populations.names(), broker.simulations.data_sets
+    )
+
+
+@lru_cache(maxsize=1)
+def _mechanisms() -> tuple[MechanismView, ...]:
+    found = []
+    for name in auctions.names():
+        claims = auctions.get(name).guarantees
+        found.append(
+            MechanismView(
+                name,
+                str(claims.truthful),
+                str(claims.rational),
+                str(claims.budget_feasible),
+                claims.source,
+                claims.assumes,
+            )
+        )
+    return tuple(found)
+
+
+def _task(row: TaskRow, party: Party | None) -> MarketTask:
+    order = order_of(row)
+    return MarketTask(
+        row.id,
+        row.name,
+        row.state,
+        order.data.name,
+        order.mechanism.auction,
+        order.mechanism.aggregation,
+        row.perturbation,
+        row.rounds,
+        row.rounds_done,
+        order.budget_micros_per_round,
+        order.data.owners,
+        order.owners.open and row.state in PLAYABLE,
+        party is not None and row.buyer_id == party.id,
+    )

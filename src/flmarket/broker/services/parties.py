@@ -1,0 +1,190 @@
+"""Parties, their keys and their money."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from flmarket.broker.clock import iso, now
+from flmarket.broker.core import Broker, Party, Role, require
+from flmarket.broker.errors import Conflict, NotFound, Unauthenticated
+from flmarket.broker.ids import derived_id, new_id
+from flmarket.broker.keys import format_key, hash_secret, make_secret, split_key, verify_secret
+from flmarket.broker.models import ApiKey, PartyRow, TaskRow
+from flmarket.broker.services.log import note
+from flmarket.broker.services.states import ACTIVE
+from flmarket.broker.services.views import AccountView, KeyPage, KeyView, NewKey, PartyPage, PartyView
+from flmarket.privacy import PureDp
+
+__all__ = [
+    "account",
+    "create_party",
+    "deposit",
+    "get_party",
+    "issue_key",
+    "list_keys",
+    "list_parties",
+    "my_view",
+    "party_of_key",
+    "revoke_key",
+    "set_active",
+    "view_party",
+]
+
+DEFAULT_CAP = 100.0  # total ε of a new owner, until she sets her own
+
+
+def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) -> PartyView:
+    """The operator's; without a party, the service's own (first start, demo)."""
+    if party is not None:
+        require(party, "operator")
+    row = PartyRow(id=new_id("p"), role=role, name=name, created_at=now(), active=True)
+    if role == "owner":
+        broker.books.ledger.register_cap(row.id, PureDp(DEFAULT_CAP))
+    with broker.database.write() as session:
+        session.add(row)
+        note(session, party, "party.create", row.id, detail=role)
+    return view_party(row)
+
+
+def get_party(broker: Broker, party_id: str) -> Party:
+    """An active party; Unauthenticated if she was closed."""
+    with broker.database.read() as session:
+        row = session.get(PartyRow, party_id)
+    if row is None or not row.active:
+        raise Unauthenticated("this party is closed")
+    return as_party(row)
+
+
+def my_view(broker: Broker, party: Party) -> PartyView:
+    """Oneself."""
+    with broker.database.read() as session:
+        return view_party(_party_row(session, party.id))
+
+
+def list_parties(broker: Broker, party: Party, *, limit: int = 100, after: str | None = None) -> PartyPage:
+    """The operator's: all parties in the order of their ids."""
+    require(party, "operator")
+    query = select(PartyRow).order_by(PartyRow.id).limit(limit + 1)
+    if after is not None:
+        query = query.where(PartyRow.id > after)
+    with broker.database.read() as session:
+        rows = session.scalars(query).all()
+    items = tuple(view_party(row) for row in rows[:limit])
+    return PartyPage(items, items[-1].id if len(rows) > limit else None)
+
+
+def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> PartyView:
+    """The operator closes or reopens a party; nobody closes herself."""
+    require(party, "operator")
+    if party_id == party.id:
+        raise Conflict("you cannot close or reopen yourself")
+    with broker.database.write() as session:
+        row = _party_row(session, party_id)
+        row.active = active
+        note(session, party, "party.open" if active else "party.close", party_id)
+    broker.keys.clear()
+    return view_party(row)
+
+
+def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str) -> NewKey:
+    """A new key, whose secret is returned this once; for oneself, or by the operator for anybody."""
+    if party is not None and party.id != party_id:
+        require(party, "operator")
+    key_id, secret = new_id("k"), make_secret()
+    hashed = hash_secret(secret)
+    with broker.database.write() as session:
+        _party_row(session, party_id)
+        valid = select(func.count()).where(ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None))
+        if (session.scalar(valid) or 0) >= broker.settings.max_keys_per_party:
+            raise Conflict(f"a party has at most {broker.settings.max_keys_per_party} valid keys: revoke one first")
+        session.add(ApiKey(id=key_id, party_id=party_id, label=label, hash=hashed, created_at=now()))
+        note(session, party, "key.create", key_id, detail=party_id)
+    return NewKey(key_id, label, format_key(key_id, secret))
+
+
+def list_keys(broker: Broker, party: Party) -> KeyPage:
+    """One's own keys, without secrets."""
+    with broker.database.read() as session:
+        rows = session.scalars(select(ApiKey).where(ApiKey.party_id == party.id).order_by(ApiKey.created_at)).all()
+    return KeyPage(tuple(_key_view(row) for row in rows))
+
+
+def revoke_key(broker: Broker, party: Party, key_id: str) -> KeyView:
+    """One's own key stops working, at once here and within a minute in other processes."""
+    with broker.database.write() as session:
+        row = session.get(ApiKey, key_id)
+        if row is None or row.party_id != party.id:
+            raise NotFound("key", key_id)
+        if row.revoked_at is None:
+            row.revoked_at = now()
+            note(session, party, "key.revoke", key_id)
+    broker.keys.clear()
+    return _key_view(row)
+
+
+def party_of_key(broker: Broker, key: str) -> Party:
+    """Whose key this is; Unauthenticated for any key that is not valid now."""
+    known = broker.keys.get(key)
+    if known is not None:
+        return known
+    parts = split_key(key)
+    if parts is None:
+        raise Unauthenticated("the key is not valid")
+    with broker.database.read() as session:
+        row = session.get(ApiKey, parts[0])
+    usable = row is not None and row.revoked_at is None
+    if not verify_secret(row.hash if row is not None and usable else None, parts[1]):
+        raise Unauthenticated("the key is not valid")
+    assert row is not None
+    party = get_party(broker, row.party_id)
+    broker.keys.put(key, party)
+    return party
+
+
+def account(broker: Broker, party: Party) -> AccountView:
+    """One's own money."""
+    query = select(
+        func.coalesce(func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros), 0)
+    ).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
+    with broker.database.read() as session:
+        escrow = int(session.scalar(query) or 0)
+    return AccountView(party.id, broker.books.ledger.balance(party.id), escrow)
+
+
+def deposit(
+    broker: Broker, party: Party | None, party_id: str, amount_micros: int, *, key: str | None = None
+) -> AccountView:
+    """The operator books money that a buyer paid in; the same `key` books it once."""
+    if party is not None:
+        require(party, "operator")
+    with broker.database.read() as session:
+        row = _party_row(session, party_id)
+    if row.role != "buyer":
+        raise Conflict(f"{party_id} is no buyer")
+    identifier = new_id("d") if key is None else derived_id("d", party_id, key)
+    broker.books.ledger.deposit(identifier, party_id, amount_micros)
+    with broker.database.write() as session:
+        note(session, party, "deposit", party_id, detail=f"{amount_micros} micro-units, {identifier}")
+    return account(broker, as_party(row))
+
+
+def as_party(row: PartyRow) -> Party:
+    """The row as services know it."""
+    return Party(row.id, row.role, row.name)  # type: ignore[arg-type]
+
+
+def view_party(row: PartyRow) -> PartyView:
+    """The row as a view."""
+    return PartyView(row.id, row.role, row.name, row.active, iso(row.created_at) or "")
+
+
+def _party_row(session: Session, party_id: str) -> PartyRow:
+    row = session.get(PartyRow, party_id)
+    if row is None:
+        raise NotFound("party", party_id)
+    return row
+
+
+def _key_view(row: ApiKey) -> KeyView:
+    return KeyView(row.id, row.label, iso(row.created_at) or "", iso(row.revoked_at))

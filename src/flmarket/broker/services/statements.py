@@ -1,0 +1,100 @@
+"""What an owner sold, earned and gave up: the statement, as values or as CSV, and her lifetime cap."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from sqlalchemy import select
+
+from flmarket.broker.clock import iso
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.models import PartyRow, Release, TaskRow
+from flmarket.broker.services.explain import privacy_words
+from flmarket.broker.services.log import note
+from flmarket.broker.services.parties import view_party
+from flmarket.broker.services.views import PrivacyView, ReleaseView, StatementView
+from flmarket.ledger import AwardState, format_micros
+from flmarket.privacy import PureDp
+
+__all__ = ["privacy", "set_cap", "statement", "statement_csv"]
+
+_MOST = 100_000
+_HEADER = (
+    "time", "task", "task name", "round", "epsilon this round", "epsilon total", "records", "awarded", "paid", "state",
+    "reason", "award",
+)  # fmt: skip
+
+
+def privacy(broker: Broker, party: Party) -> PrivacyView:
+    """Total ε spent and left over all tasks, as the ledger counts it."""
+    require(party, "owner")
+    cap, spent = broker.books.privacy(party.id)
+    limit = 0.0 if cap is None else cap
+    left = max(0.0, limit - spent)
+    return PrivacyView(limit, spent, left, privacy_words(limit, spent))
+
+
+def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> PrivacyView:
+    """Change one's own cap; never below what was released already."""
+    require(party, "owner")
+    broker.books.ledger.register_cap(party.id, PureDp(cap_epsilon_total))
+    with broker.database.write() as session:
+        note(session, party, "cap.set", party.id, detail=f"{cap_epsilon_total:g}")
+    return privacy(broker, party)
+
+
+def statement(broker: Broker, party: Party) -> StatementView:
+    """Every award of the owner, oldest first, with running totals."""
+    require(party, "owner")
+    query = (
+        select(Release, TaskRow.name)
+        .join(TaskRow, Release.task_id == TaskRow.id)
+        .where(Release.party_id == party.id)
+        .order_by(Release.at, Release.task_id, Release.index)
+        .limit(_MOST)
+    )
+    with broker.database.read() as session:
+        rows = session.execute(query).all()
+        row = session.get_one(PartyRow, party.id)
+    releases, total, earned, delivered = [], 0.0, 0, 0
+    for one, name in rows:
+        paid = one.price_micros if one.state == AwardState.POSTED else 0
+        if paid or one.state == AwardState.POSTED or one.reason.startswith("bad update"):
+            total += one.epsilon  # it left her machine, whether it was paid or not
+        earned += paid
+        delivered += one.state == AwardState.POSTED
+        releases.append(
+            ReleaseView(
+                one.task_id,
+                name,
+                one.index,
+                one.epsilon,
+                total,
+                one.records,
+                one.price_micros,
+                paid,
+                one.state,
+                one.reason,
+                one.award_id,
+                iso(one.at) or "",
+            )
+        )
+    return StatementView(view_party(row), privacy(broker, party), earned, len(releases), delivered, tuple(releases))
+
+
+def statement_csv(broker: Broker, party: Party) -> str:
+    """The same as a table; amounts in currency units, exact."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(_HEADER)
+    for one in statement(broker, party).releases:
+        amounts = (format_micros(one.price_micros), format_micros(one.paid_micros))
+        cells = (one.at, one.task_id, _plain(one.task_name), one.index, one.epsilon, one.epsilon_total, one.records)
+        writer.writerow((*cells, *amounts, one.state, _plain(one.reason), one.award_id))
+    return out.getvalue()
+
+
+def _plain(text: str) -> str:
+    """A buyer chooses the task's name; a spreadsheet must not read it as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

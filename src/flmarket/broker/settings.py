@@ -1,0 +1,42 @@
+"""What an operator can set, in one frozen value; every limit of the service is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`database_url`: SQLite by default, `postgresql+psycopg://…` for many users. Sizes in bytes, times in seconds."""
+
+    database_url: str = "sqlite:///flmarket-broker.db"
+    data_dir: Path | None = None
+    # Only these may be asked for, so that a request can never start a download.
+    data_sets: tuple[str, ...] = ("breast-cancer", "digits")
+
+    run_worker: bool = True
+    worker_pause: float = 0.2
+    lease_seconds: float = 15.0
+
+    max_body_bytes: int = 256 * 1024
+    requests_per_second: float = 100.0
+    request_burst: int = 300
+    anonymous_requests_per_second: float = 50.0
+    anonymous_burst: int = 200
+    sign_ins_per_minute: float = 30.0
+    max_streams: int = 200
+    max_streams_per_party: int = 8
+    stream_seconds: float = 3600.0
+    stream_poll_seconds: float = 0.3
+
+    key_cache_seconds: float = 60.0
+    session_seconds: float = 12 * 3600.0
+    secure_cookies: bool = False
+    idempotency_seconds: float = 24 * 3600.0
+
+    max_tasks_per_buyer: int = 100
+    max_active_audits: int = 4
+    max_keys_per_party: int = 20

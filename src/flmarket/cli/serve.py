@@ -1,0 +1,75 @@
+"""`flmarket serve`: the broker on this machine, with an empty market or the demo's."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from flmarket.cli.output import errors, screen
+from flmarket.errors import ConfigError, MissingDependency
+
+__all__ = ["serve"]
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(db: str | None, host: str, port: int, demo: bool, data_dir: Path | None, secure_cookies: bool) -> None:
+    """Open the market, print how to sign in, and serve until interrupted."""
+    try:
+        import uvicorn
+
+        from flmarket.broker.app import create_app
+        from flmarket.broker.core import Broker
+        from flmarket.broker.settings import Settings
+    except ImportError as error:
+        raise MissingDependency(error.name or "fastapi", "broker") from None
+    if demo and host not in _LOCAL:
+        raise ConfigError("--host", host, "this machine only (127.0.0.1) for the demo, whose keys are printed")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    with ExitStack() as stack:
+        if db is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="flmarket-")) if demo else "."
+            db = f"sqlite:///{folder}/flmarket-broker.db"
+        settings = Settings(database_url=db, data_dir=data_dir, secure_cookies=secure_cookies)
+        broker = Broker.open(settings)
+        stack.callback(broker.close)
+        _welcome(broker, f"http://{host}:{port}", demo)
+        config = uvicorn.Config(
+            create_app(broker=broker),
+            host=host,
+            port=port,
+            ws="none",
+            log_level="warning",
+            access_log=False,  # its lines would hold sign-in tokens; the service logs routes instead
+            server_header=False,
+            timeout_graceful_shutdown=3,
+        )
+        uvicorn.Server(config).run()
+
+
+def _welcome(broker: object, address: str, demo: bool) -> None:
+    from flmarket.broker.core import Broker
+    from flmarket.broker.demo import is_empty, seed_demo
+    from flmarket.broker.services import parties, sessions
+
+    assert isinstance(broker, Broker)
+    if not is_empty(broker):
+        screen.print(f"The market is open at {address}")
+        return
+    if demo:
+        with errors.status("Seeding the demo market (some seconds) …"):
+            people = seed_demo(broker)
+        print("Sign in by opening a link, or use the key with the API:\n")
+        for one in people:  # whole and on lines of their own, so that they can be copied
+            print(f"{one.party.name} ({one.party.role})\n  {address}{one.link}\n  {one.key}")
+        print()
+    else:
+        view = parties.create_party(broker, None, role="operator", name="Operator")
+        key = parties.issue_key(broker, None, view.id, label="first").key
+        link = sessions.link_path(sessions.make_link(broker, view.id))
+        screen.print("A new market. Its operator's key, shown this once:")
+        print(key)
+        screen.print(f"Sign in within ten minutes: {address}{link}", soft_wrap=True)
+    screen.print(f"The market is open at {address} (Ctrl+C ends)")

@@ -1,0 +1,290 @@
+"""The client: one method for each thing a buyer or an owner does.
+
+Every write carries an idempotency key, so a request that was lost on the way is sent again without fear that it happens
+twice. Reads and writes are tried again when the broker does not answer or asks to slow down; a refusal is not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+import httpx
+
+from flmarket.client.errors import BrokerRefused, BrokerUnreachable
+from flmarket.client.values import (
+    Account,
+    Audit,
+    Bid,
+    BidAdvice,
+    Bill,
+    BudgetPoint,
+    Offer,
+    Privacy,
+    Progress,
+    Release,
+    Round,
+    Statement,
+    Task,
+    read,
+)
+
+__all__ = ["BrokerClient"]
+
+_AGAIN = (429, 502, 503, 504)
+_LONGEST_WAIT = 10.0
+
+
+class BrokerClient:
+    """A party at a broker. `key` is her API key; `retries` is how often to ask again."""
+
+    def __init__(self, url: str, key: str, *, timeout: float = 30.0, retries: int = 4) -> None:
+        self._retries = retries
+        headers = {"Authorization": f"Bearer {key}", "Accept": "application/json"}
+        self._http = httpx.Client(base_url=url.rstrip("/") + "/api/v1", headers=headers, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # anybody
+
+    def me(self) -> Mapping[str, Any]:
+        """Who I am."""
+        document: Mapping[str, Any] = self._get("/me")
+        return document
+
+    def account(self) -> Account:
+        """My money."""
+        return read(Account, self._get("/me/account"))
+
+    def audit(self, auction: str, *, population: str = "flm22-iid", profiles: int = 100, seed: int = 0) -> Audit:
+        """Start a run of the auditor."""
+        body = {"auction": auction, "population": population, "profiles": profiles, "seed": seed}
+        return _audit(self._write("POST", "/audits", body))
+
+    def get_audit(self, audit_id: str) -> Audit:
+        """How far an audit is, or its verdict."""
+        return _audit(self._get(f"/audits/{_part(audit_id)}"))
+
+    # buyers
+
+    def post_task(self, task: Mapping[str, Any], *, idempotency_key: str | None = None) -> Task:
+        """Post a task (the fields of `POST /api/v1/tasks`); its budget goes into escrow."""
+        return _task(self._write("POST", "/tasks", task, idempotency_key))
+
+    def tasks(self) -> Iterator[Task]:
+        """My tasks, newest first."""
+        for document in self._pages("/tasks"):
+            yield _task(document)
+
+    def task(self, task_id: str) -> Task:
+        """One task."""
+        return _task(self._get(f"/tasks/{_part(task_id)}"))
+
+    def cancel(self, task_id: str) -> Task:
+        """Stop a task after the round being played."""
+        return _task(self._write("POST", f"/tasks/{_part(task_id)}/cancel"))
+
+    def rounds(self, task_id: str) -> tuple[Round, ...]:
+        """All rounds so far."""
+        found: list[Round] = []
+        start: int | None = 0
+        while start is not None:
+            page = self._get(f"/tasks/{_part(task_id)}/rounds", {"start": start})
+            found += [read(Round, one) for one in page["items"]]
+            start = page["next"]
+        return tuple(found)
+
+    def receipts(self, task_id: str, index: int) -> tuple[Mapping[str, Any], ...]:
+        """The ledger's receipts of a round, as documents that `flmarket.ledger.Receipt` can check."""
+        page = self._get(f"/tasks/{_part(task_id)}/rounds/{int(index)}/receipts")
+        return tuple(one["document"] for one in page["items"])
+
+    def bill(self, task_id: str) -> Bill:
+        """What was paid for."""
+        document = self._get(f"/tasks/{_part(task_id)}/bill")
+        return read(Bill, {**document, "lines": tuple(document["lines"])})
+
+    def model(self, task_id: str, *, format: Literal["npz", "safetensors"] = "npz") -> bytes:
+        """The trained model as a file's bytes."""
+        return self._request("GET", f"/tasks/{_part(task_id)}/model", params={"format": format}).content
+
+    def save_model(self, task_id: str, path: str | Path) -> Path:
+        """The trained model as a file; its ending chooses the format."""
+        target = Path(path)
+        content = self.model(task_id, format="safetensors" if target.suffix == ".safetensors" else "npz")
+        target.write_bytes(content)
+        return target
+
+    def explore(
+        self, task: Mapping[str, Any], budgets_micros: list[int], *, accuracy: bool = False
+    ) -> tuple[BudgetPoint, ...]:
+        """What different budgets a round would buy."""
+        body = {"task": dict(task), "budgets_micros": budgets_micros, "accuracy": accuracy}
+        return tuple(read(BudgetPoint, one) for one in self._write("POST", "/explore", body)["points"])
+
+    def follow(self, task_id: str, *, after: int = 0) -> Iterator[Progress]:
+        """What happens in a task, as it happens, until it has ended; goes on by itself when the connection breaks."""
+        last, failures = after, 0
+        while True:
+            try:
+                for event in self._stream(task_id, last):
+                    failures = 0
+                    if event.kind == "end":
+                        return
+                    last = event.id
+                    yield event
+            except httpx.TransportError as error:
+                failures += 1
+                if failures > self._retries:
+                    raise BrokerUnreachable(f"the broker at {self._http.base_url} does not answer: {error}") from None
+                time.sleep(min(0.2 * 2**failures, _LONGEST_WAIT))
+
+    # owners
+
+    def offers(self) -> Iterator[Offer]:
+        """Tasks that I can sell to."""
+        for document in self._pages("/offers"):
+            yield read(Offer, document)
+
+    def bid(
+        self, task_id: str, valuation: Mapping[str, Any], *, privacy_budget: float, data_size: int | None = None
+    ) -> Bid:
+        """Bid, or replace my bid: `valuation` is {kind, rate} or {kind: tabulated, grid, values}."""
+        body = {"valuation": dict(valuation), "privacy_budget": privacy_budget, "data_size": data_size}
+        return read(Bid, self._write("PUT", f"/offers/{_part(task_id)}/bid", body))
+
+    def withdraw(self, task_id: str) -> Bid:
+        """Stay out of later rounds."""
+        return read(Bid, self._write("DELETE", f"/offers/{_part(task_id)}/bid"))
+
+    def statement(self) -> Statement:
+        """Everything I sold, earned and gave up."""
+        document = self._get("/me/statement")
+        releases = tuple(read(Release, one) for one in document["releases"])
+        return read(Statement, {**document, "privacy": read(Privacy, document["privacy"]), "releases": releases})
+
+    def statement_csv(self) -> str:
+        """The same as a table."""
+        return self._request("GET", "/me/statement.csv").text
+
+    def privacy(self) -> Privacy:
+        """My total ε, spent and left."""
+        return read(Privacy, self._get("/me/privacy"))
+
+    def set_cap(self, cap_epsilon_total: float) -> Privacy:
+        """Set the most ε that I give up in total."""
+        return read(Privacy, self._write("PUT", "/me/privacy", {"cap_epsilon_total": cap_epsilon_total}))
+
+    def bid_help(
+        self,
+        valuation: Mapping[str, Any],
+        *,
+        privacy_budget: float,
+        data_size: int | None = None,
+        auction: str = "posted",
+        population: str = "flm22-iid",
+    ) -> BidAdvice:
+        """What a bid would earn on a population."""
+        bid = {"valuation": dict(valuation), "privacy_budget": privacy_budget, "data_size": data_size}
+        document = self._write("POST", "/bid-help", {"bid": bid, "auction": auction, "population": population})
+        return read(BidAdvice, {**document, "epsilon_words": document["epsilon"]["words"]})
+
+    # the wire
+
+    def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
+        return self._request("GET", path, params=params).json()
+
+    def _write(self, method: str, path: str, body: Mapping[str, Any] | None = None, key: str | None = None) -> Any:
+        headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+        return self._request(method, path, body=body, headers=headers).json()
+
+    def _pages(self, path: str) -> Iterator[Mapping[str, Any]]:
+        before: str | None = None
+        while True:
+            page = self._get(path, {} if before is None else {"before": before})
+            yield from page["items"]
+            before = page["next"]
+            if before is None:
+                return
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        content = None if body is None else dict(body)
+        for attempt in range(self._retries + 1):
+            last = attempt == self._retries
+            wait = min(0.2 * 2**attempt, _LONGEST_WAIT)
+            try:
+                answer = self._http.request(method, path, params=params, json=content, headers=headers)
+            except httpx.TransportError as error:
+                if last:
+                    address = self._http.base_url
+                    raise BrokerUnreachable(f"the broker at {address} does not answer: {error}") from None
+            else:
+                if answer.is_success:
+                    return answer
+                if last or answer.status_code not in _AGAIN:
+                    raise _refusal(answer)
+                asked = answer.headers.get("retry-after", "")
+                wait = min(float(asked), _LONGEST_WAIT) if asked.isdigit() else wait
+            time.sleep(wait)
+        raise AssertionError("unreachable")
+
+    def _stream(self, task_id: str, last: int) -> Iterator[Progress]:
+        headers = {"Last-Event-ID": str(last), "Accept": "text/event-stream"}
+        path = f"/tasks/{_part(task_id)}/events"
+        with self._http.stream("GET", path, headers=headers, timeout=httpx.Timeout(30.0, read=60.0)) as answer:
+            if not answer.is_success:
+                answer.read()
+                raise _refusal(answer)
+            fields: dict[str, str] = {}
+            for line in answer.iter_lines():
+                if line:
+                    name, _, value = line.partition(":")
+                    fields[name] = value.removeprefix(" ")
+                elif fields:
+                    if "event" in fields:
+                        number = int(fields.get("id", last))
+                        yield Progress(number, fields["event"], json.loads(fields.get("data", "{}")))
+                    fields = {}
+
+
+def _part(identifier: str) -> str:
+    return quote(identifier, safe="")
+
+
+def _task(document: Mapping[str, Any]) -> Task:
+    return read(Task, {**document, "raw": document})
+
+
+def _audit(document: Mapping[str, Any]) -> Audit:
+    return read(Audit, {**document, "claims": tuple(document["claims"])})
+
+
+def _refusal(answer: httpx.Response) -> BrokerRefused:
+    try:
+        document = answer.json()
+        fields = {one["field"]: one["problem"] for one in document.get("errors", ())}
+        return BrokerRefused(answer.status_code, str(document["detail"]), fields)
+    except (ValueError, KeyError, TypeError):
+        return BrokerRefused(answer.status_code, f"HTTP status {answer.status_code}")

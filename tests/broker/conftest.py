@@ -1,0 +1,141 @@
+"""A broker on each kind of database, parties with keys, and a real server on loopback."""
+
+import contextlib
+import importlib.util
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from flmarket.broker.app import create_app
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.schemas import BidRequest, TaskRequest, Valuation
+from flmarket.broker.services import parties
+from flmarket.broker.settings import Settings
+from flmarket.broker.worker import Worker
+
+# the ledger's tests have the PostgreSQL server; the same fixture serves here
+_spec = importlib.util.spec_from_file_location("ledger_conftest", Path(__file__).parents[1] / "ledger" / "conftest.py")
+_ledger = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_ledger)
+postgres = _ledger.postgres
+
+MONEY = 1_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Person:
+    party: Party
+    key: str
+
+    @property
+    def headers(self):
+        return {"Authorization": f"Bearer {self.key}"}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/broker.db"
+    return request.getfixturevalue("postgres")(tables=False)
+
+
+@pytest.fixture
+def broker(url):
+    """On both databases; no worker: tests play the tasks themselves."""
+    made = Broker.open(Settings(database_url=url, run_worker=False))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def small(tmp_path):
+    """On SQLite only, for what does not depend on the database."""
+    made = Broker.open(Settings(database_url=f"sqlite:///{tmp_path}/broker.db", run_worker=False))
+    yield made
+    made.close()
+
+
+def join(broker, role, name=None):
+    view = parties.create_party(broker, None, role=role, name=name or role)
+    key = parties.issue_key(broker, None, view.id, label="test").key
+    if role == "buyer":
+        parties.deposit(broker, None, view.id, MONEY)
+    return Person(Party(view.id, role, view.name), key)
+
+
+@pytest.fixture(scope="session")
+def joined():
+    """Registers a party: joined(broker, role)."""
+    return join
+
+
+@pytest.fixture(scope="session")
+def order():
+    """A small task: order(rounds=3, …)."""
+
+    def make(**changes):
+        values = {"name": "test", "rounds": 3, "bidders_per_round": 8, "budget_micros_per_round": 100_000_000}
+        values["data"] = {"name": "breast-cancer", "owners": 12, "minimum": 5}
+        return TaskRequest.model_validate(values | changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cheap_bid():
+    """A bid that wins wherever a bid can win."""
+
+    def make(epsilon=1.0, rate=0.01, **changes):
+        return BidRequest(valuation=Valuation(kind="linear", rate=rate), privacy_budget=epsilon, **changes)
+
+    return make
+
+
+@pytest.fixture
+def play():
+    """Plays all tasks that are due: play(broker)."""
+
+    def run(broker):
+        worker = Worker(broker)
+        worker.run_until_idle()
+        worker.stop()
+
+    return run
+
+
+@contextlib.contextmanager
+def serving(app):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        server.install_signal_handlers = lambda: None
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def serve():
+    """Serves an application on loopback: with serve(app) as address."""
+    return serving
+
+
+@pytest.fixture
+def http(small):
+    """A client of a server over `small`."""
+    with serving(create_app(broker=small)) as address, httpx.Client(base_url=address, timeout=30) as client:
+        yield client

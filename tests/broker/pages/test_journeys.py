@@ -1,0 +1,243 @@
+"""What people do here, in a real browser: buy a model, sell privacy, operate the market."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+
+from flmarket.broker.services import statements
+
+pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import expect
+
+expect.set_options(timeout=60_000)
+
+
+def test_a_buyer_explores_posts_watches_and_downloads(window):
+    seen = window()
+    page = seen.page
+    seen.sign_in("buyer")
+    expect(page.get_by_role("heading", name="On the market now")).to_be_visible()
+    seen.shoot("market")
+
+    page.get_by_role("navigation").get_by_role("link", name="Post a task").click()
+    page.get_by_label("Name").fill("Journey of a buyer")
+    told = page.locator("#explorer .answer")
+    expect(told).to_contain_text("200.00 a round")
+    before = told.inner_text()
+    page.get_by_label("Budget of a round", exact=True).fill("60")
+    expect(told).to_contain_text("60.00 a round")
+    assert _bound(told.inner_text()) > _bound(before), "less money should buy a worse bound"
+    expect(page.locator("#explorer canvas")).to_be_visible()
+    seen.shoot("post")
+
+    page.get_by_label("Rounds", exact=True).fill("2")
+    page.get_by_text("Training and timing").click()
+    page.get_by_label("A round takes").fill("3")
+    page.get_by_role("button", name="Post and deposit").click()
+    expect(page).to_have_url(re.compile(r"/tasks/t_\w+/live$"))
+    expect(page.locator(".seat.won").first).to_be_visible()
+    log = page.get_by_role("log")
+    expect(log).to_contain_text("Round 1: 20 sealed bids for 60.00.")
+    expect(page.locator(".seat.posted").first).to_be_visible()
+    expect(log).to_contain_text("Round 2 settled")
+    expect(page.locator("[data-live]")).to_have_text("Ended")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Round 2 of 2")
+
+    page.get_by_role("link", name="Model and bill").click()
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Download the model").click()
+    with np.load(started.value.path()) as model:
+        assert all(np.isfinite(model[name]).all() for name in model if model[name].dtype.kind == "f")
+
+    page.get_by_role("link", name="Round 2", exact=True).click()
+    with page.expect_download() as started:
+        page.get_by_role("link", name=re.compile("JSON receipt of")).first.click()
+    receipt = started.value.path().read_text()
+    page.get_by_role("navigation").get_by_role("link", name="Ledger").click()
+    answer = page.locator("#receipt-answer")
+    page.get_by_label("Receipt", exact=True).fill(receipt)
+    page.get_by_role("button", name="Check it").click()
+    expect(answer).to_contain_text("This receipt is genuine")
+    forged = json.loads(receipt)
+    forged["proofs"][0]["entry"]["amount_micros"] += 1
+    page.get_by_label("Receipt", exact=True).fill(json.dumps(forged))
+    page.get_by_role("button", name="Check it").click()
+    expect(answer).to_contain_text("This receipt does not hold")
+
+
+def test_a_buyer_reads_the_model_and_the_bill(window):
+    seen = window(height=1000)
+    page = seen.page
+    seen.sign_in("buyer")
+    seen.open("/tasks")
+    page.get_by_role("link", name="Biopsy triage, pilot").click()
+    expect(page.get_by_role("heading", name="Bill")).to_be_visible()
+    expect(page.locator("figure.drawn canvas")).to_have_count(2)
+    seen.shoot("model")
+    page.get_by_text("Show the numbers of Accuracy").click()
+    rows = page.get_by_role("group", name="Accuracy, as a table").locator("tbody tr")
+    expect(rows).to_have_count(30)
+
+
+def test_an_owner_learns_what_an_epsilon_means_bids_and_takes_the_statement(window, demo):
+    seen = window(height=1000)
+    page = seen.page
+    seen.sign_in("owner")
+    page.get_by_role("navigation").get_by_role("link", name="Bid helper").click()
+    page.get_by_label("Task").select_option(label=_option(page, "Biopsy triage, autumn"))
+    page.get_by_label("Most privacy you sell in a round", exact=True).fill("0.5")
+    helper = page.locator("#help")
+    expect(helper).to_contain_text("What ε = 0.5 per round means")
+    expect(helper).to_contain_text("62.2 %")  # 1/(1 + e^-0.5)
+    page.get_by_label("Most privacy you sell in a round", exact=True).fill("2")
+    expect(helper).to_contain_text("88.1 %")
+    expect(helper).to_contain_text("your best bid is what it really costs you")
+    seen.shoot("bid")
+    page.get_by_role("button", name="Place this bid").click()
+    expect(page.get_by_text("Your bid is in.")).to_be_visible()
+
+    page.get_by_role("navigation").get_by_role("link", name="My data").click()
+    expect(page.get_by_text("ε ≤ 2 per round, linear")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("spent, total"))).to_be_visible()
+    page.get_by_text("Change your cap").click()
+    cap = round(statements.privacy(demo.broker, demo.person("owner").party).spent_epsilon_total) + 40
+    page.get_by_label("Most privacy you ever sell, ε total").fill(f"{cap}")
+    page.get_by_role("button", name="Set the cap").click()
+    expect(page.get_by_role("img", name=re.compile(rf"of {cap}\.00 spent, total"))).to_be_visible()
+    seen.shoot("owner")
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Statement").click()
+    rows = list(csv.DictReader(started.value.path().read_text().splitlines()))
+    assert rows
+    assert all(float(row["epsilon total"]) <= cap + 1e-9 for row in rows)
+
+
+def test_the_operator_verifies_audits_and_registers(window, demo, visit):
+    seen = window(height=1000)
+    page = seen.page
+    seen.sign_in("operator")
+    page.get_by_role("navigation").get_by_role("link", name="Ledger").click()
+    page.get_by_role("button", name="Verify now").click()
+    expect(page.get_by_text("The ledger verifies")).to_be_visible()
+    page.get_by_role("searchbox", name="Search").fill("deposit")
+    cells = page.locator("#rows tbody tr")
+    expect(cells).to_have_count(2)
+    expect(cells.first).to_contain_text("Harbour Forms Ltd")
+    seen.shoot("ledger")
+
+    page.get_by_role("navigation").get_by_role("link", name="Audit").click()
+    page.get_by_label("Auction", exact=True).select_option("all-in")
+    page.get_by_role("button", name="Run the auditor").click()
+    expect(page.locator("#result")).to_contain_text("all-in keeps what it claims, but lies pay", timeout=60_000)
+    expect(page.get_by_role("heading", name="The most profitable lie found")).to_be_visible()
+    seen.shoot("audit")
+
+    seen.open("/tasks")
+    page.get_by_role("link", name="Handwritten forms").click()
+    page.get_by_role("link", name="Watch it live").click()
+    expect(page.locator(".seat.posted").first).to_be_visible()
+    seen.shoot("live")
+
+    page.get_by_role("navigation").get_by_role("link", name="Operator").click()
+    log = page.get_by_role("list", name="Audit log")
+    expect(log).to_contain_text("verified the ledger")
+    expect(log).to_contain_text("started an audit")
+    seen.shoot("operator")
+    page.get_by_label("Name").fill("Riverside practice")
+    page.get_by_role("button", name="Register").click()
+    expect(page.get_by_text("Riverside practice is registered.")).to_be_visible()
+    key = page.locator("#new-key").inner_text()
+    answer = visit(None).post("/sign-in", data={"key": key})
+    assert answer.status_code == 303
+    page.goto(page.url.split("/operator")[0] + "/operator")
+    assert key not in page.content(), "a key is shown once"
+
+
+@pytest.mark.parametrize(
+    ("role", "paths"),
+    [
+        ("buyer", ["/", "/tasks", "/tasks/new", "@task", "@task/live", "@task/rounds/1", "/audit", "/ledger"]),
+        ("owner", ["/", "/owner", "/owner/bid"]),
+        ("operator", ["/", "/tasks", "/operator", "/ledger", "/audit"]),
+    ],
+)
+def test_every_page_fits_a_phone_and_is_built_for_everybody(window, role, paths):
+    """No sideways scrolling at 390 px; landmarks, one main heading, and a name for every control and picture."""
+    seen = window(width=390, height=844, color_scheme="dark")
+    seen.sign_in(role)
+    task = ""
+    if role == "buyer":
+        seen.open("/tasks")
+        task = seen.page.get_by_role("link", name="Biopsy triage, pilot").get_attribute("href")
+    for path in paths:
+        seen.open(path.replace("@task", task))
+        found = seen.page.evaluate(_INSPECT)
+        assert found == {"wide": 0, "headings": 1, "mains": 1, "nameless": [], "doubled": []}, path
+    if role == "owner":
+        seen.open("/owner")
+        seen.shoot("phone")
+
+
+def test_the_keyboard_reaches_the_content_and_the_colours_stay_chosen(window):
+    seen = window(color_scheme="light")
+    page = seen.page
+    seen.open("/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    light = _background(page)
+    page.get_by_role("button", name="Switch to dark colours").click()
+    dark = _background(page)
+    assert light != dark
+    page.reload()
+    assert _background(page) == dark
+    seen.shoot("dark")
+
+
+def test_without_scripts_forms_still_work(browser, demo):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(demo.address + demo.person("operator").link)
+    page.goto(demo.address + "/ledger")
+    page.get_by_role("button", name="Verify now").click()
+    expect(page.get_by_text("The ledger verifies")).to_be_visible()
+    page.goto(demo.address + "/sign-in")
+    page.get_by_label("API key").fill(demo.person("buyer").key)
+    page.get_by_role("button", name="Sign in").click()
+    page.goto(demo.address + "/tasks")
+    expect(page.get_by_role("heading", name="My tasks")).to_be_visible()
+    context.close()
+
+
+def _bound(text):
+    return float(re.search(r"aggregated update is ([\d.,]+)\.", text)[1].replace(",", ""))
+
+
+def _option(page, start):
+    return next(
+        text for text in page.get_by_label("Task").locator("option").all_inner_texts() if text.startswith(start)
+    )
+
+
+def _background(page):
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+_INSPECT = """() => {
+  const name = (node) => node.getAttribute("aria-label") || node.getAttribute("aria-labelledby") || node.title
+    || [...(node.labels || [])].map((label) => label.textContent.trim()).join("") || node.textContent.trim();
+  const kinds = "a, button, input:not([type=hidden]), select, textarea, summary, [role=img]";
+  const controls = [...document.querySelectorAll(kinds)];
+  const ids = [...document.querySelectorAll("[id]")].map((node) => node.id);
+  return {
+    wide: Math.max(0, document.documentElement.scrollWidth - window.innerWidth),
+    headings: document.querySelectorAll("h1").length,
+    mains: document.querySelectorAll("main").length,
+    nameless: controls.filter((node) => !name(node)).map((node) => node.outerHTML.slice(0, 120)),
+    doubled: ids.filter((id, i) => ids.indexOf(id) !== i),
+  };
+}"""

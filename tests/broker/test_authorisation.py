@@ -1,0 +1,146 @@
+"""Every route × every party × own and foreign objects. A route without an entry here fails the test."""
+
+import httpx
+import pytest
+
+from flmarket.broker.app import create_app
+from flmarket.broker.core import Broker
+from flmarket.broker.schemas import AuditRequest
+from flmarket.broker.services import audits, offers, parties, tasks
+from flmarket.broker.settings import Settings
+from flmarket.broker.worker import Worker
+
+API = "/api/v1"
+# The objects belong to `buyer` (task, key, audit) and `owner` (a place in the task); the task has ended.
+PARTIES = ("buyer", "other buyer", "owner", "other owner", "operator")
+
+
+def everybody(status):
+    return dict.fromkeys(PARTIES, status)
+
+
+def only(*names, status=200, others=403):
+    return {name: status if name in names else others for name in PARTIES}
+
+
+BUYERS, OWNERS = ("buyer", "other buyer"), ("owner", "other owner")
+OWN_TASK = only("buyer", "operator", others=404)
+OPERATOR = only("operator")
+
+MATRIX = {
+    "DELETE /session": everybody(204),
+    "GET /me": everybody(200),
+    "GET /me/account": everybody(200),
+    "GET /me/keys": everybody(200),
+    "POST /me/keys": everybody(201),
+    "DELETE /me/keys/{key_id}": only("buyer", others=404),
+    "GET /market": everybody(200),
+    "GET /catalogue": everybody(200),
+    "GET /ledger": everybody(200),
+    "GET /ledger/head": everybody(200),
+    "POST /tasks": only(*BUYERS, status=201),
+    "GET /tasks": only(*BUYERS, "operator"),
+    "GET /tasks/{task_id}": OWN_TASK,
+    "POST /tasks/{task_id}/cancel": only("buyer", "operator", status=409) | {"other buyer": 404},
+    "GET /tasks/{task_id}/rounds": OWN_TASK,
+    "GET /tasks/{task_id}/rounds/{index}": OWN_TASK,
+    "GET /tasks/{task_id}/rounds/{index}/receipts": OWN_TASK | {"owner": 200},
+    "GET /tasks/{task_id}/bill": OWN_TASK,
+    "GET /tasks/{task_id}/model": only("buyer") | {"other buyer": 404},
+    "GET /tasks/{task_id}/events": OWN_TASK,
+    "POST /explore": only(*BUYERS),
+    "GET /offers": only(*OWNERS, "operator"),
+    "GET /offers/{task_id}": only("owner", "operator") | {"other owner": 404},
+    "GET /offers/{task_id}/bid": only("owner") | {"other owner": 404},
+    "PUT /offers/{task_id}/bid": only("owner", status=409) | {"other owner": 404},
+    "DELETE /offers/{task_id}/bid": only("owner") | {"other owner": 404},
+    "GET /me/statement": only(*OWNERS),
+    "GET /me/statement.csv": only(*OWNERS),
+    "GET /me/privacy": only(*OWNERS),
+    "PUT /me/privacy": only(*OWNERS),
+    "POST /bid-help": only(*OWNERS),
+    "POST /audits": everybody(202),
+    "GET /audits": everybody(200),
+    "GET /audits/{audit_id}": only("buyer", "operator", others=404),
+    "GET /operator/status": OPERATOR,
+    "GET /operator/parties": OPERATOR,
+    "POST /operator/parties": only("operator", status=201),
+    "POST /operator/parties/{party_id}/close": OPERATOR,
+    "POST /operator/parties/{party_id}/reopen": OPERATOR,
+    "POST /operator/parties/{party_id}/keys": only("operator", status=201),
+    "POST /operator/parties/{party_id}/deposits": only("operator", status=201),
+    "GET /operator/audit-log": OPERATOR,
+    "POST /operator/ledger/verify": OPERATOR,
+}
+# Open to strangers on purpose.
+PUBLIC = {"POST /api/v1/session", "GET /healthz", "GET /readyz", "GET /metrics"}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory, joined, order, cheap_bid, serve):
+    settings = Settings(database_url=f"sqlite:///{tmp_path_factory.mktemp('matrix')}/b.db", run_worker=False)
+    broker = Broker.open(settings)
+    people = {name: joined(broker, name.rpartition(" ")[2], name) for name in PARTIES}
+    buyer, owner = people["buyer"].party, people["owner"].party
+    task = tasks.post_task(broker, buyer, order(rounds=1, bidders_per_round=12))
+    offers.place_bid(broker, owner, task.id, cheap_bid())
+    Worker(broker).run_until_idle()
+    spare = parties.issue_key(broker, buyer, buyer.id, label="spare")
+    audit = audits.start_audit(broker, buyer, AuditRequest(auction="m1", profiles=1))
+    ids = {
+        "task_id": task.id,
+        "key_id": spare.id,
+        "audit_id": audit.id,
+        "party_id": joined(broker, "buyer", "victim").party.id,
+        "index": 0,
+    }
+    post = order(rounds=1).model_dump(mode="json")
+    bid = {"valuation": {"kind": "linear", "rate": 1.0}, "privacy_budget": 1.0}
+    bodies = {
+        "POST /me/keys": {},
+        "POST /tasks": post,
+        "POST /explore": {"task": post, "budgets_micros": [10**8], "profiles": 1},
+        "PUT /offers/{task_id}/bid": bid,
+        "PUT /me/privacy": {"cap_epsilon_total": 50.0},
+        "POST /bid-help": {"bid": bid, "profiles": 5},
+        "POST /audits": {"auction": "m1", "profiles": 1},
+        "POST /operator/parties": {"role": "owner", "name": "new"},
+        "POST /operator/parties/{party_id}/keys": {},
+        "POST /operator/parties/{party_id}/deposits": {"amount_micros": 1},
+    }
+    app = create_app(broker=broker)
+    with serve(app) as address, httpx.Client(base_url=address + API, timeout=60) as http:
+        yield app, http, people, ids, bodies
+    broker.close()
+
+
+def test_every_route_is_in_the_matrix(scene):
+    app = scene[0]
+    found = {f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods}
+    assert found - PUBLIC == {entry.replace(" ", f" {API}", 1) for entry in MATRIX}
+
+
+@pytest.mark.parametrize("entry", list(MATRIX))
+def test_who_may_do_what(scene, entry):
+    _, http, people, ids, bodies = scene
+    method, path = entry.split(" ")
+    path = path.format(**ids)
+    body = bodies.get(entry)
+    assert http.request(method, path, json=body).status_code == 401
+    wrong = {"Authorization": "Bearer flm_aaaa_bbbb"}
+    assert http.request(method, path, json=body, headers=wrong).status_code == 401
+    # the one who may comes last, because she may change things
+    for name in sorted(PARTIES, key=lambda one: MATRIX[entry][one] < 300):
+        answer = http.request(method, path, json=body, headers=people[name].headers)
+        assert answer.status_code == MATRIX[entry][name], (name, answer.text)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in MATRIX if "{" in entry])
+def test_what_does_not_exist_looks_like_what_is_foreign(scene, entry):
+    _, http, people, ids, bodies = scene
+    method, path = entry.split(" ")
+    path = path.format(**{name: 77 if name == "index" else "x_nothing" for name in ids})
+    for name in PARTIES:
+        expected = 403 if MATRIX[entry][name] == 403 else 404
+        answer = http.request(method, path, json=bodies.get(entry), headers=people[name].headers)
+        assert answer.status_code == expected, (name, answer.text)
