@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OUT    ?= out
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench docs clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -14,6 +14,7 @@ demo: $(VENV)/.installed-app  ## run a whole market on bundled data and write an
 	$(BIN)/flmarket demo --out $(OUT)/demo
 
 test: lint  ## everything CI checks: style, types, layering, tests
+	@sh tools/browser.sh
 	$(BIN)/python -m pytest -n auto -q
 
 lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
@@ -24,6 +25,9 @@ lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
 
 bench: $(VENV)/.installed-dev  ## speed against named peers, measured in the same run
 	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.installed-docs  ## the documentation as a site, in out/site; needs no network to build or to read
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir $(OUT)/site
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(OUT)

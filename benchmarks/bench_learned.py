@@ -21,8 +21,9 @@ import torch
 from benchmarks.measure import Row
 from flmarket import BidProfile, auctions
 from flmarket.aggregation import OptAggr, error_bound
-from flmarket.auctions.learned import DEFAULTS, weight_names
+from flmarket.auctions.learned import DEFAULTS, LearnedAuction, weight_names
 from flmarket.auctions.learned.training.data import Source, make_batch
+from flmarket.auctions.learned.training.evaluation import VALUE_LIES, measure
 from flmarket.auctions.learned.training.presets import preset
 from flmarket.auctions.learned.training.trainer import Trainer
 
@@ -146,11 +147,30 @@ def mean_bound(auction: str, population: str, profiles: int = 5000, seed: int = 
     return f"{sold.mean():.3f} ± {sold.std() / np.sqrt(sold.size):.3f}, {1 - sold.size / profiles:.1%} empty"
 
 
+def frontier(caution: float | None, profiles: int = 2000, liars: int = 150) -> str:
+    """Error bound and the gauge's regret on flm22-iid when every owner's caution is set to one number."""
+    trained = auctions.get("dm-regretnet")
+    parameters = dict(trained.parameters)
+    if caution is not None:
+        last = f"decoder.{len(trained.settings.hidden)}"
+        keep = np.arange(parameters[f"{last}.bias"].size) != 1  # the output that caution comes from
+        parameters |= {key: parameters[key] * keep for key in (f"{last}.weight", f"{last}.bias")}
+        odds = np.clip(caution, 1e-9, 1 - 1e-9)
+        parameters["caution"] = np.log(odds / (1 - odds))
+    auction = LearnedAuction(trained.settings, parameters)
+    bids, budget = Source("flm22-iid").draw(np.random.default_rng(7), profiles)
+    everything = measure(auction, bids, budget, liars=liars)
+    values = measure(auction, bids, budget, liars=liars, lies=VALUE_LIES)
+    return f"error bound {everything.bound:.3f}, regret {everything.regret:.4f}, about values alone {values.regret:.5f}"
+
+
 def main() -> None:
     """The error bounds of docs/learned.md: every auction with weights for a population, on that population."""
     for name in DEFAULTS:
         for weights in weight_names(name):
             print(f"{name}:{weights}  {mean_bound(f'{name}:{weights}', weights)}", flush=True)
+    for caution in (None, 0.0, 0.25, 0.5, 1.0):
+        print(f"dm-regretnet, caution {'as trained' if caution is None else caution}: {frontier(caution)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def test_train_auction_writes_a_menu_that_can_be_used(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     used = flmarket("compare", "--population", "flm21-high", "--profiles", 20, "--auction", f"posted:{menu}", "--json")
     assert used.returncode == 0, used.stderr
-    assert flmarket("train-auction", "regretnet", "--population", "jdp").returncode == 2
+    assert flmarket("train-auction", "no-such-preset", "--population", "jdp").returncode == 2
 
 
 def test_the_reward_game_runs_from_a_file(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flmarket import InvalidInput, auctions, privacy
-from flmarket.engines import OwnerPool, PrivacyCap, Simulation
+from flmarket.engines import OwnerPool, PrivacyCap, Simulation, SimulationRun
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import ConfigError, PrivacyBudgetExhausted, UnknownName
 from flmarket.ledger import AwardState, MemoryLedger
@@ -232,3 +232,29 @@ def test_paper_scale(data_dir):
     assert all(np.isfinite(r.error_bound) for r in result.rounds)
     assert result.spent_micros <= result.budget_micros
     assert auctions.get("all-in").name == result.mechanism
+
+
+def test_a_run_can_be_stored_after_any_round_and_goes_on_as_if_nothing_happened():
+    spec = config(owners={"dropout": 0.2, "faulty": 0.1, "privacy_cap": 5.0}, training={"average": True}).simulation()
+    whole = SimulationRun(spec, MemoryLedger())
+    expected = [whole.round(index) for index in range(6)]
+    ledger, state = MemoryLedger(), None
+    for index in range(6):
+        run = SimulationRun(spec, ledger)
+        if state is not None:
+            run.restore(state)
+        record = run.round(index)
+        assert record.metrics == expected[index].metrics
+        np.testing.assert_array_equal(record.price_micros, expected[index].price_micros)
+        state = run.state()
+    np.testing.assert_array_equal(run.parameters, whole.parameters)
+    assert run.statements() == whole.statements()
+    other = SimulationRun(config(data={"owners": 10}).simulation(), MemoryLedger())
+    with pytest.raises(InvalidInput, match="accounts"):
+        other.restore(state)
+
+
+def test_a_round_can_be_limited_to_some_owners():
+    run = SimulationRun(config().simulation(), MemoryLedger())
+    assert set(run.open(0, among=[2, 5, 7]).bidders) == {2, 5, 7}
+    assert run.open(0, among=[]) is None

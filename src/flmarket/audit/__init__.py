@@ -15,6 +15,7 @@ from flmarket.audit.first_best import first_best
 from flmarket.audit.privacy import PrivacyAudit, audit_privacy
 from flmarket.audit.report import AuditReport
 from flmarket.audit.rules import BudgetUse, Rationality
+from flmarket.audit.sampled import SamplingAudit, audit_sampling
 from flmarket.audit.strength import STRENGTHS, Strength
 from flmarket.audit.structure import Structure
 from flmarket.audit.truthfulness import Regret, SearchLog, Truthfulness
@@ -31,12 +32,14 @@ __all__ = [
     "PrivacyAudit",
     "Rationality",
     "Regret",
+    "SamplingAudit",
     "SearchLog",
     "Strength",
     "Structure",
     "Truthfulness",
     "audit",
     "audit_privacy",
+    "audit_sampling",
     "check_claims",
     "first_best",
     "private_fields",

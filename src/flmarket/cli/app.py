@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from flmarket import __version__
+from flmarket.cli import flower, ledger
+from flmarket.cli.parties import buyer, owner
 
 app = typer.Typer(
     name="flmarket",
@@ -18,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(ledger.app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Seed = Annotated[int, typer.Option(min=0, help="Everything random follows from it.")]
@@ -107,11 +110,14 @@ def compare(
 
 @app.command(
     epilog="Examples: `flmarket audit m1 --population jdp --profiles 500 --seed 1 --json`; "
-    "`flmarket audit all-in --search strong --report out/all-in.html`; `flmarket audit mypackage.mymodule:MyAuction`."
+    "`flmarket audit all-in --search strong --report out/all-in.html`; `flmarket audit mypackage.mymodule:MyAuction`; "
+    "`flmarket audit sampling:optimal --population exponential-costs`."
 )
 def audit(
-    mechanism: Annotated[str, typer.Argument(help="A registered auction, or package.module:Class.")],
-    population: Annotated[str, typer.Option(help="Bidders to draw: see `flmarket mechanisms`.")] = "flm22-iid",
+    mechanism: Annotated[str, typer.Argument(help="A registered auction, sampling:SCHEME, or package.module:Class.")],
+    population: Annotated[
+        str | None, typer.Option(help="Bidders to draw: see `flmarket mechanisms`; default flm22-iid or uniform-costs.")
+    ] = None,
     profiles: Annotated[int, typer.Option(min=1, max=1_000_000, help="Random profiles.")] = 500,
     owners: Annotated[int | None, typer.Option(min=1, help="Owners per profile; default the paper's.")] = None,
     search: Annotated[str, typer.Option(help="How hard to look for lies that pay: quick or strong.")] = "quick",
@@ -125,45 +131,103 @@ def audit(
     run_audit(mechanism, population, profiles, owners, search, seed, json, report)
 
 
-@app.command(epilog="Example: `flmarket reproduce stack --quick --out out/stack` and open `out/stack/index.html`.")
+@app.command(
+    epilog="Examples: `flmarket reproduce stack --quick --out out/stack` and open `out/stack/index.html`; "
+    "`flmarket reproduce flm22:fig7`; `flmarket reproduce all --quick --jobs 2 --data-dir DIR`. Run it again to go on "
+    "where it stopped."
+)
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="samp, stack or all.")],
+    paper: Annotated[str, typer.Argument(help="flm21, flm22, samp, stack, jdp, beyond, PAPER:ITEM, or all.")],
     out: Annotated[Path, typer.Option(help="Folder for plots, CSV and the index page.")] = Path("out/reproduce"),
     quick: Annotated[bool, typer.Option("--quick", help="Smaller data, fewer rounds and seeds.")] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Runs to average over; default 5, quick 2.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Tables and figures at a time, a core each.")] = 1,
     data_dir: DataDir = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is done already.")] = False,
     json: Json = False,
 ) -> None:
     """The tables and figures of a paper, next to what it printed, with a verdict for each."""
     from flmarket.cli.reproduce import run_reproduction
 
-    run_reproduction(paper, out, quick, seeds, data_dir, json)
+    run_reproduction(paper, out, quick=quick, seeds=seeds, jobs=jobs, data_dir=data_dir, fresh=fresh, as_json=json)
 
 
 @app.command(
     name="train-auction",
-    epilog="Example: `flmarket train-auction posted --population flm22-iid --unit 1 --out menu.json`, then "
-    "`auctions.get('posted', menu='menu.json')`.",
+    epilog="Examples: `flmarket train-auction dm-regretnet --population flm22-iid --out mine.safetensors`, then "
+    "`auctions.get('dm-regretnet', weights='mine.safetensors')`; "
+    "`flmarket train-auction posted --population flm22-iid --unit 1 --out menu.json`.",
 )
 def train_auction(
-    preset: Annotated[str, typer.Argument(help="What to train: posted.")],
-    population: Annotated[list[str], typer.Option(help="Bidders to train on; repeat for several.")],
-    out: Annotated[Path, typer.Option(help="Where to write the menu, after every generation.")] = Path("menu.json"),
-    profiles: Annotated[int, typer.Option(min=1, max=200_000, help="Random profiles to train on.")] = 3000,
-    generations: Annotated[int, typer.Option(min=1, max=100_000, help="Generations of the search.")] = 150,
-    unit: Annotated[
-        float | None, typer.Option(min=0, help="What a record at ε = 1 is typically worth, if known beforehand.")
+    preset: Annotated[str, typer.Argument(help="What to train: posted, dm-regretnet, … (docs/learned.md).")],
+    population: Annotated[
+        list[str] | None, typer.Option(help="Bidders to train on; for posted, repeat for several.")
     ] = None,
-    start: Annotated[Path | None, typer.Option(help="Go on from this menu.")] = None,
+    bids: Annotated[Path | None, typer.Option(help="Instead: a CSV or JSON file of your owners' past bids.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write, as training goes; default menu.json or PRESET.safetensors.")
+    ] = None,
+    profiles: Annotated[
+        int | None, typer.Option(min=1, max=200_000, help="Profiles (posted: in all, 3000; networks: per batch).")
+    ] = None,
+    generations: Annotated[int, typer.Option(min=1, max=100_000, help="posted: generations of the search.")] = 150,
+    unit: Annotated[
+        float | None, typer.Option(min=0, help="posted: what a record at ε = 1 is typically worth, if known.")
+    ] = None,
+    start: Annotated[Path | None, typer.Option(help="posted: go on from this menu.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, max=100_000, help="Networks: epochs at most.")] = None,
+    batches: Annotated[int | None, typer.Option(min=1, max=100_000, help="Networks: batches per epoch.")] = None,
+    misreports: Annotated[int | None, typer.Option(min=1, max=10_000, help="Networks: lies tried per owner.")] = None,
+    regret_weight: Annotated[float | None, typer.Option(min=0, help="Networks: first multiplier of regret.")] = None,
+    owners: Annotated[int, typer.Option(min=1, max=1000, help="Networks: owners per profile.")] = 10,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Networks: processor threads.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Networks: go on from the checkpoint beside --out.")] = False,
+    audit_profiles: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Networks: profiles of the final audit; 0 for none.")
+    ] = 100,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Fit a learned auction to a population. Its guarantees do not depend on the training; its accuracy does."""
-    from flmarket.cli.training import train_auction as train
+    """Fit a learned auction to a population or to your own owners' bids. Within budget whatever the training brings."""
+    from flmarket.cli import training
 
-    train(preset, population, profiles, generations, unit, start, seed, out, json)
+    if preset == "posted":
+        if not population:
+            raise typer.BadParameter("posted needs at least one --population")
+        menu = Path("menu.json") if out is None else out
+        count = 3000 if profiles is None else profiles
+        training.train_auction(population, count, generations, unit, start, seed, menu, json)
+        return
+    if population is not None and len(population) > 1:
+        raise typer.BadParameter("a network is trained on one --population")
+    options = training.LearningOptions(
+        profiles, epochs, batches, misreports, regret_weight, owners, threads, resume, audit_profiles
+    )
+    weights = Path(f"{preset}.safetensors") if out is None else out
+    training.train_network(preset, population[0] if population else None, bids, options, seed, weights, json)
+
+
+@app.command(epilog="Examples: `flmarket serve --demo`; `flmarket serve --db postgresql+psycopg://user@host/market`.")
+def serve(
+    db: Annotated[
+        str | None, typer.Option(envvar="FLMARKET_DB", help="Database address; default SQLite in this folder.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Where to listen.")] = 8642,
+    demo: Annotated[bool, typer.Option("--demo", help="A seeded market with tasks running, to look at.")] = False,
+    secure_cookies: Annotated[bool, typer.Option("--secure-cookies", help="Set it when behind HTTPS.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Run the broker: the HTTP service and the web market (docs/broker.md)."""
+    from flmarket.cli.serve import serve as run
+
+    run(db, host, port, demo, data_dir, secure_cookies)
+
+
+app.add_typer(buyer, name="buyer")
+flower.owner_app.registered_commands += owner.registered_commands  # one `flmarket owner`, at a SuperLink and a broker
 
 
 @app.command(epilog="Example: `flmarket mechanisms --json`.")
@@ -172,3 +236,6 @@ def mechanisms(json: Json = False) -> None:
     from flmarket.cli.mechanisms import list_mechanisms
 
     list_mechanisms(json)
+
+
+flower.register(app)  # deploy, owner

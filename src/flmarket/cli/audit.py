@@ -1,11 +1,17 @@
-"""`flmarket audit`: does a mechanism keep what it claims? One of ours by name, or anybody's as package.module:Class."""
+"""`flmarket audit`: does a mechanism keep what it claims? One of ours by name, or anybody's as package.module:Class.
+
+`sampling:NAME` (or sampling:package.module:Class) audits a client sampling scheme instead of an auction.
+"""
 
 from __future__ import annotations
 
 import importlib
 import shlex
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from flmarket import auctions
 from flmarket.audit import AuditReport, ClaimVerdict, audit
@@ -14,8 +20,10 @@ from flmarket.cli.output import print_json, print_path, progress, screen, table
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.report.audit_page import write_audit
 
-__all__ = ["load_mechanism", "run_audit"]
+__all__ = ["SAMPLING", "check_page", "claims_table", "imported", "load_mechanism", "run_audit", "share_done"]
 
+SAMPLING = "sampling:"
+DEFAULT_POPULATION = "flm22-iid"
 _STEPS = 100
 _VERDICT = {
     "holds": "[green]holds[/]",
@@ -27,7 +35,7 @@ _VERDICT = {
 
 def run_audit(
     target: str,
-    population: str,
+    population: str | None,
     profiles: int,
     owners: int | None,
     search: str,
@@ -36,18 +44,15 @@ def run_audit(
     report_path: Path | None,
 ) -> None:
     """Audit, show, and write the page if asked to."""
+    if target.startswith(SAMPLING):
+        from flmarket.cli.audit_sampled import run_sampling_audit
+
+        run_sampling_audit(target, population, profiles, owners, search, seed, as_json, report_path)
+        return
     mechanism = load_mechanism(target)
-    if report_path is not None and (report_path.is_dir() or report_path.suffix.lower() not in (".html", ".htm")):
-        raise ConfigError("--report", str(report_path), "a path that ends in .html")
-    done = 0
-    with progress(_STEPS, quiet=as_json) as step:
-
-        def advance(share: float, note: str) -> None:
-            nonlocal done
-            while done < int(share * _STEPS):
-                step(note)
-                done += 1
-
+    population = DEFAULT_POPULATION if population is None else population
+    check_page(report_path)
+    with share_done(quiet=as_json) as advance:
         report = audit(mechanism, population, profiles, owners=owners, search=search, seed=seed, progress=advance)
     page = None
     if report_path is not None:
@@ -60,28 +65,57 @@ def run_audit(
         print_path("\nreport", page)
 
 
+def check_page(path: Path | None) -> None:
+    """Refuse what cannot be the page of an audit, before the audit."""
+    if path is not None and (path.is_dir() or path.suffix.lower() not in (".html", ".htm")):
+        raise ConfigError("--report", str(path), "a path that ends in .html")
+
+
+@contextmanager
+def share_done(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
+    """A progress bar to be told the share that is done, with a note."""
+    done = 0
+    with progress(_STEPS, quiet=quiet) as step:
+
+        def advance(share: float, note: str) -> None:
+            nonlocal done
+            while done < int(share * _STEPS):
+                step(note)
+                done += 1
+
+        yield advance
+
+
 def load_mechanism(target: str) -> Auction:
     """A registered auction, or `package.module:Class`, imported (also from the current folder) and instantiated."""
     if ":" not in target or target.partition(":")[0] in auctions.names():  # "posted:linear" is ours, with a variant
         return auctions.get(target)
+    made = _made(imported(target), target)
+    if not callable(getattr(made, "run", None)):
+        raise InvalidInput("mechanism", target, "a class with run(bids, budget, *, rng=None)")
+    mechanism: Auction = made
+    return mechanism
+
+
+def _made(found: Any, target: str) -> Any:
+    try:
+        return found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise InvalidInput("mechanism", target, f"a class that needs no arguments ({error})") from None
+
+
+def imported(target: str) -> Any:
+    """What `package.module:Class` names, looked for in the current folder too."""
     module_name, _, attribute = target.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, ValueError) as error:
         raise InvalidInput("mechanism", target, f"package.module:Class that can be imported ({error})") from None
     except AttributeError:
         raise InvalidInput("mechanism", target, f"a name that {module_name} defines") from None
-    try:
-        made = found() if isinstance(found, type) else found
-    except TypeError as error:
-        raise InvalidInput("mechanism", target, f"a class that needs no arguments ({error})") from None
-    if not callable(getattr(made, "run", None)):
-        raise InvalidInput("mechanism", target, "a class with run(bids, budget, *, rng=None)")
-    mechanism: Auction = made
-    return mechanism
 
 
 def _command(target: str, report: AuditReport, search: str) -> str:
@@ -90,16 +124,21 @@ def _command(target: str, report: AuditReport, search: str) -> str:
     return " ".join([*parts, "--search", search, "--seed", str(report.seed)])
 
 
+def claims_table(claims: Sequence[ClaimVerdict]) -> Any:
+    """Every claim with its verdict."""
+    rows = table("Claims", "claim", "level", "verdict", "evidence", text=4)
+    for claim in claims:
+        rows.add_row(claim.claim.replace("_", " "), claim.level, _VERDICT[claim.verdict], claim.evidence)
+    return rows
+
+
 def _show(report: AuditReport) -> None:
     screen.print(
         f"[bold]{report.mechanism}[/] on {report.profiles:,} profiles of {report.owners} owners, population "
         f"{report.population}, budgets {report.budget_factor[0]:g} to {report.budget_factor[1]:g} × all costs\n",
         highlight=False,
     )
-    claims = table("Claims", "claim", "level", "verdict", "evidence", text=4)
-    for claim in report.claims:
-        claims.add_row(_words(claim), claim.level, _VERDICT[claim.verdict], claim.evidence)
-    screen.print(claims)
+    screen.print(claims_table(report.claims))
     regret = table(
         "\nRegret: best misreport found, over the owner's cost", "lie about", "mean", "max", "profiles", "owners"
     )
@@ -145,7 +184,3 @@ def _show_worst(report: AuditReport) -> None:
         f"{log.profiles:,} profiles ({log.strength}). Finding nothing is evidence, not proof.[/]",
         highlight=False,
     )
-
-
-def _words(claim: ClaimVerdict) -> str:
-    return claim.claim.replace("_", " ")

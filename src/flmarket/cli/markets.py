@@ -17,9 +17,11 @@ from flmarket.ledger import format_micros
 from flmarket.market import MarketResult
 from flmarket.report import summarize, write_report
 from flmarket.report.files import write_files
+from flmarket.report.view import Table
 
-__all__ = ["DEMO", "run_demo", "run_market"]
+__all__ = ["DEMO", "run_demo", "run_market", "show_run"]
 
+_MAX_USERS = 2_000  # in the page's table; users.csv has all
 DEMO_STORY = (
     "Sixty hospitals of different sizes hold patient records they may not share. A buyer wants a model that tells "
     "malignant from benign tumours and offers a budget each round. Hospitals bid what the privacy of their update "
@@ -57,6 +59,16 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
     if config.is_stackelberg:
         _play_game(config, out, data_dir, as_json, command)
         return
+    if config.is_jdp:
+        from flmarket.cli.jdp import run_jdp
+
+        run_jdp(config, out, data_dir, as_json, command)
+        return
+    if config.is_sampling:
+        from flmarket.cli.sampled import run_sampled
+
+        run_sampled(config, out, data_dir, as_json, command)
+        return
     _play(config.simulation(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
 
 
@@ -76,7 +88,7 @@ def _play(simulation: Simulation, out: Path, as_json: bool, *, story: str | None
     if as_json:
         print_json(summarize(result) | {"report": str(path)})
     else:
-        _show(result, path)
+        show_run(result, path)
 
 
 def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str) -> None:
@@ -91,19 +103,38 @@ def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: 
         f"Gaussian noise, and share the reward in proportion. On this page ε stands for the zCDP budget ρ of one "
         f"record; the largest total means (ε, δ) = ({largest:.2f}, {training.delta:g})."
     )
-    path = write_report(result, out, story=story, command=command)
+    path = write_report(result, out, story=story, command=command, tables=[_privacy_table(training, played)])
     _write_users(training, played, out)
     if as_json:
         users = {"rho": played.rho.tolist(), "epsilon": played.epsilon.tolist(), "delta": training.delta}
         game = {"reward_micros": played.reward_micros, "server_utility": played.server_utility}
         print_json(summarize(result) | {"report": str(path), "users": users | game})
         return
-    _show(result, path)
+    show_run(result, path)
     rows = table("Who takes part", "user", "ρ total", f"ε at δ = {training.delta:g}", "paid")
     for user in played.rho.argsort()[::-1][: int((played.rho > 0).sum())]:
         paid = format_micros(int(played.paid_micros[user]))
         rows.add_row(str(user), f"{played.rho[user]:.4f}", f"{played.epsilon[user]:.2f}", paid)
     screen.print(rows)
+
+
+def _privacy_table(training: StackelbergTraining, played: StackelbergResult) -> Table:
+    """What each participant's ρ means as (ε, δ), total over all rounds."""
+    order = played.rho.argsort(kind="stable")[::-1][: int((played.rho > 0).sum())]
+    shown = order[:_MAX_USERS]
+    rows = tuple(
+        (str(user), f"{played.rho[user]:.4g}", f"{played.epsilon[user]:.3f}", f"{training.delta:g}",
+         f"{played.sigma[user]:.3g}", format_micros(int(played.paid_micros[user])))
+        for user in shown.tolist()
+    )  # fmt: skip
+    total = "total, all rounds"
+    columns = (("User", ""), ("ρ", total), ("ε", total), ("δ", total), ("σ", "noise, per round"), ("Paid", "total"))
+    lead = (
+        f"One record of a participant’s data is (ε, δ)-private over all {training.rounds:,} rounds together: whatever "
+        f"replaces it, what she releases stays as likely up to e^ε, but for δ. Those who stay out release nothing."
+    )
+    left_out = len(order) - len(shown)
+    return Table("privacy", "What is private, per user", lead, columns, rows, left_out)
 
 
 def _write_users(training: StackelbergTraining, played: StackelbergResult, out: Path) -> None:
@@ -116,7 +147,8 @@ def _write_users(training: StackelbergTraining, played: StackelbergResult, out: 
     write_files(out, {"users.csv": "\n".join(lines) + "\n"})
 
 
-def _show(result: MarketResult, path: Path) -> None:
+def show_run(result: MarketResult, path: Path) -> None:
+    """The run in five lines."""
     facts = summarize(result)
     rows = table("", "", "", text=2)
     rows.show_header = False

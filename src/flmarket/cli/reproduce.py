@@ -2,46 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 
 from flmarket.cli.output import errors, print_json, print_path, screen, table
-from flmarket.errors import UnknownName
-from flmarket.experiments.items import Item, Reproduction
+from flmarket.experiments.claims import PAPERS, JudgedClaim, judge
+from flmarket.experiments.units import Finished, Settings, Unit, finished_units, papers, run_units, select
 from flmarket.report import write_reproduction
+from flmarket.report.reproduction import ClaimRow, PaperSection
 
-__all__ = ["PAPERS", "run_reproduction"]
+__all__ = ["run_reproduction"]
 
-PAPERS = ("samp", "stack")
+_COLOURS = {"reproduced": "green", "differs": "yellow", "not run": "dim"}
 
 
 def run_reproduction(
-    paper: str, out: Path, quick: bool, seeds: int | None, data_dir: Path | None, as_json: bool
+    wanted: str,
+    out: Path,
+    *,
+    quick: bool,
+    seeds: int | None,
+    jobs: int,
+    data_dir: Path | None,
+    fresh: bool,
+    as_json: bool,
 ) -> None:
-    """Run one paper's experiments, or all, and write the index."""
-    if paper not in (*PAPERS, "all"):
-        raise UnknownName("paper", paper, f"one of {', '.join(PAPERS)}, all")
-    chosen = PAPERS if paper == "all" else (paper,)
-    runs = seeds if seeds is not None else (2 if quick else 5)
-    items: list[Item] = []
-    with errors.status("starting") as status:
-        for name in chosen:
-            reproduce: Reproduction = import_module(f"flmarket.experiments.{name}").reproduce
-
-            def step(note: str, name: str = name) -> None:
-                status.update(f"{name}: {note}")
-
-            items += reproduce(out, quick=quick, seeds=runs, data_dir=data_dir, step=step)
-    command = f"flmarket reproduce {paper} --seeds {runs}" + (" --quick" if quick else "")
-    note = "A quick run: smaller data, fewer rounds." if quick else ""
-    page = write_reproduction([asdict(item) for item in items], out, command=command, note=note)
+    """Run what is not done yet, and write the index of everything in the folder."""
+    units = select(wanted)
+    settings = Settings(quick, seeds if seeds is not None else (2 if quick else 5), data_dir)
+    done = _with_progress(units, out, settings, jobs, fresh)
+    # what was not run leaves no record, and the folder may hold more than was asked for today
+    everything = list({f.unit: f for f in (*finished_units(out), *done)}.values())
+    command = f"flmarket reproduce {wanted} --seeds {settings.seeds}" + (" --quick" if quick else "")
+    note = "Quick runs use smaller data, fewer rounds and fewer seeds." if any(f.quick for f in everything) else ""
+    page = write_reproduction(_sections(everything), out, command=command, note=note)
     if as_json:
-        print_json({"items": [asdict(item) for item in items], "page": str(page)})
+        items = [asdict(item) for finished in done for item in finished.items]
+        print_json({"items": items, "seconds": {str(f.unit): f.seconds for f in done}, "page": str(page)})
         return
     listing = table("", "item", "verdict", "why", text=3)
-    for item in items:
-        verdict = "[green]reproduced[/]" if item.verdict == "reproduced" else "[yellow]differs[/]"
-        listing.add_row(item.title, verdict, item.reason)
+    for finished in done:
+        for item in finished.items:
+            listing.add_row(item.title, f"[{_COLOURS[item.verdict]}]{item.verdict}[/]", item.reason)
     screen.print(listing)
     print_path("page", page)
+
+
+def _with_progress(
+    units: tuple[Unit, ...], out: Path, settings: Settings, jobs: int, fresh: bool
+) -> list[Finished]:  # fmt: skip
+    running: dict[Unit, str] = {}
+    ready: set[Unit] = set()
+    with errors.status("starting") as status:
+
+        def report(unit: Unit, note: str) -> None:
+            if note:
+                running[unit] = note
+            else:
+                running.pop(unit, None)
+                ready.add(unit)
+            now = "; ".join(f"{one}: {text}" for one, text in running.items())
+            status.update(f"{len(ready)} of {len(units)} done. {now}")
+
+        return run_units(units, out, settings, jobs=jobs, fresh=fresh, report=report)
+
+
+def _sections(finished: Sequence[Finished]) -> list[PaperSection]:
+    order = list(papers())
+    judged = judge(item for one in finished for item in one.items)
+    return [
+        PaperSection(
+            paper,
+            PAPERS[paper].title if paper in PAPERS else paper,
+            PAPERS[paper].source if paper in PAPERS else "",
+            tuple(_row(one) for one in judged if one.claim.paper == paper),
+            tuple(
+                asdict(item) | {"settings": _settings(one)}
+                for one in finished
+                if one.unit.paper == paper
+                for item in one.items
+            ),
+        )
+        for paper in order
+        if any(one.unit.paper == paper for one in finished)
+    ]
+
+
+def _row(judged: JudgedClaim) -> ClaimRow:
+    return ClaimRow(judged.claim.where, judged.claim.text, judged.verdict, judged.items, judged.reasons)
+
+
+def _settings(finished: Finished) -> str:
+    size = "quick run" if finished.quick else "full run"
+    seeds = "1 seed" if finished.seeds == 1 else f"{finished.seeds} seeds"
+    return f"{size}, {seeds}, {finished.seconds:.0f} s"

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from flmarket import aggregation, auctions, privacy
 from flmarket.bids import BidProfile, Kind, Valuations
+from flmarket.engines.config_types import NonNegative, Positive, Probability, Range, Section
+from flmarket.engines.jdp import JdpTraining
+from flmarket.engines.jdp_config import JdpSection
 from flmarket.engines.owners import PrivacyCap
+from flmarket.engines.sampled import SampledTraining
+from flmarket.engines.sampled_config import SamplingSection
 from flmarket.engines.simulation import LocalTraining, Simulation
 from flmarket.engines.stackelberg import StackelbergTraining
 from flmarket.errors import ConfigError
@@ -29,19 +34,13 @@ __all__ = ["RECOMMENDED", "MarketConfig"]
 
 RECOMMENDED = "recommended"
 STACKELBERG = "stackelberg"
+JDP = "jdp"
+SAMPLING = "sampling"
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Probability = Annotated[float, Field(ge=0, le=1)]
-Range = tuple[NonNegative, NonNegative]
 Family = Literal["linear", "quadratic", "sqrt", "exponential", "step"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
-
-
-class TaskSection(_Section):
+class TaskSection(Section):
     """What the buyer wants and pays."""
 
     name: str = "task"
@@ -52,7 +51,7 @@ class TaskSection(_Section):
     learning_rate: Positive = 0.1
 
 
-class DataSection(_Section):
+class DataSection(Section):
     """Which data, and how it is spread over owners."""
 
     name: str = "breast-cancer"
@@ -74,7 +73,7 @@ class DataSection(_Section):
         return partition.iid_power_law(rng, len(data.y_train), self.owners, sigma=self.sigma, minimum=self.minimum)
 
 
-class OwnersSection(_Section):
+class OwnersSection(Section):
     """What owners ask: drawn from ranges (FL-Market's by default), or read from a file of bids."""
 
     valuations: tuple[Family, ...] = ("linear", "quadratic", "sqrt", "exponential")
@@ -100,7 +99,7 @@ class OwnersSection(_Section):
         return BidProfile(valuations, rng.uniform(*self.privacy_budget, len(sizes)), sizes)
 
 
-class MechanismSection(_Section):
+class MechanismSection(Section):
     """Auction, aggregation and noise by name. `bound_dimension = 1` is the papers' error bound.
 
     "recommended" is the perturbation of least noise for the model's size at the owners' median privacy budget.
@@ -113,7 +112,7 @@ class MechanismSection(_Section):
     bound_dimension: Literal["model"] | Annotated[int, Field(ge=1)] = "model"
 
 
-class TrainingSection(_Section):
+class TrainingSection(Section):
     """What owners compute, and whether the buyer averages models."""
 
     local_steps: Annotated[int, Field(ge=1, strict=True)] = 1
@@ -122,7 +121,7 @@ class TrainingSection(_Section):
     average: bool = False
 
 
-class StackelbergSection(_Section):
+class StackelbergSection(Section):
     """The reward game, with `auction = "stackelberg"`: users' values of privacy, and what the server wants."""
 
     weight: Positive = 20.0
@@ -134,7 +133,7 @@ class StackelbergSection(_Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
 
-class MarketConfig(_Section):
+class MarketConfig(Section):
     """The whole file."""
 
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
@@ -144,13 +143,22 @@ class MarketConfig(_Section):
     mechanism: MechanismSection = MechanismSection()
     training: TrainingSection = TrainingSection()
     stackelberg: StackelbergSection = StackelbergSection()
+    jdp: JdpSection = JdpSection()
+    sampling: SamplingSection = SamplingSection()
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
         given = (self.task.budget_per_round is not None) + (self.task.budget_factor is not None)
         if self.is_stackelberg and given:
             raise ValueError("no budget in the reward game: the reward is the budget")
-        if not self.is_stackelberg and given != 1:
+        if self.is_jdp:
+            once = (self.jdp.budget is not None) + (self.jdp.budget_factor is not None)
+            if given or once != 1:
+                raise ValueError("one budget for the whole training: either jdp.budget or jdp.budget_factor")
+        elif self.is_sampling:
+            if self.task.budget_per_round is None or given != 1:
+                raise ValueError("task.budget_per_round in the sampling market: what a round may cost in expectation")
+        elif not self.is_stackelberg and given != 1:
             raise ValueError("give either task.budget_per_round or task.budget_factor")
         return self
 
@@ -158,6 +166,16 @@ class MarketConfig(_Section):
     def is_stackelberg(self) -> bool:
         """Whether the market is the reward game rather than an auction."""
         return self.mechanism.auction == STACKELBERG
+
+    @property
+    def is_jdp(self) -> bool:
+        """Whether clients are selected once and their uploads combined robustly."""
+        return self.mechanism.auction == JDP
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether clients with private costs take part at random each round."""
+        return self.mechanism.auction == SAMPLING
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "market") -> MarketConfig:
@@ -244,6 +262,43 @@ class MarketConfig(_Section):
             noise_account=game.noise_account,
             weighting=game.weighting,
             delta=game.delta,
+            seed=self.seed,
+            name=self.task.name,
+        )
+
+    def jdp_training(self, *, data_dir: str | Path | None = None, data: DataSet | None = None) -> JdpTraining:
+        """Robust joint-DP learning: clients draw their costs."""
+        self.jdp.check_names()  # before any data is read
+        data = load(self.data.name, data_dir) if data is None else data
+        return self.jdp.training(
+            data=data,
+            partition=self.data.split(data, self.seed),
+            rounds=self.task.rounds,
+            clip=self.mechanism.clip,
+            local=LocalTraining(
+                steps=self.training.local_steps,
+                batch_size=self.training.batch_size,
+                learning_rate=self.training.local_learning_rate,
+            ),
+            seed=self.seed,
+            name=self.task.name,
+        )
+
+    def sampled_training(self, *, data_dir: str | Path | None = None, data: DataSet | None = None) -> SampledTraining:
+        """Client sampling: clients draw their costs and report them."""
+        self.sampling.cost_distribution()  # refused before any data is read
+        assert self.task.budget_per_round is not None  # checked with the file; for the type checker
+        data = load(self.data.name, data_dir) if data is None else data
+        return self.sampling.training(
+            data=data,
+            partition=self.data.split(data, self.seed),
+            rounds=self.task.rounds,
+            budget=self.task.budget_per_round,
+            local=LocalTraining(
+                steps=self.training.local_steps,
+                batch_size=self.training.batch_size,
+                learning_rate=self.training.local_learning_rate,
+            ),
             seed=self.seed,
             name=self.task.name,
         )

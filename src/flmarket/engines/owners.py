@@ -68,6 +68,11 @@ class OwnerPool:
         offer = np.minimum(self.bids.privacy_budget[chosen], self._affordable[chosen])
         return BidProfile(self.bids.valuations[chosen], offer, self.bids.data_size[chosen])
 
+    def use_account(self, owner: int, account: PrivacyAccount) -> None:
+        """Give an owner an account of her own, e.g. one restored from storage or with another cap."""
+        self.accounts[owner] = account
+        self._affordable[owner] = self._left(owner)
+
     def release(
         self, owner: int, epsilon: float, update: NDArray[np.float64], rng: np.random.Generator
     ) -> NDArray[np.float64]:
@@ -85,6 +90,6 @@ class OwnerPool:
 
     def _left(self, owner: int) -> float:
         account = self.accounts[owner]
-        if self.cap.delta > 0:
+        if isinstance(account.cap, ApproxDp):
             return account.affordable(guarantee=self.perturbation.guarantee)
         return account.affordable()

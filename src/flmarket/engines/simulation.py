@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flmarket.aggregation import Aggregation
 from flmarket.bids import Auction, BidProfile
@@ -21,9 +22,9 @@ from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
 from flmarket.learning import DataSet, OwnerStreams, Partition, Purpose, SoftmaxRegression, fedavg, fedsgd, stream
 from flmarket.ledger import Ledger, MemoryLedger, to_micros
 from flmarket.market import Market, MarketResult, OwnerStatement, Round, RoundRecord, Task, owner_account
-from flmarket.privacy import Perturbation
+from flmarket.privacy import Perturbation, PrivacyAccount
 
-__all__ = ["LocalTraining", "Simulation"]
+__all__ = ["LocalTraining", "OpenRound", "RunState", "Simulation", "SimulationRun"]
 
 FloatArray = NDArray[np.float64]
 Progress = Callable[[RoundRecord], None]
@@ -74,11 +75,40 @@ class Simulation:
 
     def run(self, ledger: Ledger | None = None, progress: Progress | None = None) -> MarketResult:
         """Play every round; `progress` is called with each round's record."""
-        return _Run(self, MemoryLedger() if ledger is None else ledger).play(progress)
+        return SimulationRun(self, MemoryLedger() if ledger is None else ledger).play(progress)
 
 
-class _Run:
-    """The state of one run: the model, the owners, the books."""
+@dataclass(frozen=True)
+class OpenRound:
+    """Who bids what in a round that is about to be cleared, and the buyer's budget for it."""
+
+    index: int
+    bidders: NDArray[np.int64]
+    bids: BidProfile
+    budget_micros: int
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run after some rounds, as values that can be stored; with the same `Simulation`, all later rounds follow.
+
+    `history` is empty unless models are averaged. `accounts` are the owners' privacy accounts (`state_dict`).
+    """
+
+    parameters: FloatArray
+    history: tuple[FloatArray, ...]
+    accounts: tuple[dict[str, Any], ...]
+    offers: tuple[int, ...]
+    refusals: tuple[int, ...]
+
+
+class SimulationRun:
+    """The state of one run: the model, the owners, the books.
+
+    `round` plays one round; a service that shows or stores what happens in between calls its steps, `open`, `clear`,
+    `collect` and `close`. A round is a function of the spec and the state before it, so one that was cut off can be
+    played again: on a ledger that takes repeated calls, it ends as it would have.
+    """
 
     def __init__(self, spec: Simulation, ledger: Ledger) -> None:
         self.spec, self.ledger = spec, ledger
@@ -97,6 +127,7 @@ class _Run:
         )
 
     def play(self, progress: Progress | None) -> MarketResult:
+        """All rounds from the first to the last."""
         records = []
         for index in range(self.spec.task.rounds):
             record = self.round(index)
@@ -104,7 +135,6 @@ class _Run:
                 progress(record)
             records.append(record)
         spec = self.spec
-        classes = np.bincount(spec.data.y_test, minlength=spec.data.n_classes)
         return MarketResult(
             spec.task,
             spec.auction.name,
@@ -115,14 +145,32 @@ class _Run:
             tuple(records),
             self.statements(),
             self.buyers_model(),
-            float(classes[np.bincount(spec.data.y_train).argmax()] / classes.sum()),
+            self.baseline_accuracy(),
         )
 
+    def baseline_accuracy(self) -> float:
+        """Test accuracy of always answering the most frequent class of the training records."""
+        data = self.spec.data
+        classes = np.bincount(data.y_test, minlength=data.n_classes)
+        return float(classes[np.bincount(data.y_train).argmax()] / classes.sum())
+
     def round(self, index: int) -> RoundRecord:
+        """One round from bids to settlement, and the model after it."""
+        opened = self.open(index)
+        if opened is None:
+            return self.skip(index)
+        round_ = self.clear(opened)
+        self.collect(round_)
+        return self.close(round_)
+
+    def open(self, index: int, among: ArrayLike | None = None) -> OpenRound | None:
+        """Draw the round's bidders (only from `among`, if given) and take their bids; None if nobody can sell."""
         spec = self.spec
         eligible = self.owners.eligible()
+        if among is not None:
+            eligible = np.intersect1d(eligible, np.asarray(among, dtype=np.int64))
         if eligible.size == 0:
-            return self.measured(_empty_round(index))
+            return None
         draw = stream(spec.seed, index, purpose=Purpose.PARTICIPATION)
         bidders = np.sort(draw.choice(eligible, min(spec.task.bidders_per_round, eligible.size), replace=False))
         bids = self.owners.bid(bidders)
@@ -130,14 +178,47 @@ class _Run:
         if spec.task.budget_factor is not None:
             budget = to_micros("budget", spec.task.budget_factor * float(bids.full_cost.sum()))
         assert budget is not None
-        self.ledger.deposit(f"{spec.task.name}/{index}/budget", self.market.buyer, budget)
-        auction_rng = stream(spec.seed, index, purpose=Purpose.AUCTION)
-        round_ = self.market.clear(index, bidders, bids, budget, rng=auction_rng)
-        self.collect(round_)
+        return OpenRound(index, bidders, bids, budget)
+
+    def clear(self, opened: OpenRound) -> Round:
+        """Deposit the budget, run the auction and hold every winner's price in escrow."""
+        self.ledger.deposit(f"{self.spec.task.name}/{opened.index}/budget", self.market.buyer, opened.budget_micros)
+        rng = stream(self.spec.seed, opened.index, purpose=Purpose.AUCTION)
+        return self.market.clear(opened.index, opened.bidders, opened.bids, opened.budget_micros, rng=rng)
+
+    def close(self, round_: Round) -> RoundRecord:
+        """Settle, step the model and evaluate it."""
         record, aggregate = self.market.close(round_)
         if record.valid:
-            self.parameters = self.parameters - spec.task.learning_rate * aggregate
+            self.parameters = self.parameters - self.spec.task.learning_rate * aggregate
         return self.measured(record)
+
+    def skip(self, index: int) -> RoundRecord:
+        """A round that nobody joins: the model stays as it is."""
+        return self.measured(_empty_round(index))
+
+    def state(self) -> RunState:
+        """Everything that later rounds depend on."""
+        pool = self.owners
+        return RunState(
+            self.parameters,
+            tuple(self.history),
+            tuple(account.state_dict() for account in pool.accounts),
+            tuple(pool.offers.tolist()),
+            tuple(pool.refusals.tolist()),
+        )
+
+    def restore(self, state: RunState) -> None:
+        """Go on from a stored state; raises InvalidInput if it is not one of this simulation."""
+        pool = self.owners
+        if state.parameters.shape != (self.model.dimension,) or len(state.accounts) != pool.bids.n:
+            found = (state.parameters.shape, len(state.accounts))
+            raise InvalidInput("state", found, f"{self.model.dimension} parameters and {pool.bids.n} accounts")
+        for owner, account in enumerate(state.accounts):
+            pool.use_account(owner, PrivacyAccount.from_state_dict(account))
+        self.parameters, self.history = state.parameters, list(state.history)
+        pool.offers = np.array(state.offers, dtype=np.int64)
+        pool.refusals = np.array(state.refusals, dtype=np.int64)
 
     def collect(self, round_: Round) -> None:
         """Winners train, guard and deliver; some drop out or send nonsense if the simulation says so."""
@@ -196,11 +277,13 @@ class _Run:
         return replace(record, metrics=metrics)
 
     def buyers_model(self) -> FloatArray:
+        """The model that the buyer gets: the last one, or the mean of the latter half."""
         if not self.history:
             return self.parameters
         return np.asarray(np.mean(self.history[len(self.history) // 2 :], axis=0))
 
     def statements(self) -> tuple[OwnerStatement, ...]:
+        """What each owner sold and earned so far."""
         pool = self.owners
         return tuple(
             OwnerStatement(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flmarket import aggregation, auctions
 from flmarket.aggregation import error_bound
@@ -20,7 +21,7 @@ from flmarket.learning import DataSet
 from flmarket.market import MarketResult
 from flmarket.report import Comparison, ComparisonRow, Curve, CurveSet
 
-__all__ = ["FACTORS", "compare_learning", "compare_population", "learning_curves"]
+__all__ = ["FACTORS", "bound_summary", "compare_learning", "compare_population", "learning_curves"]
 
 FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
 Step = Callable[[str], None]
@@ -51,20 +52,28 @@ def compare_population(
             step(f"{auction_name} + {rule_name} at budget factor {factor:g}")
             weights = rule.weights(outcome.epsilon, bids.data_size)
             bound = error_bound(weights, outcome.epsilon, bids.data_size)
-            valid = bound[np.isfinite(bound)]
+            mean, error, invalid = bound_summary(bound)
             rows.append(
                 ComparisonRow(
                     auction=auction_name,
                     aggregation=rule_name,
                     budget_factor=float(factor),
-                    error_bound_mean=float(valid.mean()) if valid.size else float("inf"),
-                    error_bound_se=float(valid.std() / np.sqrt(valid.size)) if valid.size else 0.0,
-                    invalid_rate=1.0 - valid.size / bound.size,
+                    error_bound_mean=mean,
+                    error_bound_se=error,
+                    invalid_rate=invalid,
                     spent_share=float((outcome.spent / np.maximum(budget, 1e-300)).mean()),
                     winners_share=float(outcome.winners.mean()),
                 )
             )
     return Comparison(f"Error bound on {population}", population, profiles, seed, tuple(rows))
+
+
+def bound_summary(bound: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Mean and standard error over auctions in which somebody sold, and the share of the others; ∞ if nobody ever."""
+    valid = bound[np.isfinite(bound)]
+    if not valid.size:
+        return float("inf"), 0.0, 1.0
+    return float(valid.mean()), float(valid.std() / np.sqrt(valid.size)), 1.0 - valid.size / bound.size
 
 
 def compare_learning(

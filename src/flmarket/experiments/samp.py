@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flmarket.engines.sampled import SampledResult, SampledTraining
 from flmarket.errors import DataUnavailable, InvalidInput
-from flmarket.experiments.items import Item, Step
+from flmarket.experiments.items import Check, Item, Reproduction, Step
 from flmarket.learning import DataSet, Purpose, load, stream
 from flmarket.learning.partition import dirichlet
 from flmarket.report import Curve, CurveSet, write_curves
@@ -42,7 +42,7 @@ from flmarket.sampling import (
 )
 from flmarket.sampling.figures import average_participation, learning_curve
 
-__all__ = ["FULL", "QUICK", "Scale", "reproduce"]
+__all__ = ["FULL", "ITEMS", "QUICK", "Scale", "reproduce"]
 
 FloatArray = NDArray[np.float64]
 C_MIN, C_MAX, BUDGET, L2, FIRST_RATE = 0.5, 10.0, 1.0, 0.01, 0.2
@@ -50,6 +50,7 @@ FAMILIES: dict[Literal["uniform", "exponential"], Uniform | TruncatedExponential
     "uniform": Uniform(C_MIN, C_MAX),
     "exponential": TruncatedExponential(C_MIN, C_MAX, 2.0),
 }
+PRINTED_RATIO = {"mnist": "94 %", "fashion-mnist": "90 %"}  # the latter printed for EMNIST
 COMPLETE, OPTIMAL, UNIFORM = "complete information", "optimal", "uniform sampling"
 
 
@@ -67,25 +68,69 @@ class Scale:
     draws: int
 
 
-QUICK = Scale(("mnist",), 2000, 40, 30, 3, 400, (50, 200, 800, 3200), 3)
+QUICK = Scale(("mnist", "fashion-mnist"), 2000, 40, 30, 3, 400, (50, 200, 800, 3200), 3)
 FULL = Scale(("mnist", "fashion-mnist"), 6000, 100, 100, 1000, 2000, (50, 200, 800, 3200, 12800), 10)
+
+
+def fig1(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:
+    """The illustration of the optimal q."""
+    del quick, seeds, data_dir
+    step("q against cost")
+    return _q_against_cost(out_dir)
+
+
+def fig4(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:
+    """Average q against the mean cost."""
+    del seeds, data_dir
+    step("average q against mean cost")
+    return _average_q(out_dir, QUICK if quick else FULL)
+
+
+def prior(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:
+    """The prior-independent mechanism against the prior-based one."""
+    del seeds, data_dir
+    step("prior-independent against prior-based")
+    return _learning_the_prior(out_dir, QUICK if quick else FULL)
+
+
+def fig2(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> tuple[Item, ...]:
+    """Training loss with uniform costs."""
+    return _losses(out_dir, "uniform", quick=quick, seeds=seeds, data_dir=data_dir, step=step)
+
+
+def fig3(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> tuple[Item, ...]:
+    """Training loss with exponential costs."""
+    return _losses(out_dir, "exponential", quick=quick, seeds=seeds, data_dir=data_dir, step=step)
+
+
+ITEMS: dict[str, Reproduction] = {"fig1": fig1, "fig4": fig4, "prior": prior, "fig2": fig2, "fig3": fig3}
 
 
 def reproduce(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> tuple[Item, ...]:
     """Run everything at one of two scales; `quick` uses at most three seeds."""
+    made: list[Item] = []
+    for work in ITEMS.values():
+        found = work(out_dir, quick=quick, seeds=seeds, data_dir=data_dir, step=step)
+        made += (found,) if isinstance(found, Item) else found
+    return tuple(made)
+
+
+def _losses(
+    out_dir: Path,
+    family: Literal["uniform", "exponential"],
+    *,
+    quick: bool,
+    seeds: int,
+    data_dir: Path | None,
+    step: Step,
+) -> tuple[Item, ...]:
     if seeds < 1:
         raise InvalidInput("seeds", seeds, "at least 1")
     scale = QUICK if quick else FULL
-    step("q against cost")
-    items = [_q_against_cost(out_dir)]
-    step("average q against mean cost")
-    items.append(_average_q(out_dir, scale))
-    step("prior-independent against prior-based")
-    items.append(_learning_the_prior(out_dir, scale))
-    for data, note in _data_sets(scale, data_dir):
-        for family in FAMILIES:
-            items.append(_training(out_dir, data, note, family, scale, min(seeds, scale.most_seeds), step))
-    return tuple(items)
+    runs = min(seeds, scale.most_seeds)
+    return tuple(
+        _training(out_dir, data, note, family, scale, runs, step) for data, note in _data_sets(scale, data_dir)
+    )
 
 
 def _q_against_cost(out_dir: Path) -> Item:
@@ -111,7 +156,7 @@ def _q_against_cost(out_dir: Path) -> Item:
         numbers[family] = {"objective": objective, "expected_payment": spent, "q_falls": falls}
     return Item(
         "samp-q",
-        "q against cost (illustration)",
+        "SAMP Figure 1: q against cost (illustration)",
         "The optimal q falls in the cost, and E[1/q] is complete information ≤ optimal ≤ uniform at one budget.",
         "reproduced" if ok else "differs",
         "E[1/q], complete / optimal / uniform: " + "; ".join(f"{f} costs {_three(o)}" for f, o in objectives.items()),
@@ -147,7 +192,7 @@ def _average_q(out_dir: Path, scale: Scale) -> Item:
         numbers[family] = {name: q.tolist() for name, q in lines.items()}
     return Item(
         "samp-average-q",
-        "Average q against mean cost (Fig. 4)",
+        "SAMP Figure 4: average q against mean cost",
         "Average q falls with the mean cost; the optimal one, known prior or not, recruits more than uniform sampling.",
         "reproduced" if ok else "differs",
         "Average q at the lowest mean cost, complete / optimal / uniform: "
@@ -177,7 +222,7 @@ def _learning_the_prior(out_dir: Path, scale: Scale) -> Item:
     files = _written(out_dir, "samp-prior", CurveSet(title, "clients (log10)", "ratio", tuple(curves)))
     return Item(
         "samp-prior",
-        "Prior-independent mechanism against N (section 5)",
+        "SAMP Algorithm 1: prior-independent against N",
         "Without the cost distribution the objective approaches the optimum as clients become many (5 % is our bar).",
         "reproduced" if ok else "differs",
         f"Ratio at N = {scale.learners[0]:,} and {scale.learners[-1]:,}: "
@@ -222,7 +267,7 @@ def _training(
     )
     return Item(
         stem,
-        f"Training loss on {data.name}, {family} costs (Fig. 3)",
+        f"SAMP Figure {2 if family == 'uniform' else 3}: training loss on {data.name}, {family} costs",
         "At one budget the training loss is complete information ≤ optimal ≤ uniform sampling.",
         "reproduced" if _ordered(means) else "differs",
         f"{order}; {noise}; {share}.{note}",
@@ -238,7 +283,33 @@ def _training(
             },
             "budget_per_client": BUDGET,
         },
+        (
+            Check.of(
+                "order",
+                "Complete information ≤ optimal ≤ uniform sampling.",
+                _ordered(means),
+                f"{order}; {noise}.{note}",
+            ),
+            _printed_ratio(data.name, means[OPTIMAL] / means[UNIFORM]),
+        ),
+        (
+            (
+                f"optimal over uniform, {data.name}",
+                PRINTED_RATIO.get(data.name, "–"),
+                f"{means[OPTIMAL] / means[UNIFORM]:.1%}",
+            ),
+        ),
     )
+
+
+def _printed_ratio(data_set: str, ratio: float) -> Check:
+    """Not part of the item's verdict: the paper does not give the budget and the rate that its ratio depends on."""
+    claim = "The loss is 94 % (MNIST) or 90 % (EMNIST) of uniform sampling's."
+    printed = PRINTED_RATIO.get(data_set)
+    evidence = f"{ratio:.1%} at our budget and rate, which the paper does not state; within five points counts"
+    if printed is None:
+        return Check.skipped("ratio", claim, f"another data set; {ratio:.1%} on {data_set}")
+    return Check.of("ratio", claim, abs(ratio - float(printed.rstrip(" %")) / 100) <= 0.05, evidence)
 
 
 def _paired_runs(

@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.errors import InvalidInput
-from flmarket.experiments.items import Item, Step
-from flmarket.games.figures import EquilibriumSeries, against_users, against_value_range
+from flmarket.experiments.items import Item, Reproduction, Step
+from flmarket.games import Stackelberg, families, verify_equilibrium
+from flmarket.games.figures import PAPER_SETTINGS, EquilibriumSeries, against_users, against_value_range
 from flmarket.games.server import NoiseAccount
 from flmarket.report import Curve, CurveSet, write_curves
 
-__all__ = ["FIGURES", "Figure", "Trend", "reproduce"]
+__all__ = ["FIGURES", "ITEMS", "Figure", "Trend", "reproduce"]
 
 FloatArray = NDArray[np.float64]
 
@@ -33,6 +34,7 @@ _ACCOUNTS: tuple[NoiseAccount, ...] = get_args(NoiseAccount)
 _AXES = {"users": "number of users n", "value_max": "largest privacy value ν_max"}
 _QUICK_SEEDS = 10
 _CLEAR = 2.0  # standard errors
+_ROUNDING = 1e-9  # of the reward
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,9 @@ def reproduce(
     step: Step,
     users: Sequence[int] = tuple(range(100, 1001, 100)),
     value_max: Sequence[float] = tuple(range(2, 11)),
+    figures: Sequence[Figure] = FIGURES,
 ) -> tuple[Item, ...]:
-    """All six panels; `quick` draws no more than 10 populations per point. No data set is needed."""
+    """The panels, all six by default; `quick` draws no more than 10 populations per point. No data set is needed."""
     del data_dir
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise InvalidInput("seeds", seeds, "a whole number of at least 1")
@@ -121,7 +124,7 @@ def reproduce(
             for seed in range(draws)
         ]
     items = []
-    for figure in FIGURES:
+    for figure in figures:
         step(f"drawing {figure.key}")
         items.append(_item(figure, series[figure.axis], out_dir))
     return tuple(items)
@@ -183,3 +186,56 @@ def _paired(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     count = len(values)
     error = values.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(values.shape[1:])
     return np.asarray(values.mean(axis=0)), np.asarray(error)
+
+
+def _panels(number: int) -> Reproduction:
+    """The two panels of one figure as a unit of work."""
+    chosen = tuple(figure for figure in FIGURES if figure.key.startswith(f"fig{number}"))
+
+    def work(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> tuple[Item, ...]:
+        return reproduce(out_dir, quick=quick, seeds=seeds, data_dir=data_dir, step=step, figures=chosen)
+
+    return work
+
+
+def equilibrium(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:
+    """The largest gain of any unilateral deviation, searched, for every family of costs."""
+    del data_dir
+    users = (2, 10, 100) if quick else (2, 10, 100, 1000)
+    curves, worst = [], {}
+    for name in families():
+        gains = []
+        for n in users:
+            step(f"deviations of {n} users with {name} costs")
+            gains.append(max(_largest_gain(name, n, seed) for seed in range(seeds)))
+        worst[name] = max(gains)
+        curves.append(Curve(f"{name} costs", users, tuple(max(gain, 1e-18) for gain in gains)))
+    title = "Largest gain by a deviation, over the reward"
+    write_curves(CurveSet(title, _AXES["users"], "share of the reward, log scale", tuple(curves)), out_dir,
+                 "stack-equilibrium", log_y=True)  # fmt: skip
+    listed = ", ".join(f"{name} {gain:.1e}" for name, gain in worst.items())
+    return Item(
+        "stack-equilibrium",
+        "STACK Algorithm 2: nobody gains by a deviation",
+        "The computed profile is a Nash equilibrium.",
+        "reproduced" if max(worst.values()) < _ROUNDING else "differs",
+        f"Largest gain found by a search over every user's own ρ, as a share of the reward: {listed} ({seeds} games of "
+        f"up to {users[-1]:,} users each).",
+        tuple(f"stack-equilibrium.{ending}" for ending in ("png", "svg", "csv")),
+        {"users": list(users), "largest_gain_over_reward": worst},
+    )
+
+
+def _largest_gain(cost: str, users: int, seed: int) -> float:
+    values = np.random.default_rng((seed, users)).uniform(1.0, 5.0, users)
+    game = Stackelberg(values, cost=cost, noise_account="pooled", **PAPER_SETTINGS)  # type: ignore[arg-type]
+    reward = 1.0
+    return verify_equilibrium(game, game.equilibrium(reward), reward=reward) / reward
+
+
+ITEMS: dict[str, Reproduction] = {
+    "fig2": _panels(2),
+    "fig3": _panels(3),
+    "fig4": _panels(4),
+    "equilibrium": equilibrium,
+}

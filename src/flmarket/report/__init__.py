@@ -10,6 +10,7 @@ from flmarket.report.curves import Curve, CurveSet, write_curves
 from flmarket.report.guarantees import Check, check_guarantees
 from flmarket.report.html import write_report
 from flmarket.report.reproduction import write_reproduction
+from flmarket.report.sampled_page import summarize_sampled, write_sampled
 from flmarket.report.summary import summarize
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "check_guarantees",
     "market_charts",
     "summarize",
+    "summarize_sampled",
     "write_audit",
     "write_comparison",
     "write_curves",
     "write_report",
     "write_reproduction",
+    "write_sampled",
 ]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flmarket.audit import AuditReport, Example
+from flmarket.audit import AuditReport, ClaimVerdict, Example
 from flmarket.report.audit_chart import gain_chart
 from flmarket.report.audit_story import tell
 from flmarket.report.files import write_files
 from flmarket.report.formatting import count, epsilon, percent, significant
 from flmarket.report.html import render
 
-__all__ = ["write_audit"]
+__all__ = ["claim_rows", "write_audit"]
 
 _CLAIM = {
     "truthful": "Nobody gains by lying (truthful)",
@@ -55,7 +56,7 @@ def write_audit(report: AuditReport, path: str | os.PathLike[str], *, command: s
         story=_story(report),
         contradicted=[_CLAIM.get(claim.claim, claim.claim) for claim in report.contradicted],
         cards=_cards(report),
-        claims=_claims(report),
+        claims=claim_rows(report.claims),
         chart=chart,
         caption=caption,
         tale=tell(report.worst),
@@ -104,9 +105,10 @@ def _cards(report: AuditReport) -> list[dict[str, str]]:
     return [{"label": name, "value": value, "note": note} for name, value, note in cards]
 
 
-def _claims(report: AuditReport) -> list[dict[str, str]]:
+def claim_rows(claims: Sequence[ClaimVerdict]) -> list[dict[str, str]]:
+    """Claims as the page lists them."""
     rows = []
-    for claim in report.claims:
+    for claim in claims:
         sign, style = _SIGN[claim.verdict]
         rows.append(
             {

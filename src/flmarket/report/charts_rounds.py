@@ -16,7 +16,16 @@ from flmarket.report.theme import LIGHT
 if TYPE_CHECKING:
     from flmarket.market import MarketResult
 
-__all__ = ["accuracy", "epsilon_awarded", "error_bound", "spending"]
+__all__ = [
+    "accuracy",
+    "end_labels",
+    "epsilon_awarded",
+    "error_bound",
+    "money_margin",
+    "round_axis",
+    "spending",
+    "thin",
+]
 
 _MAX_POINTS = 1_000  # a line drawn finer than the screen only makes the file larger
 _MAX_BARS = 60
@@ -36,10 +45,10 @@ def accuracy(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     margin = max(0.08 * (high - low), 0.01)
     axes.set_ylim(max(0.0, low - margin), min(1.02, high + margin))
     axes.axhline(base, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
-    x, y = _thin(rounds[shown], known)
+    x, y = thin(rounds[shown], known)
     axes.plot(x, y, color=LIGHT["blue"], linewidth=2, marker="o" if len(x) == 1 else "", markersize=5)
     axes.plot(x[-1:], y[-1:], color=LIGHT["blue"], marker="o", markersize=5, clip_on=False)
-    _round_axis(axes, tally.rounds)
+    round_axis(axes, tally.rounds)
     low, high = axes.get_ylim()
     end, guess = spread([float(y[-1]), base], 0.17 * (high - low), low, high)
     label(axes, tally.rounds, end, rate(float(y[-1])), "blue", dx=8, va="center", weight="bold")
@@ -64,7 +73,7 @@ def spending(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     bars = [np.add.reduceat(values, starts) / covered / MICROS for values in (paid, back, budget)]
     middle, width = starts + (covered + 1) / 2, covered * 0.78
     unit = "currency units" if size == 1 else f"currency units, mean of {size} rounds"
-    figure, axes = panel(unit, "round", left=_money_margin(float(bars[2].max(initial=0))), right=66)
+    figure, axes = panel(unit, "round", left=money_margin(float(bars[2].max(initial=0))), right=66)
     axes.bar(middle, bars[0], width, color=LIGHT["blue"])
     axes.bar(middle, bars[1], width, bottom=bars[0], color=LIGHT["rust"])
     edges = np.append(starts, tally.rounds) + 0.5
@@ -75,8 +84,8 @@ def spending(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     marks = [("budget", "ink", float(bars[2][-1])), ("paid", "blue", float(bars[0][-1]) / 2)]
     if back.any():
         marks.append(("returned", "rust", float(bars[0][-1] + bars[1][-1] / 2)))
-    _end_labels(axes, float(edges[-1]), marks, top * 0.075, 0.0, top)
-    _round_axis(axes, tally.rounds)
+    end_labels(axes, float(edges[-1]), marks, top * 0.075, 0.0, top)
+    round_axis(axes, tally.rounds)
     axes.set_xlim(0.5, tally.rounds + 0.5)
     total, spent, returned = int(budget.sum()), int(paid.sum()), int(back.sum())
     places = money_decimals([total])
@@ -100,16 +109,16 @@ def error_bound(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     log_ticks(axes.yaxis, low / 1.6, high * 1.35)
     median = float(np.median(bound[usable]))
     axes.axhline(median, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
-    x, y = _thin(rounds, np.where(usable, bound, np.nan))
+    x, y = thin(rounds, np.where(usable, bound, np.nan))
     axes.plot(
         x, y, color=LIGHT["blue"], linewidth=1.6, marker="o", markersize=3.2 if len(x) <= 120 else 0.8, clip_on=False
     )
     missing = rounds[~np.isfinite(bound)]
-    _round_axis(axes, tally.rounds)
+    round_axis(axes, tally.rounds)
     label(axes, tally.rounds + 0.5, median, f"median {significant(median)}", "slate", dx=6, va="center")
     note = ""
     if missing.size:
-        marked = _thin(missing, missing)[0]
+        marked = thin(missing, missing)[0]
         axes.plot(
             marked, np.full(len(marked), 0.03), color=LIGHT["rust"], marker="x", linestyle="", markersize=6,
             transform=axes.get_xaxis_transform(), clip_on=False,
@@ -133,38 +142,41 @@ def epsilon_awarded(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     lines = np.full((3, tally.rounds), np.nan)
     lines[:, present] = np.array([(group[0], np.median(group), group[-1]) for group in groups]).T
     rounds = np.arange(1, tally.rounds + 1)
-    x, low, middle, high = _thin(rounds, *lines)
+    x, low, middle, high = thin(rounds, *lines)
     axes.fill_between(x, low, high, color=LIGHT["teal"], alpha=0.18, linewidth=0)
     axes.plot(x, middle, color=LIGHT["teal"], linewidth=2, marker="o" if len(x) == 1 else "")
     top = float(values.max()) * 1.08
     axes.set_ylim(0, top)
-    _round_axis(axes, tally.rounds)
+    round_axis(axes, tally.rounds)
     ends = lines[:, present[-1]]
     marks = [("smallest", "muted", ends[0]), ("median", "teal", ends[1]), ("largest", "muted", ends[2])]
-    _end_labels(axes, float(tally.rounds), marks, top * 0.075, 0.0, top)
+    end_labels(axes, float(tally.rounds), marks, top * 0.075, 0.0, top)
     median = epsilon(float(np.median(values)))
     span = f"from {epsilon(float(values.min()))} to {epsilon(float(values.max()))}"
     return figure, f"Half of all awards bought ε of at most {median} per round; single awards ran {span}."
 
 
-def _end_labels(axes: Any, x: float, marks: list[tuple[str, str, float]], gap: float, low: float, high: float) -> None:
+def end_labels(axes: Any, x: float, marks: list[tuple[str, str, float]], gap: float, low: float, high: float) -> None:
+    """Names at the right end of lines, (text, colour, height) each, at least a gap apart."""
     placed = spread([y for _, _, y in marks], gap, low, high)
     for (text, color, _), y in zip(marks, placed, strict=True):
         label(axes, x, y, text, color, dx=6, va="center")
 
 
-def _round_axis(axes: Any, rounds: int) -> None:
+def round_axis(axes: Any, rounds: int) -> None:
+    """Rounds from the first to the last, in whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlim(1 if rounds > 1 else 0.5, max(rounds, 1.5))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
-def _money_margin(largest: float) -> float:
+def money_margin(largest: float) -> float:
+    """Points that the labels of an axis of amounts need at the left."""
     return 28 + 6.5 * len(f"{largest:,.0f}")
 
 
-def _thin(x: NDArray[Any], *lines: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+def thin(x: NDArray[Any], *lines: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """Evenly spaced points, first and last included, once there are more than a screen can show."""
     if len(x) <= _MAX_POINTS:
         return x, *lines

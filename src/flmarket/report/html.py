@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from flmarket.report.theme import DARK, LIGHT, css_variables
 if TYPE_CHECKING:
     from flmarket.market import MarketResult
 
-__all__ = ["render", "strict_json", "write_report"]
+__all__ = ["heading", "render", "strict_json", "write_report"]
 
 _TOP_OWNERS = 20
 # beyond this a browser struggles with the table; the page says how many are left out
@@ -36,14 +37,18 @@ def write_report(
     *,
     story: str | None = None,
     command: str | None = None,
+    tables: Sequence[view.Table] = (),
 ) -> Path:
-    """Write `report.html` and `summary.json`, whole or not at all; returns the path of the page."""
+    """Write `report.html` and `summary.json`, whole or not at all; returns the path of the page.
+
+    `tables` are what only this kind of market has to show.
+    """
     summary = summarize(result)
     owners = view.owner_rows(result)
     checks = check_guarantees(result)
     page = render(
         "report.html.j2",
-        title=_heading(result.task.name),
+        title=heading(result.task.name),
         story=story or view.default_story(result, summary),
         command=command,
         cards=view.cards(result, summary),
@@ -53,6 +58,7 @@ def write_report(
         all_owners=owners[:_MAX_OWNERS] if len(owners) > _TOP_OWNERS else [],
         owner_count=len(owners),
         owners_left_out=max(0, len(owners) - _MAX_OWNERS),
+        tables=tables,
         checks=checks,
         broken=sum(not check.holds for check in checks),
         settings=view.settings(result),
@@ -61,7 +67,7 @@ def write_report(
     return write_files(out_dir, files) / "report.html"
 
 
-def _heading(name: str) -> str:
+def heading(name: str) -> str:
     """A slug such as tumour-diagnosis as a heading; a name that is more than a slug is left as it is."""
     if not re.fullmatch(r"[a-z0-9]+([-_][a-z0-9]+)*", name):
         return name

@@ -1,32 +1,106 @@
-"""The index of a reproduction: every table and figure with its claim, its verdict and its files."""
+"""The index of a reproduction: every claim with its verdict, then every table and figure with its plot and numbers.
+
+A folder that one can put on the web: pages and pictures refer to each other by relative name only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flmarket.report.files import write_files
 from flmarket.report.html import render, strict_json
 
-__all__ = ["write_reproduction"]
+__all__ = ["ClaimRow", "PaperSection", "write_reproduction"]
+
+_SIGNS = {"reproduced": "✓", "differs": "✗", "not run": "–"}
 
 
-def write_reproduction(items: Sequence[Mapping[str, object]], out_dir: Path, *, command: str, note: str = "") -> Path:
-    """Write index.html and items.json beside the items' own files; returns the path of the page.
+@dataclass(frozen=True)
+class ClaimRow:
+    """One line of the table of claims; `items` are keys of items on the page."""
 
-    An item has key, title, claim, verdict ("reproduced" or "differs"), reason, files and numbers.
+    where: str
+    text: str
+    verdict: str
+    items: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PaperSection:
+    """A paper: its claims, and its items as mappings with key, title, claim, verdict, reason, files and numbers.
+
+    Items may also have checks, beside, note and settings (a few words on how they were run).
     """
-    rows = []
-    for item in items:
-        files = [str(name) for name in item["files"]] if isinstance(item["files"], list | tuple) else []
-        rows.append(dict(item) | {"files": files, "pictures": [name for name in files if name.endswith(".svg")]})
+
+    key: str
+    title: str
+    source: str
+    claims: tuple[ClaimRow, ...]
+    items: tuple[Mapping[str, object], ...]
+
+
+def write_reproduction(sections: Sequence[PaperSection], out_dir: Path, *, command: str, note: str = "") -> Path:
+    """Write index.html, claims.md and items.json beside the items' own files; returns the path of the page."""
+    pages = [_section(section) for section in sections if section.items or section.claims]
+    claims = [claim.verdict for section in sections for claim in section.claims]
     page = render(
         "reproduction.html.j2",
         title="Papers, reproduced",
-        items=rows,
-        reproduced=sum(row["verdict"] == "reproduced" for row in rows),
+        sections=pages,
+        claims={verdict: claims.count(verdict) for verdict in _SIGNS},
+        figures=sum(len(section.items) for section in sections),
+        signs=_SIGNS,
         note=note,
         command=command,
     )
-    public = [{key: value for key, value in row.items() if key != "pictures"} for row in rows]
-    return write_files(out_dir, {"items.json": strict_json(public), "index.html": page}) / "index.html"
+    public = [dict(item) for section in sections for item in section.items]
+    files = {"items.json": strict_json(public), "claims.md": _markdown(sections), "index.html": page}
+    return write_files(out_dir, files) / "index.html"
+
+
+def _markdown(sections: Sequence[PaperSection]) -> str:
+    """The claims of every paper as tables for a README or a documentation page; items where there are no claims."""
+    lines: list[str] = []
+    for section in sections:
+        lines += [f"## {section.title}", "", f"{section.source}.", ""]
+        if section.claims:
+            lines += ["| where | claim | verdict | what we found |", "| --- | --- | --- | --- |"]
+            lines += [
+                _cells(c.where, c.text, c.verdict, " ".join(f"{one}." for one in c.reasons)) for c in section.claims
+            ]
+        else:
+            lines += ["| question | verdict | what we found |", "| --- | --- | --- |"]
+            lines += [_cells(str(i["title"]), str(i["verdict"]), str(i["reason"])) for i in section.items]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cells(*texts: str) -> str:
+    return f"| {' | '.join(text.replace('|', '∣').replace('..', '.') for text in texts)} |"
+
+
+def _section(section: PaperSection) -> dict[str, Any]:
+    items = []
+    for item in section.items:
+        files = [str(name) for name in item["files"]] if isinstance(item["files"], list | tuple) else []
+        items.append(
+            {"checks": [], "beside": [], "settings": "", "note": "", **item}
+            | {"files": files, "pictures": [name for name in files if name.endswith(".svg")]}
+        )
+    shown = {item["key"] for item in items}
+    claims = [
+        {"where": c.where, "text": c.text, "verdict": c.verdict, "items": [key for key in c.items if key in shown]}
+        for c in section.claims
+    ]
+    return {
+        "key": section.key,
+        "title": section.title,
+        "source": section.source,
+        "claims": claims,
+        "reproduced": sum(claim["verdict"] == "reproduced" for claim in claims),
+        "items": items,
+    }

@@ -13,7 +13,7 @@ from flmarket.report.formatting import count, epsilon, money, money_decimals, pe
 if TYPE_CHECKING:
     from flmarket.market import MarketResult, OwnerStatement, RoundRecord
 
-__all__ = ["Card", "cards", "default_story", "example_round", "owner_rows", "settings"]
+__all__ = ["Card", "Table", "cards", "default_story", "example_round", "owner_rows", "settings"]
 
 _MAX_EXAMPLE_ROWS = 16
 _STATES = {
@@ -32,6 +32,23 @@ class Card:
     label: str
     value: str
     note: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that one kind of market adds to the page; cells are text, the first of a row is its name."""
+
+    key: str
+    title: str
+    lead: str
+    columns: tuple[tuple[str, str], ...]  # heading, and the small print under it
+    rows: tuple[tuple[str, ...], ...]
+    left_out: int = 0
+
+    @property
+    def first(self) -> tuple[tuple[str, ...], ...]:
+        """What is shown at once; the page folds the rest away."""
+        return self.rows[:20]
 
 
 def default_story(result: MarketResult, summary: dict[str, Any]) -> str:

@@ -1,0 +1,231 @@
+"""`flmarket deploy` and `flmarket owner`: a deployment on this machine, and an owner's side of a real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from flmarket.engines.flower.deployment import Deployment
+
+__all__ = ["register"]
+
+OWNER_TEMPLATE = """\
+# Your side of the market. Paths are relative to this file; `flmarket owner status` shows what you have sold.
+owner = {number}                   # your number, as the broker registered you
+data = "records.npz"        # x (records, features) and y (records,); or a .csv with the class in the last column
+record = "record"           # your privacy account and journal: keep this folder for ever, and never restore a backup
+
+[bid]
+valuation = "linear"        # linear, quadratic, sqrt, exponential, step
+rate = 1.0                  # what a record's privacy is worth to you
+privacy_budget = 1.0        # the most ε you sell in one round
+
+[cap]
+epsilon = 10.0              # the most ε you ever sell, to all buyers together
+# delta = 1e-6              # with it: (ε, δ) over your lifetime, which allows more releases
+"""
+
+MARKET_TEMPLATE = """\
+seed = {seed}
+
+[task]
+name = "tumour-diagnosis"
+rounds = {rounds}
+bidders_per_round = {nodes}
+budget_factor = 0.8
+learning_rate = 0.2
+
+[data]
+name = "breast-cancer"
+owners = {nodes}
+partition = "equal"
+
+[owners]
+privacy_cap = 10.0
+
+[mechanism]
+auction = "posted"
+clip = 0.5
+"""
+
+owner_app = typer.Typer(help="An owner's side: her configuration, her SuperNode, what she has sold.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add both to the command."""
+    app.command(epilog="Example: `flmarket deploy local --nodes 3 --rounds 3 --out out/deploy`.")(deploy)
+    app.add_typer(owner_app, name="owner")
+
+
+def deploy(
+    where: Annotated[str, typer.Argument(help="Only local: SuperLink and SuperNodes on this machine.")] = "local",
+    nodes: Annotated[int, typer.Option(min=1, max=50, help="Owners, each with a SuperNode of her own.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the market.")] = 3,
+    market: Annotated[
+        Path | None, typer.Option(help="A market file instead; it says how many owners and rounds.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for keys, owners, logs and the ledger.")] = Path("out/deploy"),
+    seconds: Annotated[float, typer.Option(min=10, help="Give up after so long.")] = 900.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split and the bids; noise is never seeded here.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Try a real deployment: Flower processes with TLS and keys, real data, secure noise, a durable ledger."""
+    from flmarket.cli.output import errors, print_json
+    from flmarket.engines.flower.deployment import Deployment
+    from flmarket.errors import ConfigError
+
+    if where != "local":
+        raise ConfigError("deploy", where, "local; for other machines see docs/flower.md")
+    if (out / "ledger.db").exists():
+        raise ConfigError("--out", str(out), "a folder without a ledger: a deployment starts anew")
+    text = MARKET_TEMPLATE.format(seed=seed, rounds=rounds, nodes=nodes)
+    if market is not None:
+        text = market.read_text(encoding="utf-8")
+    signal.signal(signal.SIGTERM, _interrupt)
+    with Deployment(out, text) as deployment:
+        errors.print(f"[bold]{deployment.nodes} owners[/] in {deployment.folder}; every process carries the mark "
+                     f"FLMARKET_DEPLOYMENT={deployment.mark}")  # fmt: skip
+        deployment.prepare()
+        deployment.start()
+        deployment.run()
+        errors.print("running; logs are in", str(deployment.folder / "logs"))
+        result = deployment.wait(seconds)
+    facts = _facts(deployment, result)
+    if json:
+        print_json(facts)
+    else:
+        _show(facts)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _facts(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
+    from flmarket.ledger import SqlLedger
+    from flmarket.market import owner_account
+
+    with SqlLedger(deployment.ledger_url, create=False) as ledger:
+        head = ledger.verify()
+        balances = dict(ledger.balances())
+        states = [award.state.value for award in ledger.awards()]
+    owners = []
+    for number, account in deployment.accounts().items():
+        with account:
+            owners.append(
+                {
+                    "owner": number,
+                    "releases": len(list(account.releases())),
+                    "epsilon_total": account.spent,
+                    "epsilon_cap": deployment.spec.cap.epsilon,
+                    "paid_micros": balances.get(owner_account(number), 0),
+                }
+            )
+    return {
+        "rounds": result["rounds"],
+        "accuracy": result["accuracy"],
+        "awards": {state: states.count(state) for state in ("posted", "voided", "expired", "pending")},
+        "balances_micros": balances,
+        "owners": owners,
+        "ledger": deployment.ledger_url,
+        "ledger_entries": head.size,
+        "ledger_head": head.root,
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from flmarket.cli.output import screen, table
+    from flmarket.ledger import format_micros
+
+    awards = facts["awards"]
+    screen.print(
+        f"[bold]{facts['rounds']} rounds[/], accuracy {facts['accuracy'][-1]:.3f}; {awards['posted']} awards paid, "
+        f"{awards['voided']} voided, {awards['expired']} expired"
+    )
+    rows = table("Owners", "owner", "releases", "ε in total", "ε cap", "paid")
+    for one in facts["owners"]:
+        total, cap = f"{one['epsilon_total']:.4f}", f"{one['epsilon_cap']:g}"
+        rows.add_row(str(one["owner"]), str(one["releases"]), total, cap, format_micros(one["paid_micros"]))
+    screen.print(rows)
+    screen.print(f"ledger verified: {facts['ledger_entries']} entries; check it yourself with", soft_wrap=True)
+    screen.print(f"  flmarket ledger verify --db {facts['ledger']}", soft_wrap=True, highlight=False)
+
+
+@owner_app.command("init")
+def owner_init(
+    folder: Annotated[Path, typer.Argument(help="Where owner.toml and the key pair go.")],
+    number: Annotated[int, typer.Option(min=0, help="Your number in the market.")] = 0,
+) -> None:
+    """Write an owner.toml to fill in, and make a key pair for the SuperNode."""
+    from flmarket.cli.output import print_path, screen
+    from flmarket.engines.flower.certificates import node_keys
+    from flmarket.errors import ConfigError
+
+    path = folder / "owner.toml"
+    if path.exists():
+        raise ConfigError("folder", str(folder), "a folder without an owner.toml")
+    keys = node_keys(folder, "key")
+    path.write_text(OWNER_TEMPLATE.format(number=number), encoding="utf-8")
+    print_path("configuration", path)
+    print_path("public key   ", keys.public)
+    screen.print("Send the public key to the broker; it registers it with: flwr supernode register key.pub")
+
+
+@owner_app.command("run")
+def owner_run(
+    file: Annotated[Path, typer.Argument(help="Your owner.toml.")],
+    superlink: Annotated[str, typer.Option(help="The broker's SuperLink, host:port.")],
+    root_certificates: Annotated[Path, typer.Option(help="The authority that signed the broker's certificate.")],
+    key: Annotated[Path | None, typer.Option(help="Your private key; default `key` beside the file.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="A free port on this machine, for its own use.")] = 9094,
+) -> None:
+    """Check the configuration and the data, then become the SuperNode that serves the market."""
+    from flmarket.engines.flower.files import OwnerFile
+    from flmarket.engines.flower.play import QUIET
+
+    path = file.resolve()
+    OwnerFile.load(path).owner_at(path.parent)
+    command = Path(sys.executable).parent / "flower-supernode"
+    arguments = [
+        str(command), "--superlink", superlink, "--root-certificates", str(root_certificates.resolve()),
+        "--auth-supernode-private-key", str((key or path.parent / "key").resolve()), "--host", "127.0.0.1", "--port",
+        str(port), "--node-config", f'owner-file="{path}"',
+    ]  # fmt: skip
+    scripts = f"{command.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.execve(command, arguments, os.environ | QUIET | {"PATH": scripts})  # noqa: S606 - one program, no shell
+
+
+@owner_app.command("status")
+def owner_status(
+    file: Annotated[Path, typer.Argument(help="Your owner.toml.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """What you have sold so far, by your own record."""
+    from flmarket.cli.output import print_json, screen, table
+    from flmarket.engines.flower.files import OwnerFile
+    from flmarket.ledger import DurableAccount
+    from flmarket.privacy import event_to_dict
+
+    path = file.resolve()
+    own = OwnerFile.load(path)
+    record = path.parent / own.record / f"owner-{own.owner}.account.sqlite"
+    cap = own.cap.cap()
+    releases: list[Any] = []
+    spent = 0.0
+    if record.exists():
+        with DurableAccount.open(record) as account:
+            releases, spent, cap = list(account.releases()), account.spent, account.cap
+    if json:
+        sold = [{"award": r.award_id, "buyer": r.buyer, "guarantee": event_to_dict(r.guarantee)} for r in releases]
+        print_json({"owner": own.owner, "cap": event_to_dict(cap), "spent": spent, "releases": sold})
+        return
+    rows = table(f"Owner {own.owner}: {spent:.6g} of {cap}", "award", "buyer", "gave away", text=3)
+    for release in releases:
+        rows.add_row(release.award_id, release.buyer, str(release.guarantee))
+    screen.print(rows)

@@ -1,0 +1,177 @@
+"""M3, what a client does to her parameters before they leave, and the account of who is protected against whom.
+
+Clip to L2 norm C, add N(0, σ²) to every coordinate (JDP Alg. 3). What is clipped is either the *update*, a client's
+parameters minus the last public model, or the *parameters* themselves, as the paper prints it. The update is the
+default: a network's parameters are long mostly because of their public starting point, so clipping them to a C that the
+noise could live with shrinks the model every round; and σ grows with C.
+
+`calibration="analytic"` finds the least σ for (ε, δ) at every ε; `"paper"` is √(2 ln(1.25/δ))·Δ/ε, which fails above
+ε ≈ 8 (docs/errata.md E9). The paper leaves Δ open. `unit="client"` is sound: any two clipped vectors are at most 2C
+apart, so a client's whole data set is protected. `unit="record"` takes Δ = 2C/d for d records, the usual assumption of
+that literature. Nothing enforces it: clipping the *result* of training does not bound what one record did to it
+(docs/errata.md E20). It is here because the paper's figures cannot be had otherwise; the account charges what the noise
+really guarantees.
+
+The noise is NumPy's when generators are given: right in distribution and not safe to release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isinf
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flmarket.bids import checked_array
+from flmarket.errors import InvalidInput
+from flmarket.privacy import (
+    ApproxDp,
+    Event,
+    GaussianRelease,
+    NoiseSource,
+    PrivacyAccount,
+    analytic_gaussian_sigma,
+    as_noise_source,
+    classic_gaussian_sigma,
+    clip_l2,
+    gaussian_epsilon,
+)
+from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
+from flmarket.privacy.perturbation import checked_clip
+
+__all__ = ["JointPrivacy", "LocalPerturbation", "account_of"]
+
+FloatArray = NDArray[np.float64]
+_UNLIMITED = 1e15
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPerturbation:
+    """Clip and Gaussian noise, at home; see the module for the choices."""
+
+    clip: float = 1.0
+    delta: float = 1e-5
+    clipped: Literal["update", "parameters"] = "update"
+    calibration: Literal["analytic", "paper"] = "analytic"
+    unit: Literal["client", "record"] = "client"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip", checked_clip(self.clip))
+        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
+        for name, accepted in (
+            ("clipped", ("update", "parameters")),
+            ("calibration", ("analytic", "paper")),
+            ("unit", ("client", "record")),
+        ):
+            if getattr(self, name) not in accepted:
+                raise InvalidInput(name, getattr(self, name), " or ".join(accepted))
+
+    def sigma(self, epsilon: ArrayLike, records: ArrayLike) -> FloatArray:
+        """The standard deviation in each coordinate for clients of so many records."""
+        eps, size = np.broadcast_arrays(checked_array("epsilon", epsilon), checked_array("records", records))
+        span = 2 * self.clip / size if self.unit == "record" else np.full(eps.shape, 2 * self.clip)
+        rule = analytic_gaussian_sigma if self.calibration == "analytic" else classic_gaussian_sigma
+        return rule(epsilon=eps, delta=self.delta, sensitivity=span)
+
+    def guarantee(self, epsilon: float, records: int) -> GaussianRelease:
+        """What one upload promises for the client's whole data set: its noise against a distance of 2C."""
+        return GaussianRelease(float(self.sigma(epsilon, records)) / (2 * self.clip))
+
+    def upload(
+        self,
+        parameters: FloatArray,
+        public: FloatArray,
+        sigma: FloatArray,
+        rngs: Sequence[np.random.Generator | NoiseSource],
+    ) -> FloatArray:
+        """What each client sends: parameters (m, p) clipped around the public model (p,), plus noise σ (m,)."""
+        centre = public if self.clipped == "update" else np.zeros_like(public)
+        clipped = clip_l2(parameters - centre, self.clip)
+        sent = np.empty_like(clipped)
+        for i, rng in enumerate(rngs):
+            scale = float(sigma[i]) * (1 + ROUNDING_ALLOWANCE)
+            sent[i] = centre + as_noise_source(rng).add_gaussian(clipped[i], scale=scale, sensitivity=2 * self.clip)
+        return sent
+
+
+@dataclass(frozen=True)
+class JointPrivacy:
+    """Everything a training gave away, per round and over all rounds; ε's are at `delta`, ∞ where nothing protects.
+
+    `client` is the whole data set of the client with least noise, against everybody who sees uploads or models, the
+    server included. `record` is one of the server's validation records, against everybody who sees the models.
+    """
+
+    rounds: int
+    delta: float
+    client_per_round: float
+    client_total: float
+    record_per_round: float
+    record_total: float
+    paper_per_round: float  # ε_L + ε_E as asked for
+    assumed_unit: Literal["client", "record"] = "client"
+
+    @property
+    def paper_total(self) -> float:
+        """The paper's per-round sum times the rounds; it states no composition over rounds."""
+        return self.rounds * self.paper_per_round
+
+    def sentences(self) -> tuple[str, ...]:
+        """What is protected against whom, for a page."""
+        said = [
+            f"A client's whole data set, against the server and everybody else: {_pair(self.client_per_round, self)} "
+            f"per round, {_pair(self.client_total, self)} over {self.rounds} rounds."
+        ]
+        if isinf(self.record_total):
+            said.append("The server's validation records are not protected: what is published may depend on each.")
+        else:
+            said.append(
+                f"One of the server's validation records, against everybody who sees the models: "
+                f"ε = {self.record_per_round:.3g} per round, {_pair(self.record_total, self)} in total."
+            )
+        said.append(
+            f"The paper counts ε_L + ε_E = {self.paper_per_round:.3g} per round. For clients the choice adds nothing: "
+            "uploads are private before it. A client's own mixed model is for her eyes only."
+        )
+        if self.assumed_unit == "record":
+            said.append(
+                "The noise was scaled as if one record moved the clipped vector by 2C/d at most. Nothing enforces "
+                "that; the figures above are what the noise itself guarantees."
+            )
+        return tuple(said)
+
+
+def _pair(epsilon: float, privacy: JointPrivacy) -> str:
+    return "no protection" if isinf(epsilon) else f"(ε, δ) = ({epsilon:.3g}, {privacy.delta:g})"
+
+
+def account_of(
+    *,
+    rounds: int,
+    delta: float,
+    uploads: GaussianRelease | None,
+    choices: Event | None,
+    stopping: Event | None,
+    asked: float,
+    unit: Literal["client", "record"] = "client",
+) -> JointPrivacy:
+    """Compose `rounds` uploads and choices, and one stopping rule; None where there is no protection at all."""
+    client, record = (float("inf"),) * 2, (float("inf"),) * 2
+    if uploads is not None:
+        once = float(gaussian_epsilon(sigma=uploads.noise_multiplier, delta=delta))
+        client = (once, _total(delta, [(uploads, rounds)]))
+    if choices is not None:
+        events = [(choices, rounds)] + ([(stopping, 1)] if stopping is not None else [])
+        record = (_total(delta, [(choices, 1)]), _total(delta, events))
+    return JointPrivacy(rounds, delta, *client, *record, asked, unit)
+
+
+def _total(delta: float, events: list[tuple[Event, int]]) -> float:
+    account = PrivacyAccount(ApproxDp(_UNLIMITED, delta))
+    for event, count in events:
+        if count:
+            account.compose(event, count)
+    return account.spent

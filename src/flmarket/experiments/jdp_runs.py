@@ -1,0 +1,181 @@
+"""One training of JDP's figures: a setting and a seed in, an accuracy out, each measured once and kept.
+
+Every finished run leaves a small JSON file in the output folder, named by a hash of everything that decides its result.
+A run that is there is read, not repeated, so an interrupted figure goes on where it stopped, and figures share the runs
+they have in common. Raise `VERSION` when the engine changes what a setting means.
+
+Runs of one seed share records, partition, starting point, mini-batches and noise, whatever the rule or the attack, so
+differences between curves are paired. Everybody who bids is chosen (equal costs, ample budget): the figures are about
+training, and Figure 2 is about selection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket import auctions
+from flmarket.aggregation import robust
+from flmarket.engines.jdp import JdpTraining
+from flmarket.engines.jdp_privacy import LocalPerturbation
+from flmarket.experiments.items import Step
+from flmarket.learning import DataSet, Purpose, adversaries, load, partition, stream
+from flmarket.learning.adversaries import Adversary
+from flmarket.learning.local_model import LocalModel, SoftmaxTrainer
+from flmarket.report.files import write_files
+
+__all__ = ["RUNS", "Measured", "Runner", "Setting"]
+
+FloatArray = NDArray[np.float64]
+RUNS = "jdp-runs"  # folder of finished runs inside the output folder
+VERSION = 1
+CHOICES = ("leave-one-out", "leave-k-out", "partition")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Everything that decides a run but the seed; `rule` settings beyond the usual are pairs of name and value."""
+
+    data: str = "mnist"
+    model: str = "softmax"
+    clients: int = 20
+    records_per_client: int = 300
+    rounds: int = 8
+    steps: int = 15
+    batch_size: int = 32
+    learning_rate: float = 0.01
+    clip: float = 1.0
+    epsilon: float = 1.0
+    unit: Literal["client", "record"] = "record"
+    calibration: Literal["analytic", "paper"] = "paper"
+    rule: str = "average"
+    sensitivity: Literal["record", "client", "paper"] = "paper"
+    options: tuple[tuple[str, int], ...] = ()
+    adversary: str | None = None
+    adversaries: int = 0
+    target: int = 2
+    validation: int = 500
+    test: int = 2000
+
+    def aggregation(self) -> robust.RobustAggregation:
+        """The rule; ours choose with ε_E = ε_L, as in the paper."""
+        given: dict[str, Any] = dict(self.options)
+        if self.rule in CHOICES:
+            given |= {"epsilon": self.epsilon, "validation": self.validation, "sensitivity": self.sensitivity}
+        return robust.get(self.rule, **given)
+
+    def attack(self) -> Adversary | None:
+        """Who attacks, if anybody."""
+        if self.adversary is None or self.adversaries == 0:
+            return None
+        targeted = {"target": self.target} if self.adversary in ("dirty-label", "scaled-update") else {}
+        return adversaries.get(self.adversary, **targeted)
+
+    def local_model(self, data: DataSet) -> LocalModel:
+        """Softmax regression, or a network with as many threads as this process may use."""
+        how: dict[str, Any] = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, "steps": self.steps}
+        if self.model == "softmax":
+            return SoftmaxTrainer(data.features, data.n_classes, **how)
+        from flmarket.learning.neural import ClientTrainer  # torch: only where a network is asked for
+
+        allowed = os.environ.get("OMP_NUM_THREADS", "")
+        return ClientTrainer(self.model, threads=int(allowed) if allowed.isdigit() else os.cpu_count() or 1, **how)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run leaves behind; ε's are what the noise guarantees for a client's whole data set, at δ = 1e-5."""
+
+    accuracy: float
+    included: float | None  # how often an adversary's upload counted
+    client_epsilon_per_round: float
+    client_epsilon_total: float
+
+
+class Runner:
+    """Measures settings, or reads what was measured before."""
+
+    def __init__(self, out_dir: Path, data_dir: Path | None, step: Step, title: str = "") -> None:
+        self.folder, self.data_dir, self.step, self.title = out_dir / RUNS, data_dir, step, title
+
+    def accuracies(self, settings: Sequence[Setting], seeds: int) -> dict[Setting, FloatArray]:
+        """Accuracy of every setting and seed, (seeds,) each; seed by seed, so that an early look is a fair one."""
+        found: dict[Setting, list[float]] = {setting: [] for setting in settings}  # each once
+        for seed in range(seeds):
+            for place, setting in enumerate(found):
+                self.step(f"{self.title}: run {seed * len(found) + place + 1} of {seeds * len(found)}")
+                found[setting].append(self.measure(setting, seed).accuracy)
+        return {setting: np.array(values) for setting, values in found.items()}
+
+    def measure(self, setting: Setting, seed: int) -> Measured:
+        """One run."""
+        key = json.dumps({"version": VERSION, "seed": seed, "setting": asdict(setting)}, sort_keys=True)
+        name = f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
+        known = _read(self.folder / name)
+        if known is None:
+            known = _run(setting, seed, self.data_dir)
+            content = json.loads(key) | {"measured": asdict(known)}
+            write_files(self.folder, {name: json.dumps(content, indent=1)})
+        return known
+
+
+def _read(path: Path) -> Measured | None:
+    try:
+        return Measured(**json.loads(path.read_text(encoding="utf-8"))["measured"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _run(setting: Setting, seed: int, data_dir: Path | None) -> Measured:
+    data = _subset(setting.data, data_dir, setting.clients * setting.records_per_client, setting, seed)
+    attack = setting.attack()
+    result = JdpTraining(
+        data=data,
+        partition=partition.equal(stream(seed, purpose=Purpose.PARTITION), len(data.y_train), setting.clients),
+        costs=np.ones(setting.clients),
+        budget=1e6,
+        auction=auctions.get("m1"),
+        model=setting.local_model(data),
+        aggregation=setting.aggregation(),
+        perturbation=LocalPerturbation(clip=setting.clip, unit=setting.unit, calibration=setting.calibration),
+        epsilon=setting.epsilon,
+        adversary=attack,
+        adversaries=0 if attack is None else setting.adversaries,
+        mixing=setting.rule in CHOICES,  # the others are the usual methods, as usually run
+        rounds=setting.rounds,
+        validation=setting.validation,
+        seed=seed,
+    ).run()
+    included = result.adversaries_included
+    privacy = result.privacy
+    return Measured(
+        result.accuracy,
+        None if np.isnan(included) else included,
+        privacy.client_per_round,
+        privacy.client_total,
+    )
+
+
+def _subset(name: str, data_dir: Path | None, records: int, setting: Setting, seed: int) -> DataSet:
+    """Random records for training and for the server, other ones for every seed."""
+    data = _loaded(name, data_dir)
+    draw = np.random.default_rng((seed, 20230101))
+    train = draw.permutation(len(data.y_train))[:records]
+    test = draw.permutation(len(data.y_test))[: setting.validation + setting.test]
+    return DataSet(
+        data.name, data.x_train[train], data.y_train[train], data.x_test[test], data.y_test[test], data.classes
+    )
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str, data_dir: Path | None) -> DataSet:
+    return load(name, data_dir)

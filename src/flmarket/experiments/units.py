@@ -1,0 +1,288 @@
+"""Units of work: which papers there are, running their tables and figures side by side, and never twice.
+
+A finished unit leaves a record in the output folder with the settings that it was run with. Running the command again
+with the same settings reads the record; it is run again when a setting, the experiment's module, the version, the set
+of its `ENTRANTS` that are registered auctions or their trained weights have changed, or when a file of it is gone. The
+check does not see changes elsewhere in the library: `fresh` runs everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import multiprocessing
+import os
+import pkgutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import flmarket
+from flmarket import auctions
+from flmarket.auctions import learned
+from flmarket.audit.report import jsonable
+from flmarket.errors import DataUnavailable, FlmarketError, InvalidInput, MissingDependency, UnknownName
+from flmarket.experiments.claims import PAPERS
+from flmarket.experiments.items import Check, Item, Reproduction
+from flmarket.report.files import write_files
+
+__all__ = ["Finished", "Settings", "Unit", "finished_units", "papers", "run_units", "select"]
+
+RECORDS = "units"  # folder of records inside the output folder
+_POLL_SECONDS = 0.2
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much of everything to run, and where data sets lie."""
+
+    quick: bool
+    seeds: int
+    data_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
+            raise InvalidInput("seeds", self.seeds, "a whole number of at least 1")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One entry of a paper's `ITEMS`, or a whole paper (item "")."""
+
+    paper: str
+    item: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.paper}:{self.item}" if self.item else self.paper
+
+    @property
+    def record(self) -> str:
+        """The name of the file that says it is done."""
+        return f"{self.paper}-{self.item or 'all'}.json"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a unit left behind."""
+
+    unit: Unit
+    quick: bool
+    seeds: int
+    seconds: float
+    items: tuple[Item, ...]
+
+
+Report = Callable[[Unit, str], None]  # a note about a unit; "" when it is done
+
+
+def papers() -> dict[str, tuple[str, ...]]:
+    """Every paper with the keys of its items, in the order of publication; () for a paper that is one unit."""
+    found = {}
+    for module in pkgutil.iter_modules(importlib.import_module(__package__).__path__):
+        loaded = importlib.import_module(f"{__package__}.{module.name}")
+        if hasattr(loaded, "ITEMS"):
+            found[module.name] = tuple(loaded.ITEMS)
+        elif hasattr(loaded, "reproduce"):
+            found[module.name] = ()
+    order = [*PAPERS, *sorted(set(found) - set(PAPERS))]
+    return {name: found[name] for name in order if name in found}
+
+
+def select(wanted: str) -> tuple[Unit, ...]:
+    """The units behind "all", "flm22" or "flm22:fig7"."""
+    known = papers()
+    if wanted == "all":
+        return tuple(unit for paper, items in known.items() for unit in _units(paper, items))
+    paper, colon, item = wanted.partition(":")
+    if paper not in known:
+        raise UnknownName("paper", wanted, f"one of {', '.join(known)}, all; PAPER:ITEM for one table or figure")
+    if not colon:
+        return _units(paper, known[paper])
+    if item not in known[paper]:
+        raise UnknownName("item", wanted, f"one of {', '.join(f'{paper}:{key}' for key in known[paper]) or paper}")
+    return (Unit(paper, item),)
+
+
+def run_units(
+    units: Sequence[Unit],
+    out_dir: Path,
+    settings: Settings,
+    *,
+    jobs: int = 1,
+    fresh: bool = False,
+    report: Report = lambda unit, note: None,
+) -> list[Finished]:
+    """Run what is not done yet; what is done is read. Results in the order of `units`."""
+    if jobs < 1:
+        raise InvalidInput("jobs", jobs, "at least 1")
+    done: dict[Unit, Finished] = {}
+    for unit in units:
+        earlier = None if fresh else _earlier(unit, out_dir, settings)
+        if earlier is not None:
+            done[unit] = earlier
+            report(unit, "")
+    left = [unit for unit in units if unit not in done]
+    if jobs == 1 or len(left) < 2:
+        for unit in left:
+            report(unit, "starting")
+            done[unit] = _run(unit, out_dir, settings, lambda note, unit=unit: report(unit, note))  # type: ignore[misc]
+            report(unit, "")
+    else:
+        done |= _side_by_side(left, out_dir, settings, min(jobs, len(left)), report)
+    return [done[unit] for unit in units]
+
+
+def finished_units(out_dir: Path) -> list[Finished]:
+    """Everything that the folder holds, whenever and however it was run, in the order of papers."""
+    known = [unit for paper, items in papers().items() for unit in _units(paper, items)]
+    records = ((unit, _record(unit, out_dir)) for unit in known)
+    return [_finished(unit, record) for unit, record in records if record is not None]
+
+
+def _units(paper: str, items: tuple[str, ...]) -> tuple[Unit, ...]:
+    return tuple(Unit(paper, item) for item in items) or (Unit(paper),)
+
+
+def _run(unit: Unit, out_dir: Path, settings: Settings, step: Callable[[str], None]) -> Finished:
+    module = importlib.import_module(f"{__package__}.{unit.paper}")
+    work: Reproduction = module.ITEMS[unit.item] if unit.item else module.reproduce
+    start = time.perf_counter()
+    out_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        made = work(
+            out_dir, quick=settings.quick, seeds=settings.seeds, data_dir=settings.data_dir, step=step
+        )  # fmt: skip
+    except (DataUnavailable, MissingDependency) as missing:
+        return Finished(unit, settings.quick, settings.seeds, 0.0, (_not_run(unit, str(missing)),))
+    items = tuple(
+        replace(item, numbers=jsonable(item.numbers)) for item in ((made,) if isinstance(made, Item) else made)
+    )
+    finished = Finished(unit, settings.quick, settings.seeds, time.perf_counter() - start, items)
+    record = {"inputs": _inputs(unit, settings), "seconds": finished.seconds, "items": [asdict(item) for item in items]}
+    write_files(out_dir / RECORDS, {unit.record: json.dumps(record, ensure_ascii=False, indent=1)})
+    return finished
+
+
+def _not_run(unit: Unit, why: str) -> Item:
+    """Not recorded, so that the next run tries again."""
+    return Item(str(unit).replace(":", "-"), str(unit), "", "not run", why)
+
+
+def _inputs(unit: Unit, settings: Settings) -> dict[str, object]:
+    """All that decides whether an earlier result still stands."""
+    module = importlib.import_module(f"{__package__}.{unit.paper}")
+    source = module.__file__
+    assert source is not None
+    where = "" if settings.data_dir is None else str(settings.data_dir.resolve())
+    return {
+        "quick": settings.quick,
+        "seeds": settings.seeds,
+        "data": hashlib.sha256(where.encode()).hexdigest()[:12],  # a record may be published: no path in it
+        "code": hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12],
+        "version": flmarket.__version__,
+        "auctions": _trained(getattr(module, "ENTRANTS", ())),
+    }
+
+
+def _trained(entrants: Sequence[str]) -> list[str]:
+    """The entrants that are there, learned ones with what their weights say of their training."""
+    found = [name for name in entrants if name in auctions.names()]
+    for name in [name for name in found if name in learned.DEFAULTS]:
+        for weights in learned.weight_names(name):
+            try:
+                found.append(f"{name}:{weights}: {learned.load(name, weights).guarantees.source}")
+            except FlmarketError as problem:  # unreadable, or the library that reads them is missing
+                found.append(f"{name}:{weights}: {type(problem).__name__}")
+    return found
+
+
+def _record(unit: Unit, out_dir: Path) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads((out_dir / RECORDS / unit.record).read_text(encoding="utf-8"))
+        files = [name for item in record["items"] for name in item["files"]]
+        return record if all((out_dir / name).exists() for name in files) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _earlier(unit: Unit, out_dir: Path, settings: Settings) -> Finished | None:
+    record = _record(unit, out_dir)
+    if record is None or record.get("inputs") != _inputs(unit, settings):
+        return None
+    return _finished(unit, record)
+
+
+def _finished(unit: Unit, record: Mapping[str, Any]) -> Finished:
+    inputs = record["inputs"]
+    items = tuple(_item(item) for item in record["items"])
+    return Finished(unit, bool(inputs["quick"]), int(inputs["seeds"]), float(record["seconds"]), items)
+
+
+def _item(values: Mapping[str, Any]) -> Item:
+    """An item as it was before it became JSON, which has lists only."""
+    lists = {
+        "files": tuple(values["files"]),
+        "checks": tuple(Check(**check) for check in values["checks"]),
+        "beside": tuple((what, printed, ours) for what, printed, ours in values["beside"]),
+    }
+    return Item(**{**values, **lists})
+
+
+_notes: Any = None  # in a worker: where its notes go
+
+
+def _listen(notes: Any) -> None:
+    global _notes
+    _notes = notes
+
+
+def _in_worker(unit: Unit, out_dir: Path, settings: Settings) -> Finished:
+    return _run(unit, out_dir, settings, lambda note: _notes.put((unit, note)))
+
+
+def _side_by_side(
+    units: Sequence[Unit], out_dir: Path, settings: Settings, jobs: int, report: Report
+) -> dict[Unit, Finished]:
+    """A process for each unit, `jobs` at a time, one thread each; spawned, since torch does not survive a fork."""
+    context = multiprocessing.get_context("spawn")
+    notes = context.SimpleQueue()
+    done: dict[Unit, Finished] = {}
+    with (
+        _one_thread(),
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=_listen, initargs=(notes,)) as pool,
+    ):
+        waiting: dict[Future[Finished], Unit] = {pool.submit(_in_worker, u, out_dir, settings): u for u in units}
+        try:
+            while waiting:
+                ready, _ = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+                while not notes.empty():
+                    report(*notes.get())
+                for future in ready:
+                    unit = waiting.pop(future)
+                    done[unit] = future.result()
+                    report(unit, "")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return done
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """New processes read these when they load NumPy or torch: two threads each on two cores are slower than one."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,471 @@
+"""Joint-DP training end to end: selection, noise, accounts, robust rounds, money."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from flmarket import InvalidInput, auctions
+from flmarket.aggregation import robust
+from flmarket.cli.markets import run_market
+from flmarket.engines import jdp
+from flmarket.engines.config import MarketConfig
+from flmarket.engines.jdp import JdpTraining
+from flmarket.engines.jdp_privacy import LocalPerturbation, account_of
+from flmarket.errors import ConfigError, MechanismViolation, PrivacyBudgetExhausted
+from flmarket.learning import Purpose, adversaries, load, partition, stream
+from flmarket.learning.local_model import SoftmaxTrainer
+from flmarket.ledger import AwardState, MemoryLedger
+from flmarket.market import owner_account
+from flmarket.privacy import ExponentialRelease, GaussianRelease, PureDp, gaussian_epsilon
+from flmarket.report import check_guarantees
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+class Still:
+    """A model that never learns: whatever leaves a client is what she was given, plus noise."""
+
+    dimension = 3000
+
+    def initial(self, rng):
+        return np.zeros(self.dimension)
+
+    def train(self, parameters, xs, ys, rngs):
+        return np.array(np.broadcast_to(parameters, (len(xs), self.dimension)))
+
+    def accuracy(self, parameters, x, y):
+        return np.full(len(parameters), 0.5)
+
+    def loss(self, parameters, x, y):
+        return np.full(len(parameters), 1.0)
+
+
+@pytest.fixture
+def spec(digits):
+    def make(clients=12, rule="leave-one-out", auction="m1", adversary=None, **changes):
+        split = partition.equal(stream(0, purpose=Purpose.PARTITION), len(digits.y_train), clients)
+        chooses = rule in ("leave-one-out", "leave-k-out", "partition")
+        settings = changes.pop("settings", {}) | ({"epsilon": 1.0, "validation": 150} if chooses else {})
+        given = {
+            "data": digits,
+            "partition": split,
+            "costs": np.random.default_rng(1).uniform(1, 100, clients),
+            "budget": 2000.0,
+            "auction": auctions.get(auction),
+            "model": SoftmaxTrainer(64, 10, steps=5),
+            "aggregation": robust.get(rule, **settings),
+            "perturbation": LocalPerturbation(clip=1.0),
+            "epsilon": 500.0,
+            "adversary": adversary,
+            "adversaries": 0 if adversary is None else 1,
+            "rounds": 4,
+            "validation": 150,
+        }
+        return JdpTraining(**given | changes)
+
+    return make
+
+
+# --- M3
+
+
+def noise_excess(training):
+    """Standard errors by which the variance of the noise in the average misses Σ w²σ²."""
+    result = training.run()
+    sigma = training.perturbation.sigma(training.epsilon, training.partition.sizes[0])
+    expected = float(sigma) ** 2 / training.partition.owners
+    steps = result.parameters / np.sqrt(len(result.rounds))
+    return (np.mean(steps**2) / expected - 1) / np.sqrt(2 / steps.size)
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("calibration", ["analytic", "paper"])
+def test_the_noise_has_the_variance_that_epsilon_asks_for(spec, unit, calibration, monkeypatch):
+    noise = LocalPerturbation(clip=0.5, unit=unit, calibration=calibration)
+    training = spec(rule="average", model=Still(), mixing=False, perturbation=noise, epsilon=2.0, clients=17)
+    # steps of the public model only add up if nothing is clipped away: Still starts each round from the public model
+    assert abs(noise_excess(training)) < 4
+    whole = LocalPerturbation.upload
+    monkeypatch.setattr(
+        LocalPerturbation, "upload", lambda self, p, public, sigma, rngs: whole(self, p, public, sigma / 2, rngs)
+    )
+    assert abs(noise_excess(training)) > 10  # half the noise is noticed
+
+
+def test_sigma_by_hand():
+    paper = LocalPerturbation(clip=3.0, calibration="paper", delta=1e-5)
+    assert float(paper.sigma(2.0, 100)) == pytest.approx(np.sqrt(2 * np.log(1.25e5)) * 6 / 2)
+    record = dataclasses.replace(paper, unit="record")
+    assert float(record.sigma(2.0, 100)) == pytest.approx(float(paper.sigma(2.0, 100)) / 100)
+    assert record.guarantee(2.0, 100).noise_multiplier == pytest.approx(float(paper.sigma(2.0, 1)) / 600)
+
+
+def test_update_and_parameters_are_clipped_around_the_right_centre():
+    parameters, public = np.array([[13.0, 4.0]]), np.array([10.0, 0.0])
+    silent = np.array([1e-12])
+    rngs = [np.random.default_rng(0)]
+    update = LocalPerturbation(clip=1.0).upload(parameters, public, silent, rngs)
+    np.testing.assert_allclose(update, [[10.6, 0.8]], atol=1e-9)
+    whole = LocalPerturbation(clip=1.0, clipped="parameters").upload(parameters, public, silent, rngs)
+    np.testing.assert_allclose(whole, parameters / np.linalg.norm(parameters), atol=1e-9)
+
+
+# --- the account
+
+
+def test_accounts_end_at_what_was_released(spec):
+    result = spec().run()
+    multiplier = float(result.spec.perturbation.sigma(500.0, 1)) / 2
+    for spent in result.spent_rho.values():
+        assert spent == pytest.approx(4 * 0.5 / multiplier**2, rel=1e-12)
+    privacy = result.privacy
+    assert privacy.client_per_round == pytest.approx(500.0, rel=1e-6)
+    assert privacy.client_total == pytest.approx(float(gaussian_epsilon(sigma=multiplier / 2, delta=1e-5)), rel=1e-6)
+    assert privacy.client_total < 4 * 500  # better than adding up
+    assert privacy.record_per_round == pytest.approx(1.0, rel=1e-3)
+    assert privacy.record_total <= 4.0
+    assert privacy.paper_per_round == 501.0
+    assert privacy.paper_total == 4 * 501.0
+
+
+def test_a_release_beyond_the_account_is_refused(spec):
+    training = spec()
+    run = jdp._Run(training, training.select(), _funded(training))
+    run.accounts[3] = jdp.PrivacyAccount(jdp.ZCdp(1e-3))
+    with pytest.raises(PrivacyBudgetExhausted):
+        run.round(0)
+
+
+def _funded(training):
+    books = MemoryLedger()
+    books.deposit("all", "buyer", 10**12)
+    return books
+
+
+def test_erratum_e9_the_papers_sigma_breaks_its_promise_at_large_epsilon(spec):
+    noise = LocalPerturbation(calibration="paper")
+    assert spec(perturbation=noise, epsilon=20.0, rounds=1).run().privacy.client_per_round == pytest.approx(
+        25.4, abs=0.1
+    )
+    assert spec(perturbation=noise, epsilon=1.0, rounds=1).run().privacy.client_per_round < 1.0
+
+
+def test_noise_for_a_record_is_charged_for_what_it_guarantees_a_client(spec):
+    """Asked for ε = 1, 75 records each: the noise is 75 times smaller, and the account says so."""
+    result = spec(perturbation=LocalPerturbation(unit="record"), epsilon=1.0, clients=12, rounds=1).run()
+    assert result.privacy.client_per_round > 300
+    assert "Nothing enforces" in " ".join(result.privacy.sentences())
+
+
+def test_erratum_e20_one_record_moves_a_trained_model_by_more_than_2c_over_d(digits):
+    """Clip the result of training to C, replace one of d records: the distance is not bounded by 2C/d."""
+    trainer = SoftmaxTrainer(64, 10, learning_rate=0.5, momentum=0.9, batch_size=50, steps=40)
+    x, y = digits.x_train[:50].copy(), digits.y_train[:50].copy()
+    clip, moved = 1.0, []
+    for replaced in (False, True):
+        if replaced:
+            x[0], y[0] = 10 * np.abs(x[0]) + 5, (y[0] + 5) % 10
+        rngs = [np.random.default_rng(0)]
+        moved.append(robust_clip(trainer.train(np.zeros(trainer.dimension), [x], [y], rngs)[0], clip))
+    assert np.linalg.norm(moved[0] - moved[1]) > 5 * 2 * clip / 50
+
+
+def robust_clip(vector, clip):
+    return vector * min(1.0, clip / np.linalg.norm(vector))
+
+
+def test_what_is_not_protected_is_said(spec):
+    nothing = spec(perturbation=None, rounds=1).run()
+    assert nothing.privacy.client_total == np.inf
+    assert "no protection" in nothing.privacy.sentences()[0]
+    with pytest.raises(InvalidInput):
+        nothing.market_result()
+    peer = spec(rule="median", rounds=2).run().privacy
+    assert peer.record_total == 0.0  # a median never looks at the validation records
+    stopping = spec(rule="median", rounds=2, stop_accuracy=1.0).run().privacy
+    assert stopping.record_total == pytest.approx(1.0, rel=1e-3)
+    unknown = account_of(rounds=3, delta=1e-5, uploads=None, choices=None, stopping=None, asked=1.0)
+    assert "not protected" in unknown.sentences()[1]
+
+
+def test_account_of_by_hand():
+    made = account_of(
+        rounds=9,
+        delta=1e-5,
+        uploads=GaussianRelease(3.0),
+        choices=ExponentialRelease(0.1),
+        stopping=PureDp(0.2),
+        asked=2.0,
+    )
+    assert made.client_total == pytest.approx(float(gaussian_epsilon(sigma=1.0, delta=1e-5)))
+    assert made.record_per_round == pytest.approx(0.1, rel=1e-3)
+    assert 9 * 0.1**2 / 8 < made.record_total <= 9 * 0.1 + 0.2
+
+
+# --- M4, M5 in the loop
+
+
+def test_mixing_keeps_a_clients_own_parameters(spec):
+    training = spec(rounds=1)
+    result = training.run()
+    plain = dataclasses.replace(training, mixing=False).run()
+    np.testing.assert_array_equal(result.parameters, plain.parameters)  # the first public model is the same
+    assert (plain.personal == plain.parameters).all()
+    size = training.partition.sizes[result.selection.clients].astype(float)
+    total = (size * result.included[0]).sum()
+    own = (result.personal * (total + size)[:, None] - result.parameters * total) / size[:, None]
+    x = [digits_of(training, i) for i in result.selection.clients]
+    rngs = [stream(0, 0, int(i), purpose=Purpose.BATCHES) for i in result.selection.clients]
+    trained = training.model.train(np.zeros(650), [a for a, _ in x], [b for _, b in x], rngs)
+    np.testing.assert_allclose(own, trained, atol=1e-9)
+
+
+def digits_of(training, client):
+    rows = training.partition.records(client)
+    return training.data.x_train[rows], training.data.y_train[rows]
+
+
+@pytest.mark.parametrize("name", adversaries.names())
+def test_the_choice_keeps_an_adversary_out_who_would_ruin_the_average(spec, name):
+    attack = adversaries.get(name, **({"factor": 25.0} if name not in ("dirty-label", "label-flip") else {}))
+    ours = spec(adversary=attack, rounds=12, perturbation=None).run()
+    average = spec(adversary=attack, rounds=12, perturbation=None, rule="average", mixing=False).run()
+    assert ours.selection.adversaries.size == 1
+    assert average.adversaries_included == 1.0
+    if name not in ("dirty-label", "label-flip"):
+        assert ours.accuracy > average.accuracy + (0.3 if name == "sign-flip" else 0.02)
+        assert ours.adversaries_included < 0.5
+    else:
+        assert ours.accuracy > average.accuracy - 0.03
+        assert ours.adversaries_included < 0.95
+
+
+def test_adversaries_train_on_other_labels_and_others_on_their_own(spec):
+    training = spec(adversary=adversaries.get("dirty-label", target=7))
+    chosen = training.select()
+    _, labels = jdp._Run(training, chosen, _funded(training)).records()
+    for i, y in zip(chosen.clients, labels, strict=True):
+        honest = training.data.y_train[training.partition.records(int(i))]
+        np.testing.assert_array_equal(y, np.full_like(y, 7) if i in chosen.adversaries else honest)
+
+
+def test_the_validation_records_are_not_the_test_records(spec):
+    training = spec()
+    run = jdp._Run(training, training.select(), _funded(training))
+    assert np.intersect1d(run.validation, run.test).size == 0
+    assert run.validation.size == 150
+    assert run.validation.size + run.test.size == len(training.data.y_test)
+
+
+def test_a_seed_gives_the_same_training_and_another_a_different_one(spec):
+    one, two, other = spec().run(), spec().run(), spec(seed=1).run()
+    np.testing.assert_array_equal(one.parameters, two.parameters)
+    assert one.over_rounds() == two.over_rounds()
+    assert (one.parameters != other.parameters).any()
+
+
+def test_training_that_overflows_is_not_sent(spec):
+    class Explodes(Still):
+        def train(self, parameters, xs, ys, rngs):
+            made = np.array(np.broadcast_to(parameters, (len(xs), self.dimension)))
+            made[::2] = np.inf
+            return made
+
+    result = spec(model=Explodes()).run()
+    assert np.isfinite(result.parameters).all()
+    assert result.voided == ()
+
+
+# --- money
+
+
+def test_everybody_is_paid_once_when_training_stops(spec):
+    ledger = MemoryLedger()
+    result = spec(budget=300.0).run(ledger=ledger)
+    chosen = result.selection
+    awards = list(ledger.awards())
+    assert 1 < chosen.clients.size < 12
+    assert [award.state for award in awards] == [AwardState.POSTED] * chosen.clients.size
+    assert [ledger.balance(owner_account(i)) for i in range(12)] == chosen.paid_micros.tolist()
+    assert ledger.balance("buyer") == 300_000_000 - chosen.paid_micros.sum()
+    assert (chosen.paid_micros[chosen.clients] >= np.floor(result.spec.costs[chosen.clients] * 1e6) - 1).all()
+    market = result.market_result()
+    assert market.spent_micros == chosen.paid_micros.sum()
+    assert all(check.holds for check in check_guarantees(market)), check_guarantees(market)
+
+
+class NotANumber(adversaries.DirtyLabel):
+    def upload(self, honest, public, rng):
+        return np.full_like(honest, np.nan)
+
+
+def test_an_upload_of_no_numbers_voids_its_award_and_touches_nobody_else(spec):
+    ledger = MemoryLedger()
+    result = spec(adversary=NotANumber()).run(ledger=ledger)
+    (bad,) = result.selection.adversaries.tolist()
+    assert result.voided == (bad,)
+    assert ledger.balance(owner_account(bad)) == 0
+    states = {award.owner: award.state for award in ledger.awards()}
+    assert states.pop(owner_account(bad)) is AwardState.VOIDED
+    assert set(states.values()) == {AwardState.POSTED}
+    assert not result.included[:, result.selection.clients == bad].any()
+    assert all(check.holds for check in check_guarantees(result.market_result()))
+
+
+def test_m2_owes_more_than_the_budget_and_is_refused_unless_allowed(spec):
+    with pytest.raises(MechanismViolation):
+        spec(auction="m2", budget=300.0).run()
+    result = spec(auction="m2", budget=300.0, allow_overspending=True).run()
+    assert result.selection.paid_micros.sum() > 300_000_000
+    broken = [check.key for check in check_guarantees(result.market_result()) if not check.holds]
+    assert broken == ["within_budget"]
+    for within in ("m1", "m2-bf", "posted"):
+        assert spec(auction=within, budget=300.0).select().paid_micros.sum() <= 300_000_000
+
+
+def test_nobody_is_chosen_and_nothing_happens(spec):
+    ledger = MemoryLedger()
+    result = spec(budget=0.0).run(ledger=ledger)
+    assert result.rounds == ()
+    assert not result.selection.paid_micros.any()
+    assert np.isnan(result.accuracy)
+    assert not list(ledger.awards())
+
+
+# --- stopping
+
+
+def test_training_stops_at_the_accuracy(spec):
+    result = spec(rounds=40, stop_accuracy=0.7, stop_epsilon=50.0).run()
+    assert result.stopped
+    assert len(result.rounds) < 40
+    assert result.accuracy > 0.55
+    assert result.rounds[-1].spent_micros == result.selection.paid_micros.sum()
+    assert not spec(rounds=3, stop_accuracy=1.0).run().stopped
+    assert not spec(rounds=3).run().stopped
+
+
+def test_stopping_is_as_noisy_as_its_epsilon_says(spec):
+    """AboveThreshold at distance 0: the noise is Laplace(2/(|V|ε)) on the threshold and Laplace(4/(|V|ε)) on a look."""
+    training, gaps = spec(stop_accuracy=0.5, stop_epsilon=0.5), []
+    for seed in range(3000):
+        stops = jdp._AboveThreshold(dataclasses.replace(training, seed=seed))
+        unit = 1 / (150 * 0.5)
+        gaps.append(float(stops._draw.laplace(scale=4 * unit)) - (stops._limit - 0.5))
+    expected = 2 * (2**2 + 4**2) * (1 / (150 * 0.5)) ** 2
+    assert np.var(gaps) == pytest.approx(expected, rel=0.15)
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"costs": [1.0, 2.0]},
+        {"budget": -1.0},
+        {"rounds": 0},
+        {"rounds": 2.5},
+        {"validation": 0},
+        {"validation": 10**6},
+        {"validation": 100},  # not what the rule was built with
+        {"adversaries": 2},
+        {"adversaries": -1},
+        {"epsilon": 0.0},
+        {"stop_accuracy": 1.5},
+        {"stop_epsilon": 0.0},
+    ],
+)
+def test_bad_input_is_refused(spec, changes):
+    with pytest.raises(InvalidInput):
+        spec(**changes)
+
+
+def test_more_adversaries_than_clients_are_refused(spec):
+    with pytest.raises(InvalidInput):
+        spec(adversary=adversaries.get("sign-flip"), adversaries=13).select()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"clip": 0.0}, {"delta": 0.0}, {"clipped": "x"}, {"calibration": "x"}, {"unit": "x"}]
+)
+def test_bad_noise_is_refused(changes):
+    with pytest.raises(InvalidInput):
+        LocalPerturbation(**changes)
+
+
+# --- a market in a file
+
+FILE = {
+    "task": {"rounds": 3},
+    "data": {"name": "digits", "owners": 20, "partition": "equal"},
+    "training": {"local_steps": 3, "batch_size": 16},
+    "mechanism": {"auction": "jdp"},
+    "jdp": {"budget_factor": 0.7, "adversary": "dirty-label", "adversary_target": 3, "validation": 50},
+}
+
+
+def test_a_market_in_a_file(digits):
+    training = MarketConfig.parse(FILE).jdp_training(data=digits)
+    assert training.adversary == adversaries.DirtyLabel(3)
+    assert training.adversaries == 1
+    assert training.budget == pytest.approx(0.7 * np.sum(training.costs))
+    assert training.aggregation.epsilon == training.epsilon
+    other = FILE | {"jdp": {"budget": 5.0, "aggregation": "leave-k-out", "leave_out": 4, "groups": 9, "validation": 60}}
+    made = MarketConfig.parse(other).jdp_training(data=digits)
+    assert made.aggregation.grouping == robust.LeaveKOut(4, 9)
+    assert made.budget == 5.0
+    assert made.adversary is None
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {},
+        {"budget": 1.0, "budget_factor": 1.0},
+        {"budget": 1.0, "selection": "nobody"},
+        {"budget": 1.0, "aggregation": "median", "leave_out": 2},
+        {"budget": 1.0, "aggregation": "sum"},
+        {"budget": 1.0, "adversary": "sign-flip", "adversary_target": 2},
+        {"budget": 1.0, "epsilon": 0.0},
+        {"budget": 1.0, "sensitivity": "none"},
+        {"budget": 1.0, "unknown": 1},
+    ],
+)
+def test_a_bad_file_is_refused(section, digits):
+    with pytest.raises((ConfigError, InvalidInput)):
+        MarketConfig.parse(FILE | {"jdp": section}).jdp_training(data=digits)
+
+
+def test_a_budget_per_round_is_refused():
+    with pytest.raises(ConfigError, match=r"jdp\.budget"):
+        MarketConfig.parse(FILE | {"task": {"rounds": 3, "budget_per_round": 5.0}})
+
+
+def test_a_network_for_other_images_is_refused(digits):
+    pytest.importorskip("torch")
+    with pytest.raises(ConfigError, match=r"jdp\.model"):
+        MarketConfig.parse(FILE | {"jdp": {"budget": 1.0, "model": "mnist-cnn"}}).jdp_training(data=digits)
+
+
+def test_run_writes_a_report(tmp_path, capsys):
+    market = tmp_path / "market.toml"
+    market.write_text(
+        'seed = 3\n[task]\nrounds = 4\n[data]\nname = "digits"\nowners = 20\npartition = "equal"\n'
+        '[mechanism]\nauction = "jdp"\n[jdp]\nbudget_factor = 0.8\nvalidation = 60\nadversary = "sign-flip"\n',
+        encoding="utf-8",
+    )
+    run_market(market, tmp_path / "out", None, None, True)
+    said = json.loads(capsys.readouterr().out)
+    assert said["jdp"]["privacy"]["client_per_round"] == pytest.approx(100.0, rel=1e-6)
+    assert all(said["guarantees"].values())
+    rows = (tmp_path / "out" / "clients.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 21
+    assert sum(int(row.split(",")[5]) for row in rows[1:]) == said["spent_micros"]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "whole data set" in page

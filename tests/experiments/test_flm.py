@@ -1,0 +1,270 @@
+"""FL-Market's figures: who takes part, what the curves are, and verdicts that follow the numbers."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from flmarket import EXACT, BidProfile, Guarantees, Outcome, auctions
+from flmarket.aggregation import error_bound
+from flmarket.experiments import against_m, beyond, fl_market, flm21, flm22, regret
+from flmarket.experiments.items import Check
+from flmarket.learning import load
+
+KEPT = Guarantees(EXACT, EXACT, EXACT, "test")
+TINY = {"quick": True, "seeds": 1, "data_dir": None, "step": lambda _: None}
+
+
+def curve(auction, rule, mean, se=0.01, invalid=0.0):
+    values = np.asarray(mean, dtype=float)
+    return fl_market.BoundCurve(auction, rule, values, np.full(values.size, se), np.full(values.size, invalid))
+
+
+@dataclasses.dataclass(frozen=True)
+class Nobody:
+    """Buys from nobody, or from everybody for nothing."""
+
+    epsilon: float = 0.0
+    name: str = "nobody"
+    guarantees: Guarantees = KEPT
+
+    def run(self, bids, budget, *, rng=None):
+        return Outcome(np.full(bids.shape, self.epsilon), np.zeros(bids.shape))
+
+
+def test_bounds_are_those_of_the_definition(rng):
+    bids = BidProfile.sample(rng, 30, 10, "flm22-iid")
+    budget = 0.5 * bids.full_cost.sum(-1)
+    entrants = {"all-in": auctions.get("all-in"), "everybody": Nobody(1.0), "nobody": Nobody()}
+    found = {(c.auction, c.rule): c for c in fl_market.bounds(bids, [budget], entrants, ("conventional",))}
+    shares = bids.data_size / bids.data_size.sum(-1, keepdims=True)
+    by_hand = error_bound(shares, np.ones(bids.shape), bids.data_size)
+    assert found["everybody", "conventional"].mean[0] == pytest.approx(by_hand.mean())
+    assert found["everybody", "conventional"].se[0] == pytest.approx(by_hand.std() / np.sqrt(30))
+    assert found["nobody", "conventional"].invalid[0] == 1.0
+    assert np.isinf(found["nobody", "conventional"].mean[0])
+
+
+def test_the_floor_is_below_every_auction_within_budget(rng):
+    bids = BidProfile.sample(rng, 40, 10, "flm22-niid")
+    budgets = [f * bids.full_cost.sum(-1) for f in (0.2, 1.0)]
+    least = fl_market.floor(bids, budgets, profiles=40)
+    entrants = fl_market.contenders("flm22-niid", ("posted", "all-in"))
+    for one in fl_market.bounds(bids, budgets, entrants, ("opt-aggr",)):
+        assert (least.mean <= one.mean).all()
+
+
+def test_who_is_not_there_is_left_out_and_named():
+    names = ("posted", "all-in", "no-such-auction")
+    found = fl_market.contenders("flm22-iid", names)
+    assert list(found) == ["posted", "all-in"]
+    assert found["posted"] is not None
+    assert "no-such-auction" in fl_market.without(names, found)
+    assert fl_market.without(("posted",), found) == ""
+
+
+def test_learned_auctions_join_when_they_are_registered(monkeypatch):
+    monkeypatch.setattr(auctions._registry, "_factories", {"dm-regretnet": lambda variant: Nobody(name=variant)})
+    monkeypatch.setattr(auctions._registry, "_with_variants", {"dm-regretnet"})
+    found = fl_market.contenders("flm22-niid", ("regretnet", "dm-regretnet"))
+    assert {name: auction.name for name, auction in found.items()} == {"dm-regretnet": "flm22-niid"}
+
+
+def test_the_drawn_budget_is_the_same_for_every_auction_and_within_the_announced(rng):
+    bids = BidProfile.sample(rng, None, 10, "flm22-iid")
+    total = float(bids.full_cost.sum())
+    one, two = (
+        fl_market.DrawnBudget(auctions.get(name), 0.05).run(bids, total, rng=np.random.default_rng(3)).spent
+        for name in ("all-in", "all-in")
+    )
+    assert one == two
+    assert one <= total
+    shares = [
+        float(fl_market.DrawnBudget(auctions.get("all-in"), 0.05).run(bids, total, rng=np.random.default_rng(s)).spent)
+        / total
+        for s in range(200)
+    ]  # all-in spends its whole budget, so what it spends is the share
+    assert min(shares) > 0.05 - 1e-9
+    assert np.mean(shares) == pytest.approx(0.525, abs=0.06)
+
+
+def test_verdicts_of_figure_7_follow_the_curves():
+    flat = [5.0] * 6
+    falling = [6.0, 5.0, 4.0, 3.0, 2.5, 2.0]
+    by = {("a", "conventional"): curve("a", "conventional", falling), ("a", "opt-aggr"): curve("a", "opt-aggr", flat)}
+    entrants = {"a": None}
+    assert flm22._opt_aggr_is_lower(by, entrants).verdict == "differs"
+    assert flm22._falls_beyond_one(by, entrants).verdict == "differs"
+    by["a", "opt-aggr"] = curve("a", "opt-aggr", np.array(falling) - 1)
+    assert flm22._opt_aggr_is_lower(by, entrants).verdict == "reproduced"
+    assert flm22._falls_beyond_one(by, entrants).verdict == "reproduced"
+    assert flm22._dm_is_lowest(by).verdict == "not run"
+    rivals = {
+        ("dm-regretnet", "opt-aggr"): curve("dm-regretnet", "opt-aggr", falling),
+        ("regretnet", "opt-aggr"): curve("regretnet", "opt-aggr", flat),
+    }
+    assert flm22._dm_is_lowest(rivals).verdict == "differs"  # above it at the smallest budget
+    rivals["regretnet", "opt-aggr"] = curve("regretnet", "opt-aggr", np.array(falling) + 1)
+    assert flm22._dm_is_lowest(rivals).verdict == "reproduced"
+
+
+def test_verdicts_of_figure_5_and_6_follow_the_curves():
+    seven = np.linspace(3, 1, 7)
+    by = {("all-in", "var-opt"): curve("all-in", "var-opt", seven), ("all-in", "bias-opt"): curve("", "", seven - 0.5)}
+    assert flm21._var_opt(by, {"all-in": None}).verdict == "differs"
+    by["all-in", "bias-opt"] = curve("", "", seven + 0.5)
+    assert flm21._var_opt(by, {"all-in": None}).verdict == "reproduced"
+    whole = {
+        ("all-in", "var-opt"): curve("all-in", "var-opt", [2.0, 1.0]),
+        (fl_market.FIRST_BEST, ""): curve(fl_market.FIRST_BEST, "", [1.0, 0.5]),
+    }
+    assert flm21._more_owners(whole).verdict == "reproduced"
+    assert flm21._nobody(whole).verdict == "differs"
+
+
+@pytest.mark.parametrize(
+    ("module", "figure", "keys"),
+    [
+        (flm22, "fig7", ["flm22-fig7-iid", "flm22-fig7-niid"]),
+        (flm22, "fig8", ["flm22-fig8-iid", "flm22-fig8-niid"]),
+        (flm21, "fig5", ["flm21-fig5-low", "flm21-fig5-high"]),
+        (flm21, "fig6", ["flm21-fig6-low", "flm21-fig6-high"]),
+    ],
+)
+def test_figures_have_their_files_and_numbers(module, figure, keys, tmp_path, monkeypatch):
+    sample = BidProfile.sample
+
+    def few(rng, batch, n, population):
+        return sample(rng, 12, n, population)
+
+    monkeypatch.setattr(BidProfile, "sample", few)
+    monkeypatch.setattr(flm21, "OWNERS", (2, 5))
+    # the solver has its own tests, and takes seconds a call
+    first_best = curve(fl_market.FIRST_BEST, "", [1.0])
+    flat = {"mean": np.ones, "se": np.zeros, "invalid": np.zeros}
+    monkeypatch.setattr(
+        fl_market,
+        "floor",
+        lambda bids, budgets, profiles: dataclasses.replace(
+            first_best, **{field: made(len(budgets)) for field, made in flat.items()}
+        ),
+    )
+    items = module.ITEMS[figure](tmp_path, **TINY)
+    assert [item.key for item in items] == keys
+    for item in items:
+        assert item.checks
+        assert item.files
+        assert all((tmp_path / name).stat().st_size > 50 for name in item.files)
+        json.dumps(item.numbers)
+
+
+@pytest.fixture
+def small_markets(monkeypatch):
+    """Breast cancer instead of NSL-KDD and Bank Marketing, and few owners."""
+    data = load("breast-cancer")
+    for module in (flm21, flm22, beyond):
+        monkeypatch.setattr(module, "load", lambda name, data_dir: data)
+        real = module.MarketConfig.parse
+
+    def smaller(values, source="market"):
+        values["data"] |= {"owners": 30, "minimum": 3, "sigma": 0.5, "partition": "equal"}
+        values["task"] |= {"rounds": min(values["task"]["rounds"], 60)}
+        return real(values, source)
+
+    monkeypatch.setattr(flm21.MarketConfig, "parse", staticmethod(smaller))
+    for module in (flm21, flm22):
+        monkeypatch.setattr(module, "ENTRANTS", ("all-in", "posted"))
+    monkeypatch.setattr(beyond, "ENTRANTS", ("posted", "m1"))
+
+
+@pytest.mark.parametrize(
+    ("work", "keys"),
+    [
+        (flm22.fig9, ["flm22-fig9-iid", "flm22-fig9-niid"]),
+        (flm21.fig8, ["flm21-fig8-low", "flm21-fig8-high"]),
+        (beyond.value, ["beyond-money", "beyond-privacy"]),
+        (beyond.dimension, ["beyond-dimension"]),
+    ],
+)
+def test_training_figures_run_and_judge(work, keys, tmp_path, small_markets):
+    found = work(tmp_path, **TINY)
+    items = found if isinstance(found, tuple) else (found,)
+    assert [item.key for item in items] == keys
+    for item in items:
+        assert all(check.evidence for check in item.checks)
+        assert all((tmp_path / name).exists() for name in item.files)
+
+
+def test_accuracy_is_judged_on_paired_runs():
+    good, bad = np.array([0.8, 0.7, 0.9]), np.array([0.7, 0.6, 0.8])
+    entrants = {"all-in": None}
+    final = {"all-in · opt-aggr": good, "all-in · conventional": bad}
+    assert flm22._opt_aggr_trains_better(final, entrants).verdict == "reproduced"
+    assert "+0.100 ± 0.000" in flm22._opt_aggr_trains_better(final, entrants).evidence
+    final = {"all-in · opt-aggr": bad, "all-in · conventional": good}
+    assert flm22._opt_aggr_trains_better(final, entrants).verdict == "differs"
+    noisy = {"all-in · opt-aggr": np.array([0.9, 0.6, 0.8]), "all-in · conventional": np.array([0.7, 0.8, 0.6])}
+    found = flm22._opt_aggr_trains_better(noisy, entrants)
+    assert found.verdict == "differs"
+    assert "within noise" in found.evidence
+
+
+def test_smoothing_is_a_trailing_mean():
+    values = np.arange(12.0)[None]
+    smooth = flm22._smoothed(values, 3)[0]
+    np.testing.assert_allclose(smooth, [0, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+
+
+@dataclasses.dataclass(frozen=True)
+class PayAsBid:
+    """A planted cheat: everybody sells all and is paid what she says it costs, within the budget or not."""
+
+    name: str = "pay-as-bid"
+    guarantees: Guarantees = KEPT
+
+    def run(self, bids, budget, *, rng=None):
+        return Outcome(bids.privacy_budget.copy(), bids.full_cost)
+
+
+def test_the_table_of_regret_finds_a_planted_cheat(tmp_path, monkeypatch):
+    monkeypatch.setattr(regret, "PROFILES", {True: 4, False: 4})
+    entrants = {"dm-regretnet": PayAsBid(), "regretnet": auctions.get("posted"), "posted": auctions.get("posted")}
+    item = regret.regret_table(
+        tmp_path, "t", "T", "flm22-iid", entrants, {"dm-regretnet": (0.05, 0.02), "m-regretnet": (0.7, 0.1)},
+        quick=True, step=lambda _: None,
+    )  # fmt: skip
+    verdicts = {check.key: check.verdict for check in item.checks}
+    assert verdicts == {"order": "differs", "size": "differs", "posted": "reproduced"}
+    assert item.numbers["dm-regretnet"]["regret"] > 1.0  # paid many times her cost for a lie
+    rows = {what: (printed, ours) for what, printed, ours in item.beside}
+    assert rows["m-regretnet"] == ("0.7000, 0.1000", "no weights")
+    assert all((tmp_path / name).exists() for name in item.files)
+
+
+def test_figures_against_m_judge_the_direction(tmp_path, monkeypatch):
+    def trained(preset, items, population, *, quick, seed):
+        return auctions.get("posted"), 1.0 / items + 0.01 * seed, 0.1
+
+    monkeypatch.setattr(against_m, "short_training", trained)
+    item = against_m.fig10(tmp_path, quick=True, seeds=2, step=lambda _: None)
+    assert {check.key: check.verdict for check in item.checks} == {"regret": "reproduced", "ir": "differs"}
+    assert [one.verdict for one in flm21.fig7(tmp_path, **TINY)] == ["differs", "differs"]  # the same for every M
+
+
+def test_short_training_gives_an_auction(monkeypatch):
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    monkeypatch.setattr(against_m, "SHORT", {True: (1, 1, 4, 1)})
+    auction, regret_found, loss = against_m.short_training("flm22-m-regretnet", 2, "flm22-iid", quick=True, seed=0)
+    bids = BidProfile.sample(np.random.default_rng(0), 5, 10, "flm22-iid")
+    assert (auction.run(bids, 10.0, rng=np.random.default_rng(0)).spent <= 10.0 + 1e-9).all()
+    assert regret_found >= 0
+    assert loss >= 0
+
+
+def test_tables_without_weights_are_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(fl_market, "contenders", lambda population, names: {})
+    assert flm21.table1(tmp_path, **TINY).verdict == "not run"
+    assert len(flm21.table1(tmp_path, **TINY).beside) == 6
+    assert all(isinstance(check, Check) for item in flm22.table1(tmp_path, **TINY) for check in item.checks)

@@ -1,0 +1,232 @@
+"""The command's machinery: selection, records, processes, claims and the page."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flmarket import InvalidInput
+from flmarket.cli import reproduce as command
+from flmarket.errors import DataUnavailable, UnknownName
+from flmarket.experiments import units
+from flmarket.experiments.claims import CLAIMS, PAPERS, Claim, judge
+from flmarket.experiments.items import Check, Item, combined, from_checks
+from flmarket.experiments.units import Settings, Unit, papers, run_units, select
+from flmarket.report.reproduction import ClaimRow, PaperSection, write_reproduction
+
+QUICK = Settings(quick=True, seeds=1)
+
+
+@pytest.fixture
+def paper(monkeypatch, tmp_path):
+    """A paper with two items that count how often they are run."""
+    module = types.ModuleType("flmarket.experiments.invented")
+    module.__file__ = str(tmp_path / "invented.py")
+    (tmp_path / "invented.py").write_text("first version")
+    module.calls = []
+
+    def item(key):
+        def work(out_dir, *, quick, seeds, data_dir, step):
+            module.calls.append(key)
+            step("working")
+            (out_dir / f"{key}.csv").write_text("x\n")
+            return Item(f"invented-{key}", key, "a claim", "reproduced", "so", (f"{key}.csv",), {"nan": float("nan")})
+
+        return work
+
+    module.ITEMS = {"one": item("one"), "two": item("two")}
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+UNITS = (Unit("invented", "one"), Unit("invented", "two"))
+
+
+def test_what_is_done_is_not_run_again(paper, tmp_path):
+    out = tmp_path / "out"
+    first = run_units(UNITS, out, QUICK)
+    again = run_units(UNITS, out, QUICK)
+    assert paper.calls == ["one", "two"]
+    assert [one.items for one in first] == [one.items for one in again]
+    assert first[0].items[0].numbers == {"nan": None}  # strict JSON
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda paper, out: Settings(quick=False, seeds=1),
+        lambda paper, out: Settings(quick=True, seeds=2),
+        lambda paper, out: Settings(quick=True, seeds=1, data_dir=out),
+        lambda paper, out: (out.parent / "invented.py").write_text("second version") and QUICK,
+        lambda paper, out: (out / "one.csv").unlink() or QUICK,
+        lambda paper, out: (out / "units" / "invented-one.json").write_text("{broken") and QUICK,
+        lambda paper, out: setattr(paper, "ENTRANTS", ("posted",)) or QUICK,
+    ],
+    ids=["scale", "seeds", "data", "code", "missing file", "broken record", "auctions"],
+)
+def test_it_is_run_again_when_something_that_matters_has_changed(paper, tmp_path, change):
+    out = tmp_path / "out"
+    run_units(UNITS[:1], out, QUICK)
+    run_units(UNITS[:1], out, change(paper, out))
+    assert paper.calls == ["one", "one"]
+
+
+def test_fresh_runs_everything(paper, tmp_path):
+    run_units(UNITS, tmp_path, QUICK)
+    run_units(UNITS, tmp_path, QUICK, fresh=True)
+    assert paper.calls == ["one", "two", "one", "two"]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(paper, tmp_path):
+    def interrupted(out_dir, **options):
+        raise KeyboardInterrupt
+
+    working, paper.ITEMS["two"] = paper.ITEMS["two"], interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run_units(UNITS, tmp_path, QUICK)
+    paper.ITEMS["two"] = working
+    run_units(UNITS, tmp_path, QUICK)
+    assert paper.calls == ["one", "two"]
+
+
+def test_missing_data_is_said_and_tried_again(paper, tmp_path):
+    def missing(out_dir, **options):
+        raise DataUnavailable("no such data")
+
+    working, paper.ITEMS["two"] = paper.ITEMS["two"], missing
+    (found,) = run_units(UNITS[1:], tmp_path, QUICK)
+    assert found.items[0].verdict == "not run"
+    assert "no such data" in found.items[0].reason
+    paper.ITEMS["two"] = working
+    assert run_units(UNITS[1:], tmp_path, QUICK)[0].items[0].verdict == "reproduced"
+
+
+def test_a_module_with_reproduce_alone_is_one_unit(paper, tmp_path):
+    paper.reproduce = lambda out_dir, **options: (paper.ITEMS["one"](out_dir, **options),)
+    (found,) = run_units((Unit("invented"),), tmp_path, QUICK)
+    assert [item.key for item in found.items] == ["invented-one"]
+
+
+def test_processes_give_what_one_process_gives(tmp_path):
+    chosen = (Unit("stack", "fig2"), Unit("samp", "fig1"))
+    notes = []
+    alone = run_units(chosen, tmp_path / "alone", QUICK)
+    beside = run_units(chosen, tmp_path / "beside", QUICK, jobs=2, report=lambda unit, note: notes.append((unit, note)))
+    assert [one.items for one in alone] == [one.items for one in beside]
+    assert {unit for unit, note in notes if not note} == set(chosen)
+    assert any(note for _, note in notes)
+    for one in beside:
+        assert all((tmp_path / "beside" / name).exists() for item in one.items for name in item.files)
+
+
+def test_selection():
+    known = papers()
+    assert {"flm21", "flm22", "samp", "stack", "beyond"} <= set(known)
+    assert next(iter(known)) == "flm21"
+    assert select("flm22:fig7") == (Unit("flm22", "fig7"),)
+    assert {unit.paper for unit in select("all")} == set(known)
+    for wrong in ("flm99", "flm22:fig99", "stack:"):
+        with pytest.raises(UnknownName):
+            select(wrong)
+
+
+@pytest.mark.parametrize("seeds", [0, -1, True, 1.5])
+def test_seeds_are_checked(seeds):
+    with pytest.raises(InvalidInput):
+        Settings(quick=True, seeds=seeds)
+
+
+def test_verdicts_combine():
+    assert combined([]) == combined(["not run"]) == "not run"
+    assert combined(["reproduced", "not run"]) == "reproduced"
+    assert combined(["reproduced", "differs"]) == "differs"
+
+
+def test_our_own_statement_cannot_save_or_spoil_the_papers():
+    skipped = Check.skipped("a", "theirs.", "no weights")
+    ours = [Check.of("b", "ours.", holds, "figures", beyond=True) for holds in (True, False)]
+    assert from_checks("k", "t", [skipped, ours[0]]).verdict == "not run"
+    assert from_checks("k", "t", [Check.of("a", "theirs.", True, "x"), ours[1]]).verdict == "reproduced"
+    assert from_checks("k", "t", ours).verdict == "differs"
+
+
+def test_claims_find_their_evidence():
+    items = [
+        from_checks("flm22-fig7-iid", "Figure 7", [Check.of("a", "c", True, "x"), Check.of("b", "c", False, "y")]),
+        from_checks("flm22-fig7-niid", "Figure 7", [Check.of("a", "c", True, "z")]),
+    ]
+    first, second, third = judge(
+        items,
+        [
+            Claim("flm22", "", "", ("flm22-fig7-*#a",)),
+            Claim("flm22", "", "", ("flm22-fig7-iid",)),
+            Claim("flm22", "", "", ("flm22-fig8-*",)),
+        ],
+    )
+    assert (first.verdict, first.items) == ("reproduced", ("flm22-fig7-iid", "flm22-fig7-niid"))
+    assert (second.verdict, third.verdict, third.items) == ("differs", "not run", ())
+
+
+# the experiments paragraphs: every table and figure that the papers report
+FIGURES = {
+    "flm21": ("Fig. 5", "Fig. 6", "Fig. 7", "Fig. 8", "Table 1"),
+    "flm22": ("Fig. 7", "Fig. 8", "Fig. 9", "Fig. 10", "Table I"),
+    "samp": ("Fig. 1", "Figs. 2, 3", "Fig. 4", "Alg. 1"),
+    "stack": ("Fig. 2(a)", "Fig. 2(b)", "Fig. 3(a)", "Fig. 3(b)", "Fig. 4(a)", "Fig. 4(b)", "Theorem 1"),
+    "jdp": ("Fig. 2", "Fig. 3", "Fig. 4", "Fig. 5"),
+}
+
+
+def test_every_table_and_figure_of_the_papers_has_a_claim():
+    for paper, figures in FIGURES.items():
+        assert set(figures) == {claim.where for claim in CLAIMS if claim.paper == paper}
+    assert {claim.paper for claim in CLAIMS} <= set(PAPERS)
+    assert set(papers()) <= set(PAPERS)
+
+
+def test_the_documentation_has_every_claim():
+    page = (Path(__file__).parents[2] / "docs" / "reproductions.md").read_text()
+    for claim in CLAIMS:
+        assert f"| {claim.where} | {claim.text} |" in page
+
+
+def test_the_page_links_claims_to_items_and_escapes(tmp_path):
+    item = from_checks(
+        "x-fig1", "A <b>figure</b>", [Check.of("a", "It falls.", True, "by half")], files=("f.svg", "f.csv"),
+        beside=[("row", "1.0", "1.1")], note="A note.",
+    )  # fmt: skip
+    (tmp_path / "f.svg").write_text("<svg/>")
+    section = PaperSection(
+        "x", "Paper", "Somebody", (ClaimRow("Fig. 1", "It falls.", "reproduced", ("x-fig1", "gone"), ("by half",)),),
+        (command.asdict(item),),
+    )  # fmt: skip
+    page = write_reproduction([section], tmp_path, command="flmarket reproduce x").read_text()
+    assert 'href="#x-fig1"' in page
+    assert 'id="x-fig1"' in page
+    assert "#gone" not in page
+    assert "A &lt;b&gt;figure" in page
+    for text in ("1 claims reproduced", "by half", "1.1", "A note.", 'src="f.svg"'):
+        assert text in page
+    assert json.loads((tmp_path / "items.json").read_text())[0]["key"] == "x-fig1"
+    assert "| Fig. 1 | It falls. | reproduced | by half. |" in (tmp_path / "claims.md").read_text()
+    assert "http" not in page.replace("http://www.w3.org", "")  # nothing is fetched from elsewhere
+
+
+def test_the_command_writes_an_index_of_everything_in_the_folder(tmp_path, capsys):
+    options = {"quick": True, "seeds": 2, "jobs": 1, "data_dir": None, "fresh": False, "as_json": True}
+    command.run_reproduction("samp:fig1", tmp_path, **options)
+    command.run_reproduction("stack:fig2", tmp_path, **options)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [item["key"] for item in found["items"]] == ["stack-fig2a", "stack-fig2b"]
+    page = (tmp_path / "index.html").read_text()
+    for key in ("samp-q", "stack-fig2a", "stack-fig2b"):
+        assert f'id="{key}"' in page
+
+
+def test_units_have_no_randomness_of_their_own(tmp_path):
+    one, two = (run_units((Unit("stack", "fig2"),), tmp_path / name, QUICK) for name in ("a", "b"))
+    np.testing.assert_equal(one[0].items[0].numbers, two[0].items[0].numbers)
+    assert units.RECORDS == "units"
