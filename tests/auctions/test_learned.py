@@ -169,6 +169,19 @@ def test_lotteries_draw_what_they_say():
     np.testing.assert_array_equal(auction.run(bids, budget).epsilon, auction.run(bids, budget).epsilon)
 
 
+def test_the_mean_of_a_lottery_is_paid_by_the_menu():
+    """Paid by the mean payment, an owner with a convex cost would gain by asking for a mixture."""
+    auction = made(Settings(sees="others", clearing=False, deployment="expected", temperature=5.0))
+    bids = BidProfile.sample(np.random.default_rng(0), 20, 4, "flm21-low")
+    budget = 3 * bids.full_cost.sum(-1)
+    outcome = auction.run(bids, budget)
+    offer, _, epsilon = auction.offers(bids, budget)
+    assert (np.rint(outcome.epsilon / bids.privacy_budget * 8) != outcome.epsilon / bids.privacy_budget * 8).any()
+    for at in zip(*np.nonzero(outcome.winners), strict=True):
+        price = np.interp(outcome.epsilon[at], epsilon[at], offer.price[at])
+        assert outcome.payment[at] == pytest.approx(budget[at[0]] * offer.share[at] * price)
+
+
 # ---- shipped weights ----
 
 
@@ -266,10 +279,11 @@ def test_errors_say_what_is_wrong(tmp_path):
         {"items": 0},
         {"temperature": 0.0},
         {"deployment": "sampled"},
+        {"sees": "all"},
         {"encoder": "concatenated", "head": "shares", "clearing": False},
         {"knots": (1.0, 0.5)},
     ],
-    ids=["head", "items", "temperature", "clearing", "owners", "knots"],
+    ids=["head", "items", "temperature", "lottery cleared", "asks cleared", "owners", "knots"],
 )
 def test_settings_are_checked(bad):
     with pytest.raises(InvalidInput):

@@ -152,7 +152,8 @@ def _settle(hunt: Hunt) -> _Part:
                 trials.run(best.reports, stream=s).utility - trials.run(trials.truth, stream=s).utility
                 for s in range(1, 5)
             ])  # fmt: skip
-            sure = fresh.mean(axis=0) > _SURE * fresh.std(axis=0, ddof=1) / np.sqrt(len(fresh)) + tolerance
+            with np.errstate(invalid="ignore"):  # a lie that oversells in one of the draws is worth −∞: not sure
+                sure = fresh.mean(axis=0) > _SURE * fresh.std(axis=0, ddof=1) / np.sqrt(len(fresh)) + tolerance
             gain[dimension] = np.where(sure & (gain[dimension] > 0), fresh.mean(axis=0), 0.0)
     reports = {dimension: best.reports for dimension, best in hunt.best.items()}
     return _Part(gain, reports, trials.cost, trials.honest.payment, hunt.comparable, tolerance, hunt.tried)

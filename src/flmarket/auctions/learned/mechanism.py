@@ -107,7 +107,7 @@ class LearnedAuction:
                 parts.append((_pick(epsilon, item), offer.share * _pick(offer.price, item)))
             else:
                 mean, paid = self._expected(offer, inputs, epsilon)
-                # a mean of fair sub-bids may cost more than the mean payment where the valuation is concave
+                # a mean of fair sub-bids may cost more than it is paid where the valuation is concave
                 fair = paid * budget[:, None] >= some.cost(mean) if self.settings.rational else np.True_
                 parts.append((np.where(fair, mean, 0.0), paid))
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
@@ -131,9 +131,18 @@ class LearnedAuction:
         return np.asarray(weight / weight.sum(axis=-1, keepdims=True))
 
     def _expected(self, offer: Offer, inputs: Inputs, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The mean of the lottery as one sure outcome (FL-Market 2021 Alg. 5)."""
-        chance = self._probabilities(offer, inputs)
-        return (chance * epsilon).sum(axis=-1), offer.share * (chance * offer.price).sum(axis=-1)
+        """The mean of the lottery as one sure outcome (FL-Market 2021 Alg. 5), paid by the menu at that mean.
+
+        The mean *payment* would be more than the menu's wherever prices bend upwards: an owner could ask for a mixture.
+        """
+        mean = (self._probabilities(offer, inputs) * epsilon).sum(axis=-1)
+        if offer.logits is not None:  # the papers pay the whole share
+            return mean, offer.share
+        items = self.settings.items
+        place = np.divide(mean * items, inputs.privacy, out=np.zeros(mean.shape), where=inputs.privacy > 0)
+        low = np.minimum(place.astype(np.int64), items - 1)
+        left, right = _pick(offer.price, low), _pick(offer.price, low + 1)
+        return mean, offer.share * (left + (place - low) * (right - left))
 
     def _sampled(
         self, bids: BidProfile, money: FloatArray, rng: np.random.Generator | None

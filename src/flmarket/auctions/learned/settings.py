@@ -62,8 +62,8 @@ class Settings:
             raise InvalidInput("items", self.items, "a whole number from 1 to 64")
         if not 0 < self.temperature <= 100:
             raise InvalidInput("temperature", self.temperature, "a positive number of at most 100")
-        if self.clearing and (self.head, self.deployment) != ("menu", "argmax"):
-            raise InvalidInput("clearing", self.clearing, "False unless the head is a menu and deployment argmax")
+        if self.clearing and (self.head, self.deployment, self.sees) != ("menu", "argmax", "sizes"):
+            raise InvalidInput("clearing", self.clearing, "False unless it is a menu from sizes, deployed by argmax")
         if self.encoder == "concatenated" and (self.owners is None or self.head != "shares"):
             raise InvalidInput("owners", self.owners, "a number of owners, and head 'shares', for this encoder")
         if list(self.knots) != sorted(set(self.knots)) or self.knots[0] <= 0:

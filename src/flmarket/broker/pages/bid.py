@@ -128,7 +128,6 @@ def _form(
     *,
     placed: bool = False,
 ) -> HTMLResponse:
-    chosen = next((offer for offer in found if offer.task_id == values["task"]), None)
     return page(
         visitor,
         "bid.html.j2",
@@ -138,7 +137,6 @@ def _form(
         errors=errors,
         placed=placed,
         offers=found,
-        chosen=chosen,
         kinds=KINDS,
         help=_help(visitor.broker, visitor.party, values),
     )

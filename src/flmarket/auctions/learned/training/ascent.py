@@ -51,6 +51,13 @@ def _utility(settings: Settings, chance: torch.Tensor, paid: torch.Tensor, cost:
     return (chance * (paid - cost)).sum(dim=-1)
 
 
+def _paid_at_mean(settings: Settings, paid: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """What the menu pays for the mean sub-bid (a fraction of ε̄); the papers' heads pay the whole share."""
+    if settings.head == "shares":
+        return paid[..., -1]
+    return interpolate(paid, mean[..., None] * settings.items)[..., 0]
+
+
 def honest_outcome(settings: Settings, parameters: Parameters, batch: Batch, temperature: float) -> Honest:
     """Honest bids through the network."""
     ask = batch.asks(settings.items)
@@ -60,7 +67,7 @@ def honest_outcome(settings: Settings, parameters: Parameters, batch: Batch, tem
     mean = (chance * grid).sum(dim=-1)
     if settings.deployment == "expected":
         cost = interpolate(batch.table, mean[..., None] * FINE)[..., 0]
-        utility = (chance * paid).sum(dim=-1) - cost
+        utility = _paid_at_mean(settings, paid, mean) - cost
         if settings.rational:  # as deployed: where the mean is not worth its cost, nothing is sold
             mean, utility = mean * (utility.detach() >= 0), torch.relu(utility)
     else:
@@ -93,9 +100,9 @@ def lying_utility(
     own_chance, own_paid = (_own(x.reshape(k, n, n, items + 1)) for x in (chance, paid))
     if settings.deployment == "expected":
         grid = torch.arange(items + 1, dtype=lie.dtype) / items
-        sold = (own_chance * grid).sum(dim=-1) * factor[..., 1]
-        cost = factor[..., 2] * interpolate(batch.table, sold[..., None] * FINE)[..., 0]
-        return (own_chance * own_paid).sum(dim=-1) - cost
+        mean = (own_chance * grid).sum(dim=-1)
+        cost = factor[..., 2] * interpolate(batch.table, (mean * factor[..., 1])[..., None] * FINE)[..., 0]
+        return _paid_at_mean(settings, own_paid, mean) - cost
     return _utility(settings, own_chance, own_paid, true_cost)
 
 

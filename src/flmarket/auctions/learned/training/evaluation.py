@@ -6,6 +6,7 @@ This is a gauge for early stopping and model choice, not an audit; `flmarket aud
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 from flmarket.aggregation import OptAggr, error_bound
 from flmarket.bids import Auction, BidProfile, Valuations
 
-__all__ = ["Deployed", "measure"]
+__all__ = ["LIES", "VALUE_LIES", "Deployed", "measure"]
 
-_LIES = (
-    *((v, 1.0, 1.0) for v in (0.3, 0.7, 0.9, 1.1, 1.4, 2.0)),
+Lie = tuple[float, float, float]  # factors on value, ε̄ and data size
+VALUE_LIES: tuple[Lie, ...] = tuple((v, 1.0, 1.0) for v in (0.0, 0.3, 0.7, 0.9, 1.1, 1.4, 2.0))
+LIES: tuple[Lie, ...] = (
+    *VALUE_LIES[1:],
     *((0.0, e, d) for e in (0.5, 0.75, 1.0) for d in (0.3, 0.5, 0.7, 0.85, 1.0)),
     *((1.0, 1.0, d) for d in (0.5, 0.75, 0.9)),
 )
@@ -35,7 +38,14 @@ class Deployed:
 
 
 def measure(
-    auction: Auction, bids: BidProfile, budget: NDArray[np.float64], *, liars: int = 100, draws: int = 1, seed: int = 0
+    auction: Auction,
+    bids: BidProfile,
+    budget: NDArray[np.float64],
+    *,
+    lies: Sequence[Lie] = LIES,
+    liars: int = 100,
+    draws: int = 1,
+    seed: int = 0,
 ) -> Deployed:
     """`bids` of shape (profiles, n); the lies are tried in the first `liars` profiles."""
     outcome = auction.run(bids, budget, rng=np.random.default_rng(seed))
@@ -43,12 +53,14 @@ def measure(
     sold = bound[np.isfinite(bound)]
     utility, cost = bids.utility(outcome), np.maximum(bids.full_cost, 1e-300)
     below = float(np.mean(np.maximum(-utility, 0.0) / cost))
-    regret = _regret(auction, bids[:liars], budget[:liars], draws, seed)
+    regret = _regret(auction, bids[:liars], budget[:liars], lies, draws, seed)
     spent = float(np.mean(outcome.spent / np.maximum(budget, 1e-300)))
     return Deployed(float(sold.mean()) if sold.size else float("inf"), 1 - sold.size / bound.size, regret, below, spent)
 
 
-def _regret(auction: Auction, bids: BidProfile, budget: NDArray[np.float64], draws: int, seed: int) -> float:
+def _regret(
+    auction: Auction, bids: BidProfile, budget: NDArray[np.float64], lies: Sequence[Lie], draws: int, seed: int
+) -> float:
     rows, n = bids.shape
     profile, owner = np.repeat(np.arange(rows), n), np.tile(np.arange(n), rows)
     many, money, at = bids[profile], budget[profile], (np.arange(rows * n), owner)
@@ -66,5 +78,5 @@ def _regret(auction: Auction, bids: BidProfile, budget: NDArray[np.float64], dra
         return total / draws
 
     honest = utility(1.0, 1.0, 1.0)
-    best = np.max([utility(*lie) for lie in _LIES], axis=0)
+    best = np.max([utility(*lie) for lie in lies], axis=0)
     return float(np.mean(np.maximum(best - honest, 0.0) / np.maximum(many.full_cost[at], 1e-300)))

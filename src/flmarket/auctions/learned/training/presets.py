@@ -43,7 +43,9 @@ class Schedule:
     rate: float = 0.002  # ψ
     rate_end: float = 0.0002  # the learning rate falls to this, geometrically
     update_every: int = 10  # Q
-    objective: str = "bound"  # "bound": ERR with opt-aggr; "privacy": −mean(W·E[ε])
+    objective: str = "bound"  # "bound": ERR with opt-aggr; "privacy": −Σ W·E[ε]
+    weight: float | None = None  # of the objective; None: the number of owners
+    regret_over: str = "full"  # "full" cost of the bid, "expected" cost of what is sold, or the "budget"
     regret: Penalty = field(default_factory=Penalty)
     rational: Penalty = OFF
     determinism: Penalty = OFF
@@ -53,6 +55,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.objective not in ("bound", "privacy"):
             raise InvalidInput("objective", self.objective, "bound or privacy")
+        if self.regret_over not in ("full", "expected", "budget"):
+            raise InvalidInput("regret_over", self.regret_over, "full, expected or budget")
         for name in ("epochs", "batches", "profiles", "misreports", "update_every"):
             if getattr(self, name) < 1:
                 raise InvalidInput(name, getattr(self, name), "a whole number of at least 1")
@@ -68,9 +72,15 @@ class Preset:
     schedule: Schedule
 
 
+_CLEARED_SCHEDULE = Schedule(
+    epochs=20, batches=40, profiles=96, regret=Penalty(30.0, 1.0), warm_up=3.0, rate=0.004, patience=10
+)
 _LOTTERY = Settings(
     deployment="sampled", sees="all", clearing=False, dummy=True, temperature=0.05, hidden=(48, 48), embedding=12
 )
+# With several sub-bids, lies steer prices that look at asks: a bent valuation, or an ε̄ so large that the first sub-bid
+# is all there is. Prices from sizes alone leave nothing to steer.
+_CURVE = replace(_LOTTERY, sees="sizes", temperature=0.01)
 _LOTTERY_SCHEDULE = Schedule(
     epochs=20,
     batches=30,
@@ -80,7 +90,7 @@ _LOTTERY_SCHEDULE = Schedule(
     regret=Penalty(2.0, 1.0, growth=0.2),
     patience=8,
 )
-# FL-Market 2022 App. A, and the published code's three layers of 100 (the paper says two; the code has one more)
+# FL-Market 2022 App. A: two hidden layers of 100 as printed (the published code has three)
 _FLM22 = Schedule(
     epochs=50,
     batches=100,
@@ -93,6 +103,7 @@ _FLM22 = Schedule(
     rational=Penalty(1.0, 1.0, growth=1.0),
     determinism=Penalty(1.0, 1.0),
     warm_up=1.0,
+    regret_over="expected",
 )
 _PAPER = Settings(
     head="shares", encoder="concatenated", sees="all", clearing=False, dummy=True, rational=False, owners=10,
@@ -107,6 +118,8 @@ _FLM21 = replace(
     regret=Penalty(1.0, 1.0, growth=1.0, every=2),
     rational=Penalty(1.0, 4.0, growth=3.0, every=2),
     determinism=OFF,
+    weight=1.0,
+    regret_over="budget",
 )
 
 _ALL = (
@@ -114,15 +127,15 @@ _ALL = (
         "dm-regretnet",
         "menus cleared against the budget, argmax, error bound",
         Settings(),
-        Schedule(epochs=20, batches=40, profiles=96, regret=Penalty(30.0, 1.0), warm_up=3.0, rate=0.004, patience=10),
+        _CLEARED_SCHEDULE,
     ),
     Preset("regretnet", "one sub-bid, sampled", replace(_LOTTERY, items=1), _LOTTERY_SCHEDULE),
-    Preset("m-regretnet", "eight sub-bids, sampled", _LOTTERY, _LOTTERY_SCHEDULE),
+    Preset("m-regretnet", "eight sub-bids, sampled", _CURVE, replace(_LOTTERY_SCHEDULE, epochs=12)),
     Preset(
         "murba",
-        "twenty sub-bids, the mean of the lottery, error bound",
-        replace(_LOTTERY, items=20, deployment="expected", dummy=False),
-        replace(_LOTTERY_SCHEDULE, objective="bound"),
+        "twenty sub-bids, cleared menus that pay out the whole budget, error bound",
+        Settings(items=20),
+        replace(_CLEARED_SCHEDULE, epochs=8, profiles=48, misreports=60),
     ),
     Preset(
         "flm22-dm-regretnet",
@@ -131,13 +144,16 @@ _ALL = (
         _FLM22,
     ),
     Preset(
-        "flm22-m-regretnet", "the paper's M-RegretNet", _PAPER, replace(_FLM22, objective="privacy", determinism=OFF)
+        "flm22-m-regretnet",
+        "the paper's M-RegretNet",
+        _PAPER,
+        replace(_FLM22, objective="privacy", weight=1.0, determinism=OFF),
     ),
     Preset(
         "flm22-regretnet",
         "the paper's RegretNet",
         replace(_PAPER, items=1),
-        replace(_FLM22, objective="privacy", determinism=OFF),
+        replace(_FLM22, objective="privacy", weight=1.0, determinism=OFF),
     ),
     *(
         Preset(

@@ -84,6 +84,10 @@ class Trainer:
         else:
             honest = ascent.honest_outcome(settings, self.parameters, batch, temperature)
             epsilon, utility = honest.epsilon, honest.utility
+            if schedule.regret_over == "expected":  # the papers': of what is sold, itself subject to training
+                cost = (honest.chance * batch.asks(settings.items)).sum(dim=-1).clamp_min(1e-3 * cost)
+            elif schedule.regret_over == "budget":
+                cost = torch.ones_like(cost)
             lie = self._search(batch, temperature, index)
             lying = ascent.lying_utility(settings, self.parameters, batch, lie, temperature)
             violations["regret"] = (torch.relu(lying - utility) / cost).mean(dim=0)
@@ -116,7 +120,7 @@ class Trainer:
         """One update; returns loss, objective and mean regret."""
         n = self.source.owners
         objective, violations = self.terms(batch, temperature, index)
-        loss = n * objective
+        loss = (n if self.preset.schedule.weight is None else self.preset.schedule.weight) * objective
         for name, violation in violations.items():
             rho = self.penalties[name].rho_at(self.epoch)
             loss = loss + (self.multipliers[name] * violation).sum() + 0.5 * rho * violation.sum() ** 2
