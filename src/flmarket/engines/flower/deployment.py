@@ -1,0 +1,273 @@
+"""A whole deployment on this machine: one SuperLink and several SuperNodes as processes, with TLS and registered keys.
+
+The folder gets everything: certificates and keys, one folder per owner with her records and her `owner.toml`, the app,
+the ledger, the server's state and all logs. Each owner's process reads her folder only. Nothing listens beyond
+loopback, ports are free ones, and Flower is told to send nothing home.
+
+`stop` ends every process that this deployment started, also those that Flower started and detached: they carry a mark
+in their environment. What would break it: SIGKILL on this process, which leaves them; `flmarket deploy` says which.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from flmarket.bids import Kind
+from flmarket.engines.config import MarketConfig
+from flmarket.engines.flower.certificates import NodeKeys, ServerFiles, node_keys, server_files
+from flmarket.engines.flower.play import QUIET
+from flmarket.engines.flower.processes import HOST, MARK, free_ports, processes_marked, send_signal, signal_group
+from flmarket.engines.simulation import Simulation
+from flmarket.errors import ConfigError, FlmarketError
+from flmarket.ledger import DurableAccount, SqlLedger
+from flmarket.market import owner_account
+
+__all__ = ["Deployment", "DeploymentFailed"]
+
+_CONNECTION = "local"
+
+
+class DeploymentFailed(FlmarketError):
+    """A process of the deployment did not do its part; the message names its log."""
+
+    exit_code = 9
+
+
+@dataclass
+class Deployment:
+    """Use as a context manager: leaving it stops everything. `toml` is the market file's text."""
+
+    folder: Path
+    toml: str
+    bid_seconds: float = 60.0
+    train_seconds: float = 60.0
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.market_file = self.folder / "market.toml"
+        self.market_file.write_text(self.toml, encoding="utf-8")
+        spec = MarketConfig.load(self.market_file).simulation(base=self.folder)
+        self.spec: Simulation = spec
+        self.mark = uuid.uuid4().hex
+        self.ports: list[int] = []
+        self.tls: ServerFiles | None = None
+        self.keys: list[NodeKeys] = []
+        self._replaced: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def ledger_url(self) -> str:
+        """The ledger's database."""
+        return f"sqlite:///{self.folder / 'ledger.db'}"
+
+    @property
+    def state(self) -> Path:
+        """The server's folder."""
+        return self.folder / "state"
+
+    @property
+    def nodes(self) -> int:
+        """How many owners there are."""
+        return self.spec.partition.owners
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def prepare(self) -> None:
+        """Write keys, owners' folders and the app, and register every owner's cap with the ledger."""
+        self.tls = server_files(self.folder / "tls", HOST)
+        self.ports = free_ports(1 + self.nodes)
+        (self.folder / "logs").mkdir(exist_ok=True)
+        self.state.mkdir(exist_ok=True)
+        packed = resources.files("flmarket.engines.flower") / "app"
+        with resources.as_file(packed) as source:
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, self.folder / "app", dirs_exist_ok=True, ignore=ignore)
+        home = self.folder / "flwr"
+        home.mkdir(exist_ok=True)
+        connection = f'address = "{HOST}:{self.ports[0]}"\nroot-certificates = "{self.tls.authority}"\n'
+        config = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n{connection}'
+        (home / "config.toml").write_text(config, encoding="utf-8")
+        self.keys = [node_keys(self.owner_folder(i), "key") for i in range(self.nodes)]
+        with SqlLedger(self.ledger_url) as ledger:
+            for i in range(self.nodes):
+                self._write_owner(i)
+                if np.isfinite(self.spec.cap.epsilon):
+                    ledger.register_cap(owner_account(i), self.spec.cap.account().cap)
+
+    def owner_folder(self, owner: int) -> Path:
+        """Where one owner's data, configuration and record are."""
+        return self.folder / f"owner-{owner}"
+
+    def start(self) -> None:
+        """SuperLink, keys registered, then SuperNodes."""
+        assert self.tls is not None
+        self._launch(
+            "superlink", "flower-superlink", "--host", HOST, "--port", str(self.ports[0]), "--enable-supernode-auth",
+            "--ssl-certfile", str(self.tls.certificate), "--ssl-keyfile", str(self.tls.key), "--ssl-ca-certfile",
+            str(self.tls.authority), "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        self._await_port("superlink", self.ports[0])
+        registrations = {
+            f"register-{i}": self._launch(
+                f"register-{i}", "flwr", "supernode", "register", str(keys.public), _CONNECTION
+            )
+            for i, keys in enumerate(self.keys)
+        }
+        for name, process in registrations.items():
+            if process.wait(timeout=60) != 0:
+                raise DeploymentFailed(f"{name} failed, see {self._log(name)}")
+            del self.processes[name]
+        for i in range(self.nodes):
+            self.start_node(i)
+
+    def start_node(self, owner: int) -> None:
+        """One owner's SuperNode."""
+        assert self.tls is not None
+        folder = self.owner_folder(owner)
+        self._launch(
+            f"supernode-{owner}", "flower-supernode", "--superlink", f"{HOST}:{self.ports[0]}",
+            "--root-certificates", str(self.tls.authority), "--auth-supernode-private-key",
+            str(self.keys[owner].private), "--host", HOST, "--port", str(self.ports[1 + owner]), "--node-config",
+            f'owner-file="{folder / "owner.toml"}"', FLWR_HOME=str(folder / "flwr"),
+        )  # fmt: skip
+
+    def revive_node(self, owner: int, seconds: float = 180.0) -> None:
+        """Start a SuperNode that was killed: Flower takes it back once its heartbeat has lapsed, a minute at most."""
+        deadline, log = time.monotonic() + seconds, self._log(f"supernode-{owner}")
+        while time.monotonic() < deadline:
+            begun = log.stat().st_size
+            self.start_node(owner)
+            process = self.processes[f"supernode-{owner}"]
+            while process.poll() is None and time.monotonic() < deadline:
+                if b"SuperNode ID" in log.read_bytes()[begun:]:
+                    return
+                time.sleep(0.2)
+            time.sleep(2.0)
+        raise DeploymentFailed(f"supernode-{owner} was not taken back, see {log}")
+
+    def run(self) -> None:
+        """Submit the app; it goes on from where an earlier run stopped."""
+        (self.state / "result.json").unlink(missing_ok=True)
+        settings = {
+            "market": str(self.market_file), "ledger": self.ledger_url, "state": str(self.state), "nodes": self.nodes,
+            "bid-seconds": self.bid_seconds, "train-seconds": self.train_seconds,
+        }  # fmt: skip
+        overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        self._launch("run", "flwr", "run", str(self.folder / "app"), _CONNECTION, "--stream", "--run-config", overrides)
+
+    def wait(self, seconds: float) -> dict[str, Any]:
+        """Wait for the end of the run and return what the server wrote."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if (self.state / "result.json").exists():
+                return dict(json.loads((self.state / "result.json").read_text()))
+            if self.processes["run"].poll() is not None:
+                time.sleep(1.0)  # the result may be written as the stream ends
+                if not (self.state / "result.json").exists():
+                    raise DeploymentFailed(f"the run ended without a result, see {self._log('run')}")
+            for name in ("superlink", *(f"supernode-{i}" for i in range(self.nodes))):
+                process = self.processes.get(name)
+                if process is not None and process.poll() is not None:
+                    raise DeploymentFailed(f"{name} ended with code {process.returncode}, see {self._log(name)}")
+            time.sleep(0.2)
+        raise DeploymentFailed(f"no result after {seconds:g} s, see {self._log('run')}")
+
+    def accounts(self) -> dict[int, DurableAccount]:
+        """The owners' privacy accounts, as their own machines have them; close them."""
+        found = {}
+        for i in range(self.nodes):
+            path = self.owner_folder(i) / "record" / f"owner-{i}.account.sqlite"
+            if path.exists():
+                found[i] = DurableAccount.open(path)
+        return found
+
+    def stop(self) -> None:
+        """End all processes, gently first; returns when none is left."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                signal_group(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 5.0
+        while processes_marked(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in processes_marked(self.mark):
+            send_signal(pid, signal.SIGKILL)
+        for process in (*self.processes.values(), *self._replaced):
+            process.wait(timeout=10)
+        self.processes.clear()
+        self._replaced.clear()
+
+    def _write_owner(self, i: int) -> None:
+        folder, own = self.owner_folder(i), self.spec.bids[[i]]
+        rows = self.spec.partition.records(i)
+        np.savez(folder / "records.npz", x=self.spec.data.x_train[rows], y=self.spec.data.y_train[rows])
+        cap = min(self.spec.cap.epsilon, 1e9)
+        delta = f"delta = {self.spec.cap.delta!r}\n" if self.spec.cap.delta > 0 else ""
+        kind = Kind(int(own.valuations.kind[0])).name.lower()
+        if kind == "tabulated":
+            raise ConfigError("owners.bids", kind, "a valuation family; an owner file has no tables")
+        (folder / "owner.toml").write_text(
+            f'owner = {i}\ndata = "records.npz"\nrecord = "record"\n\n[bid]\nvaluation = "{kind}"\n'
+            f"rate = {float(own.valuations.rate[0])!r}\nprivacy_budget = {float(own.privacy_budget[0])!r}\n\n"
+            f"[cap]\nepsilon = {float(cap)!r}\n{delta}",
+            encoding="utf-8",
+        )
+
+    def _launch(self, name: str, command: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        scripts = Path(sys.executable).parent
+        path = scripts / command
+        if not path.exists():
+            raise DeploymentFailed(f"{path} is not there; it comes with: pip install 'flmarket[flower]'")
+        search = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+        variables = os.environ | QUIET | {
+            MARK: self.mark, "FLWR_HOME": str(self.folder / "flwr"), "PATH": search,
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", **environment,
+        }  # fmt: skip
+        with self._log(name).open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter's scripts, arguments from this module
+                [str(path), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        if name in self.processes:
+            self._replaced.append(self.processes[name])
+        self.processes[name] = process
+        return process
+
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def _await_port(self, name: str, port: int, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.processes[name].poll() is not None:
+                break
+            with socket.socket() as probe:
+                probe.settimeout(1.0)
+                if probe.connect_ex((HOST, port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise DeploymentFailed(f"{name} does not answer on port {port}, see {self._log(name)}")

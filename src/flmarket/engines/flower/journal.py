@@ -1,0 +1,96 @@
+"""What an owner's machine remembers besides her privacy account: offers made, releases begun, vectors released.
+
+A SQLite file beside the account, because a deployed ClientApp lives for one message only. An offer stands once it is
+made: asked again, she repeats it. A release is claimed before it is charged and before any noise is drawn; the claim
+is unique, so of two requests at the same time one is refused. The released vector is kept, because handing out the
+same bytes again gives nothing more away: that is how a buyer whose server crashed gets what the owner had already
+paid for with privacy. Only the latest `KEPT` vectors of a task stay.
+
+The file is safe against the end of the process at any moment. A power failure may cost its last rows, which costs no
+privacy: without an offer an order is refused, and a charged award is known to the account, which is synchronised.
+
+What would break it: restoring the file from a backup, which forgets claims. The account is a file of its own and
+would then have to be restored to a *later* state, or not at all.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["OwnerJournal"]
+
+KEPT = 8
+_SCHEMA = """
+create table if not exists offers (task text, round integer, body text not null, primary key (task, round));
+create table if not exists releases (id text primary key, task text not null, terms text not null, vector blob);
+pragma user_version = 1;
+"""
+
+
+class OwnerJournal:
+    """One owner's offers and releases, in one file. Every method is one transaction; safe for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+        self._connection.execute("pragma synchronous = normal")
+        if not self._connection.execute("pragma user_version").fetchone()[0]:
+            self._connection.execute("pragma journal_mode = wal")
+            self._connection.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def offer(self, task: str, round_index: int) -> str | None:
+        """The offer made for a round, if any."""
+        query = "select body from offers where task = ? and round = ?"
+        with self._lock, self._connection as connection:
+            row = connection.execute(query, (task, round_index)).fetchone()
+        return None if row is None else str(row[0])
+
+    def make_offer(self, task: str, round_index: int, body: str) -> str:
+        """Record an offer and return the one that stands: the first."""
+        with self._lock, self._connection as connection:
+            connection.execute("insert or ignore into offers values (?, ?, ?)", (task, round_index, body))
+        standing = self.offer(task, round_index)
+        assert standing is not None
+        return standing
+
+    def claim(self, release: str, task: str, terms: str) -> bool:
+        """Begin a release; False if it was begun before, by whomever."""
+        with self._lock, self._connection as connection:
+            made = connection.execute(
+                "insert or ignore into releases values (?, ?, ?, null)", (release, task, terms)
+            ).rowcount
+        return made == 1
+
+    def claimed(self, release: str) -> bool:
+        """Whether a release was begun."""
+        with self._lock, self._connection as connection:
+            return connection.execute("select 1 from releases where id = ?", (release,)).fetchone() is not None
+
+    def keep(self, release: str, vector: NDArray[np.float64]) -> None:
+        """Keep what is about to leave; vectors of earlier rounds go."""
+        with self._lock, self._connection as connection:
+            connection.execute("update releases set vector = ? where id = ?", (vector.tobytes(), release))
+            connection.execute(
+                "update releases set vector = null where vector is not null and task = "
+                "(select task from releases where id = ?1) and rowid not in (select rowid from releases where task = "
+                "(select task from releases where id = ?1) and vector is not null order by rowid desc limit ?2)",
+                (release, KEPT),
+            )
+
+    def released(self, release: str, terms: str) -> NDArray[np.float64] | None:
+        """The vector that left under exactly these terms, if it is still kept."""
+        query = "select vector from releases where id = ? and terms = ?"
+        with self._lock, self._connection as connection:
+            row = connection.execute(query, (release, terms)).fetchone()
+        return None if row is None or row[0] is None else np.frombuffer(row[0], dtype=np.float64)

@@ -1,0 +1,204 @@
+"""An owner as her own machine sees her: data, valuation, caps, her record on disk, and what she computes.
+
+Two ways to become one. `Owner.dealt` is for try-outs: number i of a market that a file describes, with the records
+that its partition deals her; her noise may then be the seeded one, because the data is public anyway. An owner with
+data of her own writes an `owner.toml` (see `files`), whose noise is always the secure one: no message can change that.
+
+What would break it: `raw_update` reveals records. It is an intermediate value that only the guard may touch.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.bids import Kind, Valuations
+from flmarket.engines.flower.messages import LASTING, Announcement, Bid, Order
+from flmarket.engines.jdp import JdpTraining
+from flmarket.engines.jdp_privacy import LocalPerturbation
+from flmarket.engines.owners import LEAST_EPSILON, UNLIMITED
+from flmarket.engines.sampled import PenalisedSoftmax, SampledTraining
+from flmarket.engines.simulation import Simulation
+from flmarket.engines.stackelberg import StackelbergTraining, clipped_gradients
+from flmarket.errors import InvalidInput
+from flmarket.learning import Purpose, SoftmaxRegression, fedavg, fedsgd, stream
+from flmarket.learning.adversaries import Adversary
+from flmarket.learning.local_model import LocalModel
+from flmarket.privacy import Cap, NoiseSource, SecureNoise, SimulationNoise, ZCdp
+
+__all__ = ["Owner", "joint_noise", "raw_update"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Owner:
+    """Who she is, what she holds, what she asks and where her record lies.
+
+    `privacy_budget` is the most she sells in one round (in the reward game: in one task, as ρ). `value` is her cost of
+    taking part, or her value of privacy, in markets that ask for that. `model` is what she trains in joint-DP markets.
+    `allow_raw` lets updates leave without any noise, which sampling markets need. For simulations only:
+    `simulation_seed` makes her noise repeatable and unsafe, `adversary` makes her malicious, `dropout` and `faulty`
+    are probabilities of failing on purpose.
+    """
+
+    number: int
+    x: FloatArray
+    y: IntArray
+    valuation: Valuations
+    privacy_budget: float
+    cap: Cap
+    record: Path
+    value: float = 0.0
+    model: LocalModel | None = None
+    adversary: Adversary | None = None
+    simulation_seed: int | None = None
+    allow_raw: bool = False
+    dropout: float = 0.0
+    faulty: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 2 or self.y.shape != (len(self.x),) or not np.isfinite(self.x).all():
+            raise InvalidInput("data", (self.x.shape, self.y.shape), "finite features (n, f) and n classes")
+        if self.valuation.shape != (1,):
+            raise InvalidInput("valuation", self.valuation.shape, "the valuation of one owner")
+
+    @classmethod
+    def dealt(
+        cls,
+        market: Simulation | StackelbergTraining | SampledTraining | JdpTraining,
+        number: int,
+        folder: Path,
+        *,
+        seeded: bool = True,
+    ) -> Owner:
+        """Owner `number` of a described market; her record goes to `folder`."""
+        if not 0 <= number < market.partition.owners:
+            raise InvalidInput("owner", number, f"0 to {market.partition.owners - 1}")
+        rows = market.partition.records(number)
+        valuation, budget, value = Valuations([int(Kind.LINEAR)], [1.0]), UNLIMITED, 0.0
+        cap: Cap = ZCdp(UNLIMITED)
+        dropout = faulty = 0.0
+        if isinstance(market, Simulation):
+            own = market.bids[[number]]
+            valuation, budget, cap = own.valuations, float(own.privacy_budget[0]), market.cap.account().cap
+            dropout, faulty = market.dropout, market.faulty
+        elif isinstance(market, StackelbergTraining):
+            value, rows = float(np.asarray(market.privacy_values)[number]), rows[: market.records]
+        else:
+            value = float(np.asarray(market.costs)[number])
+        y, model, adversary = market.data.y_train[rows], None, None
+        raw = isinstance(market, SampledTraining)
+        if isinstance(market, JdpTraining):
+            model, raw = market.model, market.perturbation is None
+            adversary = market.adversary if number in market.select().adversaries else None
+            y = y if adversary is None else adversary.labels(y, market.data.n_classes)
+        return cls(
+            number=number, x=market.data.x_train[rows], y=y, valuation=valuation, model=model, adversary=adversary,
+            privacy_budget=budget, cap=cap, record=folder / f"owner-{number}", value=value,
+            simulation_seed=market.seed if seeded else None, allow_raw=raw,
+            dropout=dropout, faulty=faulty,
+        )  # fmt: skip
+
+    @property
+    def simulated(self) -> bool:
+        """Whether her noise is seeded: repeatable, and not private."""
+        return self.simulation_seed is not None
+
+    def noise(self, order: Order) -> NoiseSource:
+        """Where the noise of a release comes from."""
+        if self.simulation_seed is None:
+            return SecureNoise()
+        return SimulationNoise(self.stream(order, Purpose.NOISE))
+
+    def stream(self, order: Order, purpose: Purpose) -> np.random.Generator:
+        """Her generator for one purpose in one round; drawn from the system unless she is simulated."""
+        seed = secrets.randbits(128) if self.simulation_seed is None else self.simulation_seed
+        return stream(seed, order.round_index, self.number, purpose=purpose)
+
+    def bid(self, call: Announcement) -> Bid | None:
+        """What she asks if she takes part at all; the guard cuts it to what her account allows."""
+        if len(self.y) == 0 or self.x.shape[1] != call.features or int(self.y.max()) >= call.classes:
+            return None
+        if call.market == "sampling":
+            if not self.allow_raw:
+                return None
+            budget, kind, rate = math.inf, int(Kind.LINEAR), self.value
+        elif call.market in LASTING:
+            budget, kind, rate = self.privacy_budget, int(Kind.LINEAR), self.value
+        else:
+            budget, kind, rate = self.privacy_budget, int(self.valuation.kind[0]), float(self.valuation.rate[0])
+        if budget < LEAST_EPSILON:
+            return None
+        grid = values = ()
+        if call.market == "auction" and self.valuation.grid is not None and self.valuation.values is not None:
+            grid, values = tuple(self.valuation.grid[0].tolist()), tuple(self.valuation.values[0].tolist())
+        return Bid(
+            owner=self.number, data_size=len(self.y), privacy_budget=budget, kind=kind, rate=rate, grid=grid,
+            values=values,
+        )  # fmt: skip
+
+
+def raw_update(owner: Owner, order: Order, parameters: FloatArray) -> FloatArray:
+    """What the order asks her to compute, before any privacy: softmax regression on the records she sold."""
+    x, y = owner.x[: order.records], owner.y[: order.records]
+    if order.market == "joint":
+        return _trained(owner, order, parameters)
+    model = SoftmaxRegression(order.features, order.classes)
+    if order.market == "reward":
+        return np.asarray(clipped_gradients(model, parameters, x[None], y[None], order.clip)[0])
+    if order.market == "sampling":
+        model = PenalisedSoftmax(order.features, order.classes, order.l2)
+    offsets, batch = np.array([0, len(y)]), order.batch_size or None
+    if order.market == "auction" and order.steps == 1 and batch is None:
+        return np.asarray(fedsgd(model, parameters, x, y, offsets)[0])
+    return np.asarray(
+        fedavg(
+            model, parameters, x, y, offsets, steps=order.steps, batch_size=batch, learning_rate=order.learning_rate,
+            rngs=[owner.stream(order, Purpose.BATCHES)],
+        )[0]
+    )  # fmt: skip
+
+
+def _trained(owner: Owner, order: Order, public: FloatArray) -> FloatArray:
+    """Her model after local training, from the public one mixed with her own of the round before (M5).
+
+    Her own models are kept beside her record and never leave; the last two, so that a round can be repeated.
+    """
+    if owner.model is None or owner.model.dimension != public.size:
+        raise InvalidInput("model", public.size, "a model of the owner's own of as many parameters")
+    folder = owner.record.with_suffix(".own")
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = quote(order.task, safe="")
+    before, after = folder / f"{stem}-{order.round_index - 1}.npy", folder / f"{stem}-{order.round_index}.npy"
+    start = public
+    if order.total_size > 0 and before.exists():
+        share = order.records / (order.total_size + order.records)
+        start = public + share * (np.load(before, allow_pickle=False) - public)
+    x, y = owner.x[: order.records], owner.y[: order.records]
+    trained = np.asarray(owner.model.train(start, [x], [y], [owner.stream(order, Purpose.BATCHES)])[0])
+    if not np.isfinite(trained).all():
+        trained = start
+    part = after.with_suffix(".part")
+    with part.open("wb") as handle:
+        np.save(handle, trained, allow_pickle=False)
+    part.replace(after)
+    (folder / f"{stem}-{order.round_index - 2}.npy").unlink(missing_ok=True)
+    return trained
+
+
+def joint_noise(terms: Announcement | Order) -> LocalPerturbation:
+    """M3 as a message names it (`joint.perturbation_name`); raises InvalidInput if it is none of M3's."""
+    prefix, *choices = terms.perturbation.split("-")
+    if prefix != "m3" or len(choices) != 3:
+        raise InvalidInput("perturbation", terms.perturbation, "m3-clipped-calibration-unit")
+    names: dict[str, Any] = dict(zip(("clipped", "calibration", "unit"), choices, strict=True))
+    return LocalPerturbation(clip=terms.clip, delta=terms.delta, **names)

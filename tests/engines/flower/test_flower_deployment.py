@@ -1,0 +1,137 @@
+"""A real deployment on loopback: processes, TLS, registered keys, secure noise, a database; also with kill −9."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flmarket.engines.flower.deployment import Deployment
+from flmarket.engines.flower.processes import processes_marked
+from flmarket.ledger import AwardState, EntryKind, SqlLedger
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by /proc"),
+]
+
+PATIENCE = 600.0  # these machines may be busy; a quiet one needs a tenth
+
+
+def flmarket(*arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "flmarket", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "500"}, **options,
+    )  # fmt: skip
+
+
+def mark_of(process):
+    """The deployment's mark, which the command prints first."""
+    for line in process.stderr:
+        if found := re.search(r"FLMARKET_DEPLOYMENT=([0-9a-f]{32})", line):
+            return found[1]
+    raise AssertionError("no mark on standard error")
+
+
+def await_true(condition, seconds=PATIENCE):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")
+
+
+def test_one_command_runs_a_deployment_and_the_ledger_verifies(tmp_path):
+    command = flmarket("deploy", "local", "--nodes", "3", "--rounds", "2", "--out", str(tmp_path / "d"), "--json")
+    mark = mark_of(command)
+    output, errors = command.communicate(timeout=PATIENCE)
+    assert command.returncode == 0, errors
+    assert processes_marked(mark) == []
+    facts = json.loads(output)
+    assert facts["rounds"] == 2
+    assert facts["awards"]["posted"] >= 1
+    assert facts["awards"]["pending"] == 0
+    assert sum(facts["balances_micros"].values()) == 0
+    assert facts["balances_micros"]["escrow"] == 0
+    assert len(facts["owners"]) == 3
+    for owner in facts["owners"]:
+        assert owner["epsilon_total"] <= owner["epsilon_cap"]
+        assert (owner["releases"] > 0) == (owner["paid_micros"] > 0)
+    assert len(facts["accuracy"]) == 2
+    verified = flmarket("ledger", "verify", "--db", facts["ledger"])
+    told = verified.communicate(timeout=PATIENCE)
+    assert verified.returncode == 0, told
+    status = flmarket("owner", "status", str(tmp_path / "d" / "owner-0" / "owner.toml"), "--json")
+    told = json.loads(status.communicate(timeout=PATIENCE)[0])
+    assert len(told["releases"]) == facts["owners"][0]["releases"]
+
+
+def test_an_interrupted_deployment_leaves_nothing_running(tmp_path):
+    command = flmarket("deploy", "local", "--out", str(tmp_path / "d"))
+    mark = mark_of(command)
+    await_true(lambda: processes_marked(mark, "flower-superlink"))
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=PATIENCE)
+    assert command.returncode == 130
+    assert processes_marked(mark) == []
+
+
+MARKET = """
+seed = 4
+[task]
+name = "tumours"
+rounds = 2
+bidders_per_round = 3
+budget_factor = 1.0
+[data]
+name = "breast-cancer"
+owners = 3
+partition = "equal"
+[owners]
+privacy_cap = 3.0
+[mechanism]
+auction = "all-in"
+perturbation = "sphere"
+"""
+
+
+def test_server_and_owner_are_killed_in_mid_round(tmp_path):
+    with Deployment(tmp_path / "d", MARKET, bid_seconds=PATIENCE, train_seconds=PATIENCE) as deployment:
+        deployment.prepare()
+        deployment.start()
+        deployment.run()
+        plan = deployment.state / "server" / "plan-000000.json"
+        await_true(plan.exists)
+        await_true(lambda: any((deployment.state / "server").glob("updates-*")) or not plan.exists())
+        for pid in processes_marked(deployment.mark, "flwr-serverapp"):
+            os.kill(pid, signal.SIGKILL)
+        os.killpg(deployment.processes["supernode-0"].pid, signal.SIGKILL)
+        with SqlLedger(deployment.ledger_url) as ledger:
+            ledger.verify()
+        await_true(lambda: not processes_marked(deployment.mark, "flwr-serverapp"))
+        deployment.revive_node(0, PATIENCE)
+        deployment.run()
+        result = deployment.wait(PATIENCE)
+        assert result["rounds"] == 2
+        accounts = deployment.accounts()
+    assert processes_marked(deployment.mark) == []
+    released = set()
+    for account in accounts.values():
+        with account:
+            assert account.spent <= 3.0 * (1 + 1e-12)
+            released |= {release.award_id for release in account.releases()}
+    with SqlLedger(deployment.ledger_url) as ledger:
+        ledger.verify()
+        assert sum(ledger.balances().values()) == 0
+        assert ledger.balance("escrow") == 0
+        posted = [award.id for award in ledger.awards(state=AwardState.POSTED)]
+        payments = [entry.line.ref for entry in ledger.entries() if entry.line.kind is EntryKind.POSTED]
+    assert sorted(payments) == sorted(set(posted))
+    assert set(posted) <= released
+    assert posted

@@ -1,0 +1,229 @@
+"""What lies on disk: an owner's file, keys, the server's state, the app that is shipped."""
+
+import json
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.app import Context, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from flmarket.cli.app import app as command
+from flmarket.engines.flower import OwnerFile, RoundStore, client_app
+from flmarket.engines.flower.certificates import node_keys, server_files
+from flmarket.engines.flower.files import read_records
+from flmarket.engines.flower.kinds import RoundPlan, record_from_dict, record_to_dict
+from flmarket.engines.flower.messages import Bid, Delivery, Order, Refusal, pack, unpack
+from flmarket.engines.flower.node import owner_of_node
+from flmarket.engines.flower.store import Checkpoint
+from flmarket.errors import ConfigError, InvalidInput
+from flmarket.ledger import DurableAccount
+from flmarket.privacy import ApproxDp, PureDp, ZCdp
+
+ROOT = Path(__file__).parents[3]
+OWNER = """
+owner = 3
+data = "records.npz"
+[bid]
+valuation = "quadratic"
+rate = 2.0
+privacy_budget = 0.5
+[cap]
+epsilon = 8.0
+"""
+
+
+def test_the_example_is_the_app_that_deploy_uses():
+    packed, example = ROOT / "src/flmarket/engines/flower/app", ROOT / "examples/flower"
+    names = [path.relative_to(packed) for path in packed.rglob("*") if path.suffix in (".py", ".toml")]
+    assert len(names) == 4
+    for name in names:
+        assert (packed / name).read_text() == (example / name).read_text(), name
+
+
+def test_the_examples_market_is_accepted():
+    from flmarket.engines.config import MarketConfig
+
+    assert MarketConfig.load(ROOT / "examples/flower/market.toml").simulation().partition.owners == 10
+
+
+@pytest.fixture
+def owner_file(tmp_path):
+    np.savez(tmp_path / "records.npz", x=np.random.default_rng(0).normal(size=(6, 3)), y=np.arange(6) % 2)
+    (tmp_path / "owner.toml").write_text(OWNER)
+    return tmp_path / "owner.toml"
+
+
+def test_an_owner_from_her_file_has_secure_noise(owner_file):
+    owner = OwnerFile.load(owner_file).owner_at(owner_file.parent)
+    assert (owner.number, owner.x.shape, owner.cap, owner.privacy_budget) == (3, (6, 3), PureDp(8.0), 0.5)
+    assert not owner.simulated
+    assert not owner.allow_raw
+    context = Context(
+        run_id=1, node_id=1, node_config={"owner-file": str(owner_file)}, state=RecordDict(),
+        run_config={"noise": "seeded", "market": "elsewhere", "simulation_seed": 1},
+    )  # fmt: skip
+    assert not owner_of_node(context).simulated, "a run's configuration does not decide"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (OWNER.replace("owner = 3", "owner = -1"), "owner"),
+        (OWNER.replace("epsilon = 8.0", ""), "cap"),
+        (OWNER.replace("epsilon = 8.0", "epsilon = 8.0\nrho = 1.0"), "cap"),
+        (OWNER.replace("epsilon = 8.0", "epsilon = inf"), "cap.epsilon"),
+        (OWNER.replace("quadratic", "cubic"), "bid.valuation"),
+        (OWNER + "noise = 'none'\n", "cap.noise"),
+        ("owner = ", "owner file"),
+    ],
+)
+def test_a_bad_file_is_named(owner_file, text, key):
+    owner_file.write_text(text)
+    with pytest.raises(ConfigError, match=key):
+        OwnerFile.load(owner_file)
+
+
+def test_caps_in_three_currencies(owner_file):
+    for line, cap in (("epsilon = 2.0\ndelta = 1e-6", ApproxDp(2.0, 1e-6)), ("rho = 0.5", ZCdp(0.5))):
+        owner_file.write_text(OWNER.replace("epsilon = 8.0", line))
+        assert OwnerFile.load(owner_file).cap.cap() == cap
+
+
+def test_records_as_csv(tmp_path):
+    (tmp_path / "r.csv").write_text("1.5,2,0\n3,4.25,1\n")
+    x, y = read_records(tmp_path / "r.csv")
+    np.testing.assert_array_equal(x, [[1.5, 2], [3, 4.25]])
+    np.testing.assert_array_equal(y, [0, 1])
+    (tmp_path / "bad.csv").write_text("1.5,2,0.5\n")
+    for name in ("bad.csv", "missing.npz"):
+        with pytest.raises(ConfigError, match="data"):
+            read_records(tmp_path / name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer asks click for names that click will rename
+def test_owner_commands(tmp_path):
+    runner, folder = CliRunner(), tmp_path / "me"
+    assert runner.invoke(command, ["owner", "init", str(folder), "--number", "4"]).exit_code == 0
+    assert OwnerFile.load(folder / "owner.toml").owner == 4
+    assert isinstance(runner.invoke(command, ["owner", "init", str(folder)]).exception, ConfigError)
+    (folder / "record").mkdir()
+    with DurableAccount.open(folder / "record" / "owner-4.account.sqlite", PureDp(10.0)) as account:
+        account.charge("t/0/4", "buyer", PureDp(0.5))
+    told = json.loads(runner.invoke(command, ["owner", "status", str(folder / "owner.toml"), "--json"]).output)
+    assert told["spent"] == 0.5
+    assert [release["award"] for release in told["releases"]] == ["t/0/4"]
+    assert "t/0/4" in runner.invoke(command, ["owner", "status", str(folder / "owner.toml")]).output
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_deploy_refuses_what_it_cannot_do(tmp_path):
+    runner = CliRunner()
+    assert isinstance(runner.invoke(command, ["deploy", "cloud"]).exception, ConfigError)
+    (tmp_path / "ledger.db").touch()
+    again = runner.invoke(command, ["deploy", "local", "--out", str(tmp_path)])
+    assert isinstance(again.exception, ConfigError)
+    assert list(tmp_path.iterdir()) == [tmp_path / "ledger.db"], "nothing was written"
+
+
+def test_the_servers_certificate_is_signed_by_the_authority(tmp_path):
+    files = server_files(tmp_path, "127.0.0.1")
+    authority = x509.load_pem_x509_certificate(files.authority.read_bytes())
+    server = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    other = x509.load_pem_x509_certificate(server_files(tmp_path / "other").authority.read_bytes())
+    with pytest.raises(Exception, match=r"issuer|signature|^$"):
+        server.verify_directly_issued_by(other)
+    keys = node_keys(tmp_path, "key")
+    private = load_ssh_private_key(keys.private.read_bytes(), None)
+    assert private.public_key() == load_ssh_public_key(keys.public.read_bytes())
+    for secret in (files.key, keys.private):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+class TestStore:
+    def test_a_delivery_that_was_cut_off_does_not_count(self, tmp_path):
+        store = RoundStore(tmp_path)
+        store.save_deliveries(0, {7: np.arange(3.0)})
+        store.save_deliveries(0, {8: np.arange(4.0)})
+        path = tmp_path / "updates-000000.log"
+        whole = path.read_bytes()
+        for length in range(len(whole)):
+            path.write_bytes(whole[:length])
+            assert set(store.deliveries(0)) <= {7}
+            store.save_deliveries(0, {9: np.ones(2)})
+            assert 9 in store.deliveries(0), "what comes after a cut-off record can be read"
+        path.write_bytes(whole)
+        found = store.deliveries(0)
+        np.testing.assert_array_equal(found[7], np.arange(3.0))
+        np.testing.assert_array_equal(found[8], np.arange(4.0))
+
+    def test_a_flipped_bit_in_a_delivery_is_seen(self, tmp_path):
+        store = RoundStore(tmp_path)
+        store.save_deliveries(0, {7: np.arange(3.0)})
+        path = tmp_path / "updates-000000.log"
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(bytes(content))
+        assert store.deliveries(0) == {}
+
+    def test_a_checkpoint_clears_what_led_to_it(self, tmp_path):
+        store = RoundStore(tmp_path)
+        for index in (0, 1):
+            store.save_plan(index, {"index": index})
+            store.save_deliveries(index, {1: np.zeros(2)})
+        (tmp_path / "plan-000001.json.part").write_text("half")
+        store.save_checkpoint(Checkpoint(1, np.arange(2.0), np.empty((0, 2)), {"done": False}))
+        assert store.plan(0) is None
+        assert store.deliveries(0) == {}
+        assert store.plan(1) == {"index": 1}
+        assert set(store.deliveries(1)) == {1}
+        saved = store.checkpoint()
+        assert saved.next_round == 1
+        np.testing.assert_array_equal(saved.parameters, np.arange(2.0))
+
+    def test_records_and_plans_survive_the_way_to_disk(self, tmp_path, market):
+        record = market(owners={"dropout": 0.3, "faulty": 0.2}).simulation().run().rounds[0]
+        again = record_from_dict(json.loads(json.dumps(record_to_dict(record))))
+        assert record_to_dict(again) == record_to_dict(record)
+        assert again.delivered.tolist() == record.delivered.tolist()
+        assert RoundPlan.from_dict(json.loads(json.dumps(RoundPlan(3).to_dict()))) == RoundPlan(3)
+
+
+finite = st.floats(0, 1e9)
+
+
+@given(
+    bid=st.builds(
+        Bid, owner=st.integers(0, 2**32), data_size=st.integers(0, 2**40), privacy_budget=finite,
+        kind=st.integers(0, 5), rate=finite, grid=st.just(()) | st.tuples(finite), values=st.tuples(finite),
+    )
+)  # fmt: skip
+def test_values_survive_the_way_through_a_message(bid):
+    message = Message(pack(bid), 1, "query.bid")
+    assert unpack(Bid, message) == bid
+    assert unpack(Delivery, message) is None
+    assert unpack(Order, message) is None
+
+
+@given(key=st.sampled_from(["owner", "code", "reason"]), value=st.integers(-9, -1) | st.binary(max_size=3))
+def test_a_value_of_the_wrong_kind_is_an_error(key, value):
+    content = pack(Refusal(owner=1, code="c", reason="r"))
+    content["refusal"][key] = value
+    with pytest.raises(InvalidInput):
+        unpack(Refusal, Message(content, 1, "train"))
+
+
+@pytest.fixture(autouse=True)
+def _identity():
+    """Flower's `Message` wants to know which process this is."""
+    from flmarket.engines.flower import InProcessGrid
+
+    InProcessGrid(client_app(owner_of_node), 1)

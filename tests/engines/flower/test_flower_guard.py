@@ -1,0 +1,347 @@
+"""The owner's guard: what passes, and that everything else is refused with nothing released."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flmarket.bids import Kind, Valuations
+from flmarket.engines.flower import InProcessGrid, Owner, client_app
+from flmarket.engines.flower.journal import OwnerJournal
+from flmarket.engines.flower.messages import (
+    BID,
+    RELEASE,
+    TRAIN,
+    Announcement,
+    Bid,
+    Delivery,
+    Order,
+    Refusal,
+    pack,
+    reply,
+    unpack,
+    unpack_vector,
+)
+from flmarket.engines.flower.owner import raw_update
+from flmarket.engines.flower.record import close_records
+from flmarket.ledger import DurableAccount
+from flmarket.privacy import PureDp
+
+FEATURES, LENGTH = 3, 4
+CALL = Announcement(
+    task="t", buyer="buyer", market="auction", round_index=0, rounds=5, features=FEATURES, classes=2,
+    perturbation="laplace-l1", clip=1.0,
+)  # fmt: skip
+ORDER = Order(
+    award="t/0/7", task="t", buyer="buyer", market="auction", round_index=0, rounds=5, owner=7, epsilon=0.5,
+    price_micros=10, records=20, features=FEATURES, classes=2, perturbation="laplace-l1", clip=1.0, steps=1,
+    batch_size=0, learning_rate=0.1, l2=0.0,
+)  # fmt: skip
+
+
+def make_owner(folder, **changes):
+    rng = np.random.default_rng(0)
+    return Owner(
+        **{
+            "number": 7, "x": rng.normal(size=(20, FEATURES)), "y": np.arange(20) % 2, "privacy_budget": 0.5,
+            "valuation": Valuations([int(Kind.LINEAR)], [1.0]), "cap": PureDp(2.0), "record": folder / "owner-7",
+            "simulation_seed": 1,
+        }
+        | changes
+    )  # fmt: skip
+
+
+class Desk:
+    """One owner's app, asked directly."""
+
+    def __init__(self, folder, compute=raw_update, **changes):
+        self.owner = make_owner(folder, **changes)
+        self.grid = InProcessGrid(client_app(lambda context: self.owner, compute), 1)
+
+    def send(self, kind, content):
+        (node,) = self.grid.get_node_ids()
+        (answer,) = self.grid.send_and_receive([Message(content, node, kind)])
+        return answer
+
+    def bid(self, **changes):
+        return self.send(BID, pack(replace(CALL, **changes)))
+
+    def train(self, parameters=None, **changes):
+        start = np.zeros(LENGTH) if parameters is None else parameters
+        return self.send(TRAIN, pack(replace(ORDER, **changes), start))
+
+    @property
+    def releases(self):
+        with DurableAccount.open(self.owner.record.with_suffix(".account.sqlite")) as account:
+            return [release.award_id for release in account.releases()]
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path)
+
+
+def refused(answer, code):
+    refusal = unpack(Refusal, answer)
+    assert refusal is not None, "something other than a refusal left"
+    assert refusal.code == code
+    assert not answer.content.array_records
+    assert set(answer.content) == {"refusal"}
+    return True
+
+
+def test_an_award_that_was_bid_for_is_released_once_and_charged(desk):
+    assert unpack(Bid, desk.bid()).privacy_budget == 0.5
+    answer = desk.train()
+    assert unpack(Delivery, answer) == Delivery(release="t/0/7", owner=7)
+    assert unpack_vector(answer).shape == (LENGTH,)
+    assert desk.releases == ["t/0/7"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"epsilon": 0.5000001}, "epsilon"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": float("inf")}, "epsilon"),
+        ({"records": 21}, "records"),
+        ({"records": 0}, "records"),
+        ({"owner": 8, "award": "t/0/8"}, "stranger"),
+        ({"award": "t/1/7"}, "award"),
+        ({"award": "another"}, "award"),
+        ({"round_index": 1, "award": "t/1/7"}, "no bid"),
+        ({"task": "u", "award": "u/0/7"}, "no bid"),
+        ({"perturbation": "sphere"}, "terms"),
+        ({"clip": 100.0}, "terms"),
+        ({"buyer": "somebody else"}, "terms"),
+        ({"market": "sampling"}, "terms"),
+        ({"market": "reward"}, "terms"),
+        ({"market": "gift"}, "terms"),
+        ({"features": 5}, "terms"),
+        ({"rounds": 50}, "terms"),
+    ],
+)
+def test_orders_that_are_not_the_award_are_refused(desk, changes, code):
+    desk.bid()
+    assert refused(desk.train(**changes), code)
+    assert desk.releases == []
+    assert unpack(Delivery, desk.train()) is not None, "the honest order still works"
+
+
+def test_a_second_release_is_refused_whatever_the_terms(desk):
+    desk.bid()
+    first = unpack_vector(desk.train())
+    assert refused(desk.train(), "replay")
+    assert refused(desk.train(epsilon=0.1), "replay")
+    assert refused(desk.train(parameters=np.ones(LENGTH)), "replay")
+    assert desk.releases == ["t/0/7"]
+    again = desk.send(RELEASE, pack(ORDER))
+    np.testing.assert_array_equal(unpack_vector(again), first)
+    assert desk.releases == ["t/0/7"], "the same bytes again cost nothing"
+
+
+def test_what_was_released_is_repeated_under_the_same_terms_only(desk):
+    desk.bid()
+    assert refused(desk.send(RELEASE, pack(ORDER)), "unreleased")
+    desk.train()
+    assert refused(desk.send(RELEASE, pack(replace(ORDER, epsilon=0.4))), "unreleased")
+    assert refused(desk.send(RELEASE, pack(replace(ORDER, price_micros=0))), "unreleased")
+
+
+def test_a_replayed_message_changes_nothing(desk):
+    desk.bid()
+    (node,) = desk.grid.get_node_ids()
+    message = Message(pack(ORDER, np.zeros(LENGTH)), node, TRAIN)
+    assert unpack(Delivery, desk.grid.send_and_receive([message])[0]) is not None
+    assert refused(desk.grid.send_and_receive([message])[0], "replay")
+    assert desk.releases == ["t/0/7"]
+
+
+def test_ten_requests_at_once_yield_one_release(desk):
+    desk.bid()
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda _: desk.train(), range(10)))
+    assert sum(unpack(Delivery, answer) is not None for answer in answers) == 1
+    assert desk.releases == ["t/0/7"]
+
+
+def test_the_lifetime_cap_holds_over_rounds_buyers_and_restarts(tmp_path):
+    sold = 0.0
+    for index in range(8):
+        close_records()  # a new process each time
+        desk = Desk(tmp_path)
+        buyer, task = f"buyer-{index % 2}", f"task-{index % 2}"
+        bid = unpack(Bid, desk.bid(round_index=index, buyer=buyer, task=task))
+        if bid is None:
+            assert refused(desk.bid(round_index=index, buyer=buyer, task=task), "exhausted")
+            continue
+        award = f"{task}/{index}/7"
+        terms = {"round_index": index, "buyer": buyer, "task": task, "award": award, "epsilon": bid.privacy_budget}
+        assert unpack(Delivery, desk.train(**terms)) is not None
+        sold += bid.privacy_budget
+    assert sold == pytest.approx(2.0)
+    assert len(desk.releases) == 4
+
+
+def test_an_offer_stands_but_the_account_decides(tmp_path):
+    """She bid 0.5 twice while 0.5 was left; the second award is refused."""
+    desk = Desk(tmp_path, cap=PureDp(0.5))
+    desk.bid(round_index=0)
+    desk.bid(round_index=1)
+    assert unpack(Delivery, desk.train()) is not None
+    assert refused(desk.train(round_index=1, award="t/1/7"), "cap")
+    assert desk.releases == ["t/0/7"]
+
+
+def test_a_bid_is_repeated_and_not_raised(desk):
+    assert unpack(Bid, desk.bid()) == unpack(Bid, desk.bid())
+    assert refused(desk.bid(clip=3.0), "terms")
+
+
+def test_nothing_else_that_training_returns_gets_out(tmp_path):
+    """A training function that attaches the data itself: the reply has the private vector and nothing more."""
+    desk = Desk(tmp_path)
+    app = desk.grid.app
+
+    def leaky(message, context):
+        content = pack(Delivery(release="raw", owner=7), np.zeros(LENGTH))
+        content["data"] = ArrayRecord([desk.owner.x])
+        content["loss"] = MetricRecord({"loss": 0.1})
+        return Message(content, reply_to=message)
+
+    guard = app._mods[-1]
+    desk.bid()
+    (node,) = desk.grid.get_node_ids()
+    message = Message(pack(ORDER, np.zeros(LENGTH)), node, TRAIN)
+    answer = guard(message, desk.grid.contexts[node], leaky)
+    assert set(answer.content) == {"delivery", "vector"}
+    assert np.abs(unpack_vector(answer)).min() > 0, "noise was added"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [np.full(LENGTH, np.nan), np.full(LENGTH, np.inf), np.zeros(LENGTH + 1), np.zeros((2, 2)), np.zeros(0)],
+)
+def test_a_training_that_fails_is_refused_and_costs_nothing(tmp_path, result):
+    desk = Desk(tmp_path, compute=lambda owner, order, parameters: result)
+    desk.bid()
+    assert refused(desk.train(), "training")
+    assert desk.releases == []
+
+
+def test_error_texts_do_not_carry_data_out(tmp_path):
+    def quotes_a_record(owner, order, parameters):
+        raise ValueError(f"cannot fit {owner.x[0].tolist()}")
+
+    desk = Desk(tmp_path, compute=quotes_a_record)
+    desk.bid()
+    answer = desk.train()
+    assert refused(answer, "error")
+    assert "ValueError" in unpack(Refusal, answer).reason
+    assert str(desk.owner.x[0, 0]) not in str(answer.content)
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "train.other", "query", "query.data"])
+def test_other_messages_get_no_answer_with_content(desk, kind):
+    desk.bid()
+    answer = desk.send(kind, pack(ORDER, np.zeros(LENGTH)))
+    assert answer.has_error() or refused(answer, "unknown")
+
+
+def test_a_record_that_cannot_be_opened_means_refusal(desk):
+    desk.bid()
+    close_records()
+    path = desk.owner.record.with_suffix(".account.sqlite")
+    path.write_bytes(b"not a database, and long enough to look like one" * 100)
+    assert refused(desk.train(), "error")
+
+
+def test_a_cap_changed_behind_the_accounts_back_means_refusal(tmp_path):
+    Desk(tmp_path).bid()
+    raised = Desk(tmp_path, cap=PureDp(1000.0))
+    assert refused(raised.train(), "error")
+
+
+def test_noise_is_secure_unless_the_owner_is_simulated(tmp_path):
+    """Equal owners with equal orders: seeded noise repeats, the other does not, and no message can choose."""
+    seeded = [_released(tmp_path / f"seeded-{i}") for i in range(2)]
+    np.testing.assert_array_equal(*seeded)
+    secure = [_released(tmp_path / f"secure-{i}", simulation_seed=None) for i in range(2)]
+    assert (secure[0] != secure[1]).all()
+
+
+def _released(folder, **changes):
+    desk = Desk(folder, **changes)
+    desk.bid()
+    return unpack_vector(desk.train())
+
+
+def test_noise_has_the_scale_of_the_award(tmp_path):
+    """300 secure releases at ε = 0.5 with clip 1: Laplace noise of scale 2·clip/ε = 4, mean absolute value 4."""
+    owner = {"cap": PureDp(1e6), "simulation_seed": None}
+    desk = Desk(tmp_path, compute=lambda owner, order, parameters: np.zeros(LENGTH), **owner)
+    vectors = []
+    for index in range(75):
+        desk.bid(round_index=index)
+        vectors.append(unpack_vector(desk.train(round_index=index, award=f"t/{index}/7")))
+    assert np.abs(np.array(vectors)).mean() == pytest.approx(4.0, rel=0.3)
+
+
+scalars = st.one_of(
+    st.text(max_size=5), st.integers(-5, 2**62), st.floats(), st.booleans(), st.lists(st.floats(0, 1), max_size=2)
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.dictionaries(st.sampled_from(list(pack(ORDER)["order"])), scalars, min_size=1, max_size=3))
+def test_any_changed_order_is_refused_or_within_the_bid(tmp_path_factory, changes):
+    desk = Desk(tmp_path_factory.mktemp("owner"))
+    desk.bid()
+    content = pack(ORDER, np.zeros(LENGTH))
+    for key, value in changes.items():
+        content["order"][key] = value
+    answer = desk.send(TRAIN, content)
+    if unpack(Refusal, answer) is not None:
+        assert not answer.content.array_records
+        return
+    made = unpack(Order, Message(content, 1, TRAIN))
+    assert made.epsilon <= 0.5
+    assert made.records <= 20
+    assert desk.releases == ["t/0/7"]
+
+
+def test_an_empty_message_is_refused(desk):
+    assert refused(desk.send(BID, RecordDict()), "malformed")
+    assert refused(desk.send(TRAIN, RecordDict({"order": ConfigRecord({})})), "error")
+    assert refused(desk.send(RELEASE, RecordDict()), "malformed")
+
+
+def test_a_machine_without_an_owner_refuses(tmp_path):
+    from flmarket.engines.flower.node import app
+
+    grid = InProcessGrid(app, 1)
+    grid.contexts = {9: Context(run_id=1, node_id=9, node_config={}, state=RecordDict(), run_config={})}
+    (answer,) = grid.send_and_receive([Message(pack(CALL), 9, BID)])
+    assert refused(answer, "error")
+
+
+def test_planted_cheat_is_caught(tmp_path, monkeypatch):
+    """Were the guard to skip the claim and the charge, the checks of this file would see it."""
+    monkeypatch.setattr(OwnerJournal, "claim", lambda *a: True)
+    monkeypatch.setattr(OwnerJournal, "claimed", lambda *a: False)
+    monkeypatch.setattr(DurableAccount, "charge", lambda *a: None)
+    desk = Desk(tmp_path)
+    desk.bid()
+    desk.train()
+    assert unpack(Delivery, desk.train()) is not None
+    assert desk.releases == []
+
+
+def test_reply_holds_only_what_it_is_given(desk):
+    message = Message(pack(CALL), 1, BID)
+    answer = reply(Delivery(release="r", owner=1), message, np.zeros(2))
+    assert set(answer.content) == {"delivery", "vector"}
