@@ -1,6 +1,7 @@
 """The services without HTTP, on SQLite and PostgreSQL."""
 
 import io
+import itertools
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from sqlalchemy import update
 from flmarket.broker.clock import now
 from flmarket.broker.errors import Conflict, Forbidden, NotFound, Unauthenticated
 from flmarket.broker.models import TaskRow
+from flmarket.broker.rounds import play_round
 from flmarket.broker.schemas import AuditRequest, BidHelpRequest, BidRequest, ExploreRequest, Valuation
 from flmarket.broker.services import (
     audits,
@@ -179,6 +181,33 @@ def test_nobody_passes_her_lifetime_cap_over_several_tasks(broker, joined, order
         statements.set_cap(broker, owner, 1.0)
     statements.set_cap(broker, owner, 5.0)
     assert statements.privacy(broker, owner).left_epsilon_total == pytest.approx(5.0 - view.spent_epsilon_total)
+
+
+def test_a_cap_reached_between_bid_and_settlement_voids_her_award_and_no_other(small, joined, order, cheap_bid):
+    """Two tasks' rounds overlap: both accounts were read before either release, and only one release fits."""
+    buyer, owner = joined(small, "buyer").party, joined(small, "owner").party
+    statements.set_cap(small, owner, 1.5)
+    rounds = []
+    for seed in range(2):
+        request = order(rounds=1, bidders_per_round=12, seed=seed, mechanism={"auction": "all-in"})
+        task = tasks.post_task(small, buyer, request)
+        offers.place_bid(small, owner, task.id, cheap_bid(1.0))
+        rounds.append((task.id, play_round(small, task.id)))
+    for _, steps in rounds:
+        assert list(itertools.islice(steps, 3)) == ["open", "bids", "awards"]
+    for _, steps in rounds:
+        assert list(steps) == ["updates"]
+    books = small.books.ledger
+    mine = [award for award in books.awards(owner=owner.id) if award.epsilon > 0]
+    assert [award.state for award in mine] == [AwardState.POSTED, AwardState.VOIDED]
+    assert "refused" in mine[1].reason
+    others = [
+        award for award in books.awards() if award.id.startswith(f"{rounds[1][0]}/0/") and award.owner != owner.id
+    ]
+    assert len(others) >= 2
+    assert {award.state for award in others} == {AwardState.POSTED}
+    assert statements.privacy(small, owner).spent_epsilon_total == 1.0
+    books.verify()
 
 
 def test_a_task_for_registered_owners_waits_for_their_bids(broker, joined, order, cheap_bid, play):

@@ -26,6 +26,8 @@ from flmarket.broker.core import Broker
 from flmarket.broker.models import Bid, Event, Release, RoundRow, Slot, TaskRow
 from flmarket.broker.schemas import TaskRequest
 from flmarket.engines import OpenRound, Simulation, SimulationRun
+from flmarket.errors import PrivacyBudgetExhausted
+from flmarket.ledger import AwardState
 from flmarket.market import Round, RoundRecord, award_id
 from flmarket.privacy import PrivacyAccount, PureDp
 
@@ -70,6 +72,7 @@ def play_round(broker: Broker, task_id: str) -> Iterator[str]:
     run.collect(round_)
     _event(broker, playing, "updates", {"delivered": len(round_.updates), "awards": len(round_.awards)})
     yield "updates"
+    _refuse_past_caps(broker, playing, round_)
     record = run.close(round_)
     playing.ledger.flush_resolutions()
     _settle(broker, playing, record)
@@ -209,6 +212,25 @@ def _awarded(broker: Broker, playing: _Playing, round_: Round) -> None:
             for k in winners[:200]
         ]
         _add_event(session, playing, "awards", {"awards": len(round_.awards), "held_micros": held, "winners": shown})
+
+
+def _refuse_past_caps(broker: Broker, playing: _Playing, round_: Round) -> None:
+    """Registered owners who have sold in other tasks since they bid, and whose caps this release would pass, refuse.
+
+    An award that a cut-off run of this round has settled already counts in her account, and stays as it is.
+    """
+    ledger, delivered = broker.books.ledger, [owner for owner in round_.updates if owner in playing.parties]
+    accounts = ledger.privacy_accounts(playing.parties[owner] for owner in delivered)
+    epsilon = dict(zip(round_.bidders.tolist(), round_.epsilon.tolist(), strict=True))
+    for owner in delivered:
+        account = accounts.get(playing.parties[owner])
+        if account is None or ledger.award(round_.awards[owner]).state is not AwardState.PENDING:
+            continue
+        try:
+            account.compose(playing.run.spec.perturbation.guarantee(epsilon[owner]))
+        except PrivacyBudgetExhausted as refusal:
+            del round_.updates[owner]
+            playing.run.market.void(round_, owner, f"refused: {refusal}")
 
 
 def _settle(broker: Broker, playing: _Playing, record: RoundRecord) -> None:

@@ -6,9 +6,13 @@ import logging
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flmarket.cli.output import errors, screen
 from flmarket.errors import ConfigError, MissingDependency
+
+if TYPE_CHECKING:
+    from flmarket.broker.demo import DemoParty
 
 __all__ = ["serve"]
 
@@ -35,9 +39,11 @@ def serve(db: str | None, host: str, port: int, demo: bool, data_dir: Path | Non
         settings = Settings(database_url=db, data_dir=data_dir, secure_cookies=secure_cookies)
         broker = Broker.open(settings)
         stack.callback(broker.close)
-        _welcome(broker, f"http://{host}:{port}", demo)
+        app = create_app(broker=broker)
+        # the pages list the demo's people for signing in with one click
+        app.state.demo_people = _welcome(broker, f"http://{host}:{port}", demo)
         config = uvicorn.Config(
-            create_app(broker=broker),
+            app,
             host=host,
             port=port,
             ws="none",
@@ -49,7 +55,8 @@ def serve(db: str | None, host: str, port: int, demo: bool, data_dir: Path | Non
         uvicorn.Server(config).run()
 
 
-def _welcome(broker: object, address: str, demo: bool) -> None:
+def _welcome(broker: object, address: str, demo: bool) -> tuple[DemoParty, ...]:
+    """Say where the market is and how to sign in; returns the people of a demo."""
     from flmarket.broker.core import Broker
     from flmarket.broker.demo import is_empty, seed_demo
     from flmarket.broker.services import parties, sessions
@@ -57,7 +64,8 @@ def _welcome(broker: object, address: str, demo: bool) -> None:
     assert isinstance(broker, Broker)
     if not is_empty(broker):
         screen.print(f"The market is open at {address}")
-        return
+        return ()
+    people: tuple[DemoParty, ...] = ()
     if demo:
         with errors.status("Seeding the demo market (some seconds) …"):
             people = seed_demo(broker)
@@ -73,3 +81,4 @@ def _welcome(broker: object, address: str, demo: bool) -> None:
         print(key)
         screen.print(f"Sign in within ten minutes: {address}{link}", soft_wrap=True)
     screen.print(f"The market is open at {address} (Ctrl+C ends)")
+    return people

@@ -29,7 +29,7 @@ def test_awards_and_model_as_simulated_and_a_cut_off_run_goes_on(market, tmp_pat
 
     with SqlLedger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         # Ray's workers may take a minute to start on a busy machine: nobody is to miss the first deadline for that
-        ray = {"backend": "ray", "bid_seconds": 600.0}
+        ray = {"backend": "ray", "bid_seconds": 180.0}
         with pytest.raises(CutOff):
             simulate(spec, tmp_path, ledger=ledger, progress=stop_after_the_second, **ray)
         found = simulate(spec, tmp_path, ledger=ledger)
