@@ -46,7 +46,13 @@ def inputs_of(settings: Settings, bids: BidProfile, budget: FloatArray) -> tuple
     share = size / np.maximum(size.sum(axis=-1, keepdims=True), _TINY)
     with np.errstate(over="ignore", divide="ignore"):
         ask = np.minimum(size[..., None] * value / np.maximum(budget, _TINY)[:, None, None], _FAR)
-    return Inputs(share, ask, bids.privacy_budget), epsilon
+    return Inputs(share, _without_last_bits(ask), bids.privacy_budget), epsilon
+
+
+def _without_last_bits(values: FloatArray) -> FloatArray:
+    """Rounded to 40 bits, so that asks that tie in one currency tie in every other: the last bits are noise."""
+    mantissa, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(mantissa * 2.0**40) / 2.0**40, exponent))
 
 
 @dataclass(frozen=True)
