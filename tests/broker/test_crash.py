@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import httpx
@@ -26,6 +27,16 @@ class PowerCut(BaseException):
     """Not an Exception: nothing in the service may handle it."""
 
 
+def swap(monkeypatch, where, name, replacement):
+    """Replace a function for this thread only: markets of other tests may be at work in threads of their own."""
+    original, mine = getattr(where, name), threading.get_ident()
+
+    def chosen(*args, **kwargs):
+        return (replacement if threading.get_ident() == mine else original)(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, chosen)
+
+
 def cut(monkeypatch, where, name, *, after, skip):
     """The power fails when this function is called (or has been called) for the time `skip` + 1."""
     original, calls = getattr(where, name), []
@@ -40,7 +51,7 @@ def cut(monkeypatch, where, name, *, after, skip):
             raise PowerCut
         return result
 
-    monkeypatch.setattr(where, name, failing)
+    swap(monkeypatch, where, name, failing)
 
 
 POINTS = [
@@ -140,7 +151,7 @@ def test_a_round_that_cannot_be_repeated_is_given_up_and_nothing_is_lost(small, 
     def other_bids(stored):
         return original(stored | {"rate": [value / 3 for value in stored["rate"]]})
 
-    monkeypatch.setattr(rounds, "opened_from", other_bids)
+    swap(monkeypatch, rounds, "opened_from", other_bids)
     with small.database.write() as session:
         session.execute(update(Lease).values(expires_at=0))
     Worker(small).run_until_idle()
@@ -175,7 +186,7 @@ def test_an_unexpected_error_fails_the_task_without_telling_strangers_why(small,
     def broken(*_):
         raise RuntimeError("inner secret")
 
-    monkeypatch.setattr(rounds, "_take_bids", broken)
+    swap(monkeypatch, rounds, "_take_bids", broken)
     Worker(small).run_until_idle()
     done = tasks.get_task(small, buyer, task.id)
     assert (done.state, done.refunded_micros) == ("failed", done.escrow_micros)

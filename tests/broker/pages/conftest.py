@@ -40,7 +40,7 @@ def demo(tmp_path_factory, serve):
     """One market for all page tests: seeding it takes seconds."""
     folder = tmp_path_factory.mktemp("market")
     broker = Broker.open(Settings(database_url=f"sqlite:///{folder}/market.db", sign_ins_per_minute=10_000.0))
-    people = seed_demo(broker, round_seconds=3.0)
+    people = seed_demo(broker, round_seconds=8.0)  # its tasks outlast the slowest run of all tests
     app = create_app(broker=broker)
     app.state.demo_people = people
     with serve(app) as address:
