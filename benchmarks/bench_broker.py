@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks.measure import Row
 
 OWNERS, READS, CLIENTS = 1000, 2000, 8
+RATE = 200.0  # reads a second, offered whether or not the last one was answered
 Request = tuple[str, str, dict[str, str], bytes | None]
 
 
@@ -32,7 +33,10 @@ def serve_broker(url: str, port: int) -> None:
     from flmarket.broker.app import create_app
     from flmarket.broker.settings import Settings
 
-    settings = Settings(database_url=url, requests_per_second=1e6, request_burst=10**6)
+    settings = Settings(
+        database_url=url, requests_per_second=1e6, request_burst=10**6, anonymous_requests_per_second=1e6,
+        anonymous_burst=10**6,
+    )  # fmt: skip
     uvicorn.run(create_app(settings), port=port, ws="none", log_level="error", access_log=False)
 
 
@@ -85,19 +89,23 @@ def ask(connection: http.client.HTTPConnection, request: Request) -> tuple[int, 
     return answer.status, answer.read()
 
 
-def load(port: int, requests: Sequence[Request]) -> tuple[float, np.ndarray]:
-    """All requests by several clients at once: seconds in all, and each request's seconds."""
-    shares = [requests[k::CLIENTS] for k in range(CLIENTS)]
+def load(port: int, requests: Sequence[Request], *, rate: float | None = None) -> tuple[float, np.ndarray]:
+    """All requests by several clients at once: seconds in all, and each request's seconds.
+
+    With a rate, a request is due when it is due: its time counts from then, also if its client was still waiting.
+    """
+    shares = [range(k, len(requests), CLIENTS) for k in range(CLIENTS)]
     taken: list[list[float]] = [[] for _ in shares]
 
-    def client(share: Sequence[Request], times: list[float]) -> None:
+    def client(share: range, times: list[float]) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for request in share:
-            started = time.perf_counter()
-            status, body = ask(connection, request)
-            times.append(time.perf_counter() - started)
+        for number in share:
+            due = time.perf_counter() if rate is None else started + number / rate
+            time.sleep(max(0.0, due - time.perf_counter()))
+            status, body = ask(connection, requests[number])
+            times.append(time.perf_counter() - due)
             assert status < 300, body
 
     threads = [threading.Thread(target=client, args=pair) for pair in zip(shares, taken, strict=True)]
@@ -179,6 +187,17 @@ def run() -> Iterator[Row]:
             peer_seconds, peer_times = load(peer, [("GET", "/empty", {}, None)] * READS)
             yield Row("read a task over HTTP, 8 at a time", "read", seconds / READS, peer_name, peer_seconds / READS)
             yield Row("the same, slowest 1 % (p99)", "read", _p99(times), peer_name, _p99(peer_times))
+            for what, request in (("task", ("GET", path, mine, None)), ("market's page", ("GET", "/", {}, None))):
+                _, times = load(port, [request] * READS, rate=RATE)
+                _, peer_times = load(peer, [("GET", "/empty", {}, None)] * READS, rate=RATE)
+                yield Row(
+                    f"read the {what}, {RATE:.0f} a second: median", "read", *_halves(times, peer_name, peer_times)
+                )
+                yield Row("the same, slowest 1 % (p99)", "read", _p99(times), peer_name, _p99(peer_times))
+
+
+def _halves(times: np.ndarray, peer_name: str, peer_times: np.ndarray) -> tuple[float, str, float]:
+    return float(np.median(times)), peer_name, float(np.median(peer_times))
 
 
 def _p99(times: np.ndarray) -> float:

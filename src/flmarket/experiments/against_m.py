@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +20,10 @@ from flmarket.experiments import fl_market as fl
 from flmarket.experiments.items import Check, Item, Step, from_checks
 from flmarket.report import Curve, CurveSet
 
-__all__ = ["SHORT", "fig10", "short_training"]
+if TYPE_CHECKING:
+    from flmarket.auctions.learned.training.trainer import Trainer
+
+__all__ = ["SHORT", "fig10", "short_training", "trained"]
 
 SIZES = (1, 2, 4, 8, 16)
 POPULATION = "flm22-iid"
@@ -31,6 +35,25 @@ def short_training(
     preset_name: str, items: int, population: str, *, quick: bool, seed: int
 ) -> tuple[LearnedAuction, float, float]:
     """A paper's preset with M = `items`, trained briefly: the auction, its regret and its payments below cost."""
+    trainer = _train(preset_name, population, items=items, seed=seed, short=SHORT[quick], validation=300)
+    found = trainer.measure(trainer.best)
+    return trainer.auction(), found.regret, found.below_cost
+
+
+def trained(preset_name: str, population: str, *, items: int | None = None) -> LearnedAuction:
+    """One of this project's presets, trained as the shipped weights were, if need be with another M."""
+    return _train(preset_name, population, items=items).auction()
+
+
+def _train(
+    preset_name: str,
+    population: str,
+    *,
+    items: int | None,
+    seed: int = 0,
+    short: tuple[int, int, int, int] | None = None,
+    validation: int = 600,
+) -> Trainer:
     try:
         import torch
 
@@ -39,16 +62,17 @@ def short_training(
         from flmarket.auctions.learned.training.trainer import Trainer
     except ModuleNotFoundError as error:
         raise MissingDependency(str(error.name), "torch") from None
-    epochs, batches, profiles, misreports = SHORT[quick]
-    base = preset(preset_name)
-    schedule = replace(base.schedule, epochs=epochs, batches=batches, profiles=profiles, misreports=misreports)
-    chosen = replace(base, settings=replace(base.settings, items=items), schedule=schedule)
+    chosen = preset(preset_name)
+    if items is not None:
+        chosen = replace(chosen, settings=replace(chosen.settings, items=items))
+    if short is not None:
+        lengths = dict(zip(("epochs", "batches", "profiles", "misreports"), short, strict=True))
+        chosen = replace(chosen, schedule=replace(chosen.schedule, **lengths))
     torch.manual_seed(seed)
-    trainer = Trainer(chosen, Source(population), seed=seed, validation=300)
+    trainer = Trainer(chosen, Source(population), seed=seed, validation=validation)
     for _ in trainer.run():
         pass
-    found = trainer.measure(trainer.best)
-    return trainer.auction(), found.regret, found.below_cost
+    return trainer
 
 
 def fig10(out_dir: Path, *, quick: bool, seeds: int, step: Step) -> Item:

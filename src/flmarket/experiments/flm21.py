@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flmarket.audit import AuditReport
 from flmarket.bids import Auction, BidProfile
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError
@@ -348,48 +349,74 @@ def _murba_wins(final: Mapping[str, list[FloatArray]], entrants: Mapping[str, Au
 
 def table1(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:
     """MURBA's violations for M = 10, 15, 20, printed and as our search finds them."""
-    del data_dir, seeds
+    del out_dir, data_dir, seeds
     claim = "MURBA's regret and IR violations are highly limited: at most 0.16 and 0.036."
     rows: list[tuple[str, str, str]] = []
     found: dict[str, dict[str, float]] = {}
+    papers: dict[str, dict[str, float]] = {}
     for m, printed in PRINTED_TABLE.items():
         for place, (level, population) in enumerate(POPULATIONS.items()):
-            names = (f"murba:{population}-m{m}", *(("murba",) if m == 20 else ()))
-            models = fl.contenders(population, names)
-            ours = "no weights"
-            if models:
-                step(f"searching for lies in MURBA, M = {m}, {population}")
-                report = regret.audited(next(iter(models.values())), population, quick=quick)
-                overall, rational = report.truthful.overall, report.rational
-                values = {
-                    "regret_max": overall.max_regret_over_cost,
-                    "regret_mean": overall.mean_regret_over_cost,
-                    "ir_max": -rational.worst,
-                    "ir_mean": rational.mean_loss_over_cost,
-                }
-                found[f"M = {m}, {level}"] = values
-                ours = " / ".join(f"{value:.4f}" for value in values.values())
-            rows.append((f"M = {m}, {level}", " / ".join(f"{column[place]:.4f}" for column in printed), ours))
+            what = f"M = {m}, {level}"
+            row = " / ".join(f"{column[place]:.4f}" for column in printed)
+            ours = _murba(m, population, quick=quick, step=step)
+            if ours is None:
+                rows.append((what, row, "trained in full runs only"))
+            else:
+                step(f"searching for lies in MURBA, {what}")
+                found[what] = _violations(regret.audited(ours, population, quick=quick))
+                rows.append((what, row, " / ".join(f"{value:.4f}" for value in found[what].values())))
+            if not quick:
+                step(f"the paper's own MURBA, {what}")
+                own = against_m.short_training(f"flm21-murba-{m}", m, population, quick=False, seed=0)[0]
+                papers[what] = _violations(regret.audited(own, population, quick=quick))
+                short = " / ".join(f"{value:.4f}" for value in papers[what].values())
+                rows.append((f"{what}, the paper's network, short training", row, short))
     if not found:
         check = Check.skipped("size", claim, "no trained weights of murba")
     else:
-        worst_regret = max(values["regret_mean"] for values in found.values())
-        worst_ir = max(values["ir_mean"] for values in found.values())
-        check = Check.of(
-            "size",
-            claim,
-            worst_regret <= regret.LOW and worst_ir <= regret.LOW,
-            f"mean regret up to {worst_regret:.3f} and mean IR violation up to {worst_ir:.3f} of cost by our search",
-        )
+        text = f"{_largest(found)} by our search"
+        if papers:
+            text += f"; the paper's network and losses after a training of minutes: {_largest(papers)}"
+        check = Check.of("size", claim, max(_worst(found)) <= regret.LOW, text)
     return from_checks(
         "flm21-table1",
         "FLM21 Table 1: regret and IR violation of MURBA",
         [check],
-        numbers={"found": found},
+        numbers={"found": found, "papers_network": papers},
         beside=rows,
         note="Rows: regret max / regret mean / IR max / IR mean. Ours are in units of the owner's cost. "
         + fl.OTHER_NETWORKS,
     )
+
+
+def _murba(m: int, population: str, *, quick: bool, step: Step) -> Auction | None:
+    """Our MURBA with so many sub-bids: the shipped one has 20, others are trained here in a minute each."""
+    shipped = fl.contenders(population, ("murba",)).get("murba")
+    if shipped is None or m == 20:
+        return shipped
+    if quick:
+        return None
+    step(f"training MURBA, M = {m}, {population}")
+    return against_m.trained("murba", population, items=m)
+
+
+def _violations(report: AuditReport) -> dict[str, float]:
+    overall, rational = report.truthful.overall, report.rational
+    return {
+        "regret_max": overall.max_regret_over_cost,
+        "regret_mean": overall.mean_regret_over_cost,
+        "ir_max": max(0.0, -rational.worst),
+        "ir_mean": rational.mean_loss_over_cost,
+    }
+
+
+def _worst(found: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
+    return max(row["regret_mean"] for row in found.values()), max(row["ir_mean"] for row in found.values())
+
+
+def _largest(found: Mapping[str, Mapping[str, float]]) -> str:
+    worst_regret, worst_ir = _worst(found)
+    return f"mean regret up to {worst_regret:.3f} and mean IR violation up to {worst_ir:.3f} of cost"
 
 
 ITEMS: dict[str, Reproduction] = {"fig5": fig5, "fig6": fig6, "fig7": fig7, "fig8": fig8, "table1": table1}

@@ -13,6 +13,7 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
+from flmarket.auctions.learned import LearnedAuction
 from flmarket.audit import AuditReport, audit
 from flmarket.bids import Auction
 from flmarket.experiments.fl_market import OTHER_NETWORKS
@@ -23,13 +24,16 @@ from flmarket.report.files import write_files
 __all__ = ["audited", "regret_table"]
 
 PRIVATE = ("value", "privacy_budget")
-PROFILES = {True: 20, False: 200}  # quick, full
+PROFILES = {True: 20, False: 100}  # quick, full
+SAMPLED_PROFILES = 40  # at most, where an auction draws lots: every lie is judged over 32 draws
 LOW = 0.1  # of cost: what we call a small violation
 
 
 def audited(auction: Auction, population: str, *, quick: bool, profiles: int | None = None) -> AuditReport:
     """The audit that every row of a table comes from."""
     number = PROFILES[quick] if profiles is None else profiles
+    if isinstance(auction, LearnedAuction) and auction.settings.deployment == "sampled":
+        number = min(number, SAMPLED_PROFILES)
     return audit(auction, population, number, search="quick" if quick else "strong", private=PRIVATE)
 
 
@@ -53,7 +57,7 @@ def regret_table(
     beside = [
         (name, f"{printed[name][0]:.4f}, {printed[name][1]:.4f}" if name in printed else "–", f"{rgt:.4f}, {ir:.4f}")
         for name, (rgt, ir) in found.items()
-    ] + [(name, f"{row[0]:.4f}, {row[1]:.4f}", "no weights") for name, row in printed.items() if name not in found]
+    ] + [(name, f"{row[0]:.4f}, {row[1]:.4f}", "not in this run") for name, row in printed.items() if name not in found]
     bars = [
         bar
         for name, (rgt, ir) in found.items()
@@ -67,7 +71,7 @@ def regret_table(
         else ()
     )
     write_files(out_dir, {f"{key}-audit.csv": _csv(reports)})
-    search = next(iter(reports.values())).truthful.search if reports else None
+    search = max((report.truthful.search for report in reports.values()), key=lambda log: log.profiles, default=None)
     return from_checks(
         key,
         title,
@@ -78,7 +82,8 @@ def regret_table(
         note=""
         if search is None
         else f"{search.strength.capitalize()} search: {search.misreports_per_owner} misreports by each owner of "
-        f"{search.profiles} profiles. Rows: regret, IR violation. {OTHER_NETWORKS}",
+        f"{search.profiles} profiles ({min(search.profiles, SAMPLED_PROFILES)} where lots are drawn). Rows: regret, IR "
+        f"violation. {OTHER_NETWORKS}",
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from flmarket.aggregation import OptAggr
 
-__all__ = ["error_bound_loss", "optimal_bound"]
+__all__ = ["conventional_bound", "error_bound_loss", "optimal_bound"]
 
 _LEAST = 1e-3  # the ε at which nothing counts as sold
 
@@ -39,7 +39,14 @@ def optimal_bound(epsilon: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def error_bound_loss(epsilon: torch.Tensor, share: torch.Tensor, cap: float = 20.0) -> torch.Tensor:
-    """The mean bound, its tail beyond `cap` tamed."""
-    bound = optimal_bound(epsilon, share)
+def conventional_bound(epsilon: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """ERR with the data shares as weights, shape (K,): no bias, and a little of everybody's ε is needed."""
+    return (8.0 * share**2 / epsilon.clamp_min(_LEAST) ** 2).sum(dim=-1)
+
+
+def error_bound_loss(
+    epsilon: torch.Tensor, share: torch.Tensor, cap: float = 20.0, *, conventional: bool = False
+) -> torch.Tensor:
+    """The mean bound of OptAggr or ConvlAggr, its tail beyond `cap` tamed."""
+    bound = (conventional_bound if conventional else optimal_bound)(epsilon, share)
     return torch.where(bound < cap, bound, cap * (1.0 + torch.log(bound.clamp_min(cap) / cap))).mean()

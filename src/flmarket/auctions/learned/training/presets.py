@@ -43,7 +43,7 @@ class Schedule:
     rate: float = 0.002  # ψ
     rate_end: float = 0.0002  # the learning rate falls to this, geometrically
     update_every: int = 10  # Q
-    objective: str = "bound"  # "bound": ERR with opt-aggr; "privacy": −Σ W·E[ε]
+    objective: str = "bound"  # "bound": ERR with opt-aggr; "conventional": with data shares; "privacy": −Σ W·E[ε]
     weight: float | None = None  # of the objective; None: the number of owners
     regret_over: str = "full"  # "full" cost of the bid, "expected" cost of what is sold, or the "budget"
     regret: Penalty = field(default_factory=Penalty)
@@ -53,8 +53,8 @@ class Schedule:
     patience: int = 0  # epochs without a better validation before stopping; 0: never stop early
 
     def __post_init__(self) -> None:
-        if self.objective not in ("bound", "privacy"):
-            raise InvalidInput("objective", self.objective, "bound or privacy")
+        if self.objective not in ("bound", "conventional", "privacy"):
+            raise InvalidInput("objective", self.objective, "bound, conventional or privacy")
         if self.regret_over not in ("full", "expected", "budget"):
             raise InvalidInput("regret_over", self.regret_over, "full, expected or budget")
         for name in ("epochs", "batches", "profiles", "misreports", "update_every"):
@@ -128,6 +128,12 @@ _ALL = (
         "menus cleared against the budget, argmax, error bound",
         Settings(),
         _CLEARED_SCHEDULE,
+    ),
+    Preset(
+        "dm-regretnet-convl",
+        "the same, trained for conventional aggregation",
+        Settings(),
+        replace(_CLEARED_SCHEDULE, objective="conventional"),
     ),
     Preset("regretnet", "one sub-bid, sampled", replace(_LOTTERY, items=1), _LOTTERY_SCHEDULE),
     Preset("m-regretnet", "eight sub-bids, sampled", _CURVE, replace(_LOTTERY_SCHEDULE, epochs=12)),

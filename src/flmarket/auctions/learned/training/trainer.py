@@ -94,10 +94,10 @@ class Trainer:
             violations["rational"] = (torch.relu(-utility) / cost).mean(dim=0)
             even = 1.0 / (settings.items + 1)
             violations["determinism"] = (1.0 - even - ((honest.chance - even) ** 2).sum(dim=-1)).mean(dim=0)
-        if schedule.objective == "bound":
-            objective = error_bound_loss(epsilon, batch.size)
-        else:
+        if schedule.objective == "privacy":
             objective = -(batch.size * epsilon).sum(dim=-1).mean()
+        else:
+            objective = error_bound_loss(epsilon, batch.size, conventional=schedule.objective == "conventional")
         return objective, violations
 
     def _search(self, batch: Batch, temperature: float, index: int) -> torch.Tensor:
