@@ -15,6 +15,7 @@ from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
 from flmarket.broker.keys import KeyCache
 from flmarket.broker.metrics import Metrics
+from flmarket.broker.recent import Recent
 from flmarket.broker.settings import Settings
 from flmarket.broker.simulations import Simulations
 
@@ -49,6 +50,7 @@ class Broker:
     simulations: Simulations
     metrics: Metrics
     wake: threading.Event = field(default_factory=threading.Event)
+    recent: Recent = field(default_factory=Recent)
 
     @classmethod
     def open(cls, settings: Settings) -> Broker:

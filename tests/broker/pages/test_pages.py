@@ -264,3 +264,20 @@ def test_every_picture_script_and_style_comes_from_here(visit, demo):
         assert answer.status_code == 200, address
     sizes = {address: len(client.get(address).content) for address in named if ".js" in address}
     assert sum(sizes.values()) < 125_000, sizes
+
+
+def test_strangers_share_one_front_page_and_members_do_not(small, joined, order, serve):
+    """What a stranger is shown may be a second old; somebody signed in sees the market as it is, and her own name."""
+    buyer = joined(small, "buyer", "Orchard Labs")
+    with serve(create_app(broker=small)) as address, httpx.Client(base_url=address, timeout=30) as client:
+        small.recent.seconds = 3600.0  # instead of one, so that the test may be slow
+        before = client.get("/").text
+        tasks.post_task(small, buyer.party, order(name="Just posted"))
+        assert client.get("/").text == before
+        assert client.post("/sign-in", data={"key": buyer.key}).status_code == 303
+        assert "Just posted" in client.get("/").text
+        client.cookies.clear()
+        small.recent._values.clear()
+        after = client.get("/").text
+        assert "Just posted" in after
+        assert "Orchard Labs" not in after

@@ -43,7 +43,14 @@ class Tile:
 
 @router.get("/")
 def front(visitor: AnyVisitor) -> HTMLResponse:
-    """The market."""
+    """The market; strangers all see the same one, which may be a second old."""
+    if visitor.auth is not None:
+        return _front(visitor)
+    body = visitor.broker.recent.get("front page", lambda: bytes(_front(visitor).body))
+    return HTMLResponse(body, headers={"Cache-Control": "no-store"})
+
+
+def _front(visitor: Visitor) -> HTMLResponse:
     view, tiles = _market(visitor)
     return page(
         visitor,
