@@ -9,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flmarket import BidProfile, Valuations, auctions  # noqa: E402
-from flmarket.aggregation import OptAggr, error_bound  # noqa: E402
+from flmarket.aggregation import Conventional, OptAggr, error_bound  # noqa: E402
 from flmarket.auctions.learned import LearnedAuction, Settings  # noqa: E402
 from flmarket.auctions.learned.mechanism import inputs_of  # noqa: E402
 from flmarket.auctions.learned.network import Inputs, first_parameters, forward  # noqa: E402
 from flmarket.auctions.learned.training import ascent, market  # noqa: E402
-from flmarket.auctions.learned.training.bound import optimal_bound  # noqa: E402
+from flmarket.auctions.learned.training.bound import conventional_bound, error_bound_loss, optimal_bound  # noqa: E402
 from flmarket.auctions.learned.training.data import Source, make_batch  # noqa: E402
 from flmarket.auctions.learned.training.presets import PRESETS, Penalty, Preset, Schedule, preset  # noqa: E402
 from flmarket.auctions.learned.training.trainer import Trainer  # noqa: E402
@@ -94,6 +94,17 @@ def test_the_bound_has_the_envelope_gradient(rng):
         step[i] = 1e-6
         up, down = (optimal_bound(torch.tensor(epsilon + s * step), torch.tensor(share)).numpy() for s in (1, -1))
         np.testing.assert_allclose(slope[:, i].numpy(), (up - down) / 2e-6, rtol=1e-4, atol=1e-6)
+
+
+def test_the_conventional_bound_is_that_of_data_shares(rng):
+    """Where everybody sells, ConvlAggr's weights are the data shares; the loss is its mean until the tail begins."""
+    epsilon, size = rng.uniform(0.5, 2.0, (6, 5)), rng.integers(1, 100, (6, 5)).astype(float)
+    share = torch.tensor(size / size.sum(-1, keepdims=True))
+    expected = error_bound(Conventional().weights(epsilon, size), epsilon, size)
+    np.testing.assert_allclose(conventional_bound(torch.tensor(epsilon), share).numpy(), expected, rtol=1e-12)
+    loss = error_bound_loss(torch.tensor(epsilon), share, cap=1e6, conventional=True)
+    assert loss.item() == pytest.approx(expected.mean())
+    assert loss.item() > error_bound_loss(torch.tensor(epsilon), share, cap=1e6).item()
 
 
 def test_multipliers_have_the_implicit_gradient_of_the_soft_market(rng):

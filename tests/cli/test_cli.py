@@ -104,6 +104,8 @@ def test_mechanisms_lists_what_each_guarantees():
     assert claims["m1"]["truthful"] == "exact"
     assert claims["m2"]["budget_feasible"] == "none"
     assert {"laplace-l1", "gaussian-l2"} <= set(listing["perturbations"])
+    assert {"leave-one-out", "multi-krum"} <= set(listing["robust_aggregations"])
+    assert "dirty-label" in listing["adversaries"]
     assert "all-in" in flmarket("mechanisms").stdout
 
 

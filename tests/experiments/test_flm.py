@@ -8,6 +8,7 @@ import pytest
 
 from flmarket import EXACT, BidProfile, Guarantees, Outcome, auctions
 from flmarket.aggregation import error_bound
+from flmarket.audit import audit
 from flmarket.experiments import against_m, beyond, fl_market, flm21, flm22, regret
 from flmarket.experiments.items import Check
 from flmarket.learning import load
@@ -238,7 +239,7 @@ def test_the_table_of_regret_finds_a_planted_cheat(tmp_path, monkeypatch):
     assert verdicts == {"order": "differs", "size": "differs", "posted": "reproduced"}
     assert item.numbers["dm-regretnet"]["regret"] > 1.0  # paid many times her cost for a lie
     rows = {what: (printed, ours) for what, printed, ours in item.beside}
-    assert rows["m-regretnet"] == ("0.7000, 0.1000", "no weights")
+    assert rows["m-regretnet"] == ("0.7000, 0.1000", "not in this run")
     assert all((tmp_path / name).exists() for name in item.files)
 
 
@@ -261,6 +262,38 @@ def test_short_training_gives_an_auction(monkeypatch):
     assert (auction.run(bids, 10.0, rng=np.random.default_rng(0)).spent <= 10.0 + 1e-9).all()
     assert regret_found >= 0
     assert loss >= 0
+
+
+def test_full_tables_train_what_is_not_shipped(tmp_path, monkeypatch):
+    """Other numbers of sub-bids, DM-RegretNet for ConvlAggr, and the papers' own networks, each audited in its row."""
+    asked, full = [], TINY | {"quick": False}
+
+    def trained(preset, population, *, items=None):
+        asked.append((preset, population, items))
+        return auctions.get("posted")
+
+    def short(preset, items, population, *, quick, seed):
+        asked.append((preset, population, items))
+        return auctions.get("all-in"), 0.0, 0.0
+
+    def audited(auction, population, *, quick):
+        return audit(auction, population, 2, search="quick", private=regret.PRIVATE)
+
+    monkeypatch.setattr(against_m, "trained", trained)
+    monkeypatch.setattr(against_m, "short_training", short)
+    monkeypatch.setattr(regret, "audited", audited)
+    item = flm21.table1(tmp_path, **full)
+    assert ("murba", "flm21-low", 15) in asked
+    assert ("murba", "flm21-low", 20) not in asked, "that one is shipped"
+    assert ("flm21-murba-20", "flm21-high", 20) in asked
+    assert len(item.beside) == 12
+    assert "paper's network and losses" in item.checks[0].evidence
+    for table in flm22.table1(tmp_path, **full):
+        rows = {what: ours for what, _, ours in table.beside}
+        assert rows["dm-regretnet-convl"] == rows["posted"] == "0.0000, 0.0000"
+        assert {"regretnet, the paper's network", "dm-regretnet, the paper's network"} <= set(rows)
+    assert ("dm-regretnet-convl", "flm22-niid", None) in asked
+    assert ("flm22-regretnet", "flm22-iid", 1) in asked
 
 
 def test_tables_without_weights_are_not_run(tmp_path, monkeypatch):

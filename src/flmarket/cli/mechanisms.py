@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from flmarket import aggregation, auctions, learning, populations, privacy
+from flmarket.aggregation import robust
 from flmarket.bids import Guarantee
 from flmarket.cli.output import print_json, screen, table
+from flmarket.learning import adversaries
 
 __all__ = ["list_mechanisms"]
 
@@ -19,6 +21,8 @@ def list_mechanisms(as_json: bool) -> None:
     """Print every registered name."""
     others = {
         "aggregations": list(aggregation.names()),
+        "robust_aggregations": list(robust.names()),
+        "adversaries": list(adversaries.names()),
         "perturbations": list(privacy.names()),
         "populations": list(populations.names()),
         "data_sets": list(learning.names()),
