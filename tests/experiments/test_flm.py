@@ -276,12 +276,10 @@ def test_full_tables_train_what_is_not_shipped(tmp_path, monkeypatch):
         asked.append((preset, population, items))
         return auctions.get("all-in"), 0.0, 0.0
 
-    def audited(auction, population, *, quick):
-        return audit(auction, population, 2, search="quick", private=regret.PRIVATE)
-
+    found = audit(auctions.get("posted"), "flm22-iid", 2, search="quick", private=regret.PRIVATE)
     monkeypatch.setattr(against_m, "trained", trained)
     monkeypatch.setattr(against_m, "short_training", short)
-    monkeypatch.setattr(regret, "audited", audited)
+    monkeypatch.setattr(regret, "audited", lambda auction, population, *, quick: found)
     item = flm21.table1(tmp_path, **full)
     assert ("murba", "flm21-low", 15) in asked
     assert ("murba", "flm21-low", 20) not in asked, "that one is shipped"

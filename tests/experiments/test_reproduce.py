@@ -1,7 +1,9 @@
 """The command's machinery: selection, records, processes, claims and the page."""
 
 import json
+import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -230,3 +232,41 @@ def test_units_have_no_randomness_of_their_own(tmp_path):
     one, two = (run_units((Unit("stack", "fig2"),), tmp_path / name, QUICK) for name in ("a", "b"))
     np.testing.assert_equal(one[0].items[0].numbers, two[0].items[0].numbers)
     assert units.RECORDS == "units"
+
+
+KILLED = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from flmarket.experiments import units
+
+if __name__ == "__main__":
+    context = get_context("spawn")
+    notes = context.SimpleQueue()
+    with ProcessPoolExecutor(1, mp_context=context, initializer=units._begin_worker, initargs=(notes,)) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 3600).result()
+"""
+
+
+def test_workers_end_when_the_command_is_killed(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as started:
+        worker = int(started.stdout.readline())
+        started.kill()
+    until = time.monotonic() + 60
+    while _runs(worker) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(worker)
+
+
+def _runs(pid):
+    """Whether a process is there and more than an entry that its new parent has not removed yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"

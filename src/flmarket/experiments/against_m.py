@@ -28,7 +28,7 @@ __all__ = ["SHORT", "fig10", "short_training", "trained"]
 SIZES = (1, 2, 4, 8, 16)
 POPULATION = "flm22-iid"
 # epochs, batches an epoch, profiles a batch, steps of the search for lies
-SHORT = {True: (2, 15, 32, 6), False: (10, 40, 128, 20)}
+SHORT = {True: (2, 15, 32, 6), False: (10, 20, 128, 20)}
 
 
 def short_training(

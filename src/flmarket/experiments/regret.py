@@ -24,8 +24,8 @@ from flmarket.report.files import write_files
 __all__ = ["audited", "regret_table"]
 
 PRIVATE = ("value", "privacy_budget")
-PROFILES = {True: 20, False: 100}  # quick, full
-SAMPLED_PROFILES = 40  # at most, where an auction draws lots: every lie is judged over 32 draws
+PROFILES = {True: 20, False: 60}  # quick, full
+SAMPLED_PROFILES = 30  # at most, where an auction draws lots: every lie is judged over 32 draws
 LOW = 0.1  # of cost: what we call a small violation
 
 

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -237,9 +238,18 @@ def _item(values: Mapping[str, Any]) -> Item:
 _notes: Any = None  # in a worker: where its notes go
 
 
-def _listen(notes: Any) -> None:
+def _begin_worker(notes: Any) -> None:
     global _notes
     _notes = notes
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A killed command should not leave figures in the making behind: nobody would take them."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _in_worker(unit: Unit, out_dir: Path, settings: Settings) -> Finished:
@@ -255,7 +265,7 @@ def _side_by_side(
     done: dict[Unit, Finished] = {}
     with (
         _one_thread(),
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=_listen, initargs=(notes,)) as pool,
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker, initargs=(notes,)) as pool,
     ):
         waiting: dict[Future[Finished], Unit] = {pool.submit(_in_worker, u, out_dir, settings): u for u in units}
         try:
