@@ -291,6 +291,10 @@ def test_full_tables_train_what_is_not_shipped(tmp_path, monkeypatch):
         assert rows["dm-regretnet-convl"] == rows["posted"] == "0.0000, 0.0000"
         assert {"regretnet, the paper's network", "dm-regretnet, the paper's network"} <= set(rows)
     assert ("dm-regretnet-convl", "flm22-niid", None) in asked
+    entrants = {"dm-regretnet": auctions.get("all-in"), "posted": auctions.get("posted")}
+    assert flm22._for_conventional("flm22-iid", entrants, quick=True, step=lambda _: None) == {}
+    own = flm22._for_conventional("flm22-iid", entrants, quick=False, step=lambda _: None)
+    assert {name: auction.name for name, auction in own.items()} == {"dm-regretnet": "posted"}
     assert ("flm22-regretnet", "flm22-iid", 1) in asked
 
 
