@@ -3,13 +3,19 @@
 The peer has no escrow, no hash chain, no proofs and no guards: it moves the price and marks the award, in one synced
 transaction. Ours records release and payment, hashes both, and the database checks every rule again. Alone, each of our
 awards is a transaction of its own, too; a round is one transaction for 1,000 awards.
+
+`python -m benchmarks.bench_ledger 1000000` builds a log of so many entries in SQLite instead and measures it whole; it
+takes minutes and is not part of the usual run.
 """
 
 from __future__ import annotations
 
 import itertools
+import resource
 import sqlite3
+import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +87,44 @@ def charge(path: Path, peer: float) -> Row:
         return Row("charge an owner's account", "release", best_of(work) / ALONE, PEER, peer)
 
 
+def long_log(entries: int, folder: Path) -> dict[str, float]:
+    """A log of rounds of 1,000 awards, each held, released for and paid: seconds to build and check it, and bytes."""
+    rounds, clock = -(-entries // (3 * ROUND)), _Clock()
+    with SqlLedger(f"sqlite:///{folder}/long.db") as book:
+        book.deposit("d", "buyer", 10**15)
+        for owner in range(0, ROUND, 2):  # every other owner has a registered cap
+            book.register_cap(f"owner-{owner}", PureDp(1e6))
+        for index in range(rounds):
+            ids = [f"task/{index}/{i}" for i in range(ROUND)]
+            with clock("build" if index < rounds - 10 else "its last 30,000 entries"):
+                book.hold_many(Award(id, index, "buyer", f"owner-{i}", 1.0, 100) for i, id in enumerate(ids))
+                given = (Release(id, "laplace-l1", PureDp(1.0)) for id in ids)
+                book.resolve_many(Resolution(one.award_id, AwardState.POSTED, release=one) for one in given)
+        with clock("100 receipts"):
+            for part in range(100):
+                book.receipt(f"task/{rounds * part // 100}/{part}")
+        with clock("verify"):
+            size = book.verify().size
+    used = sum(part.stat().st_size for part in folder.glob("long.db*")) / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3  # Linux counts in KiB
+    return {"entries": size, **clock.seconds, "megabytes on disk": used, "megabytes of memory, peak": peak}
+
+
+class _Clock:
+    """Seconds by name of the step, of the wall clock and of the processor, which other programs do not lengthen."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        wall, processor = time.perf_counter(), time.process_time()
+        yield
+        for name, took in (("", time.perf_counter() - wall), (", processor", time.process_time() - processor)):
+            key = f"{step}, seconds{name}"
+            self.seconds[key] = self.seconds.get(key, 0.0) + took
+
+
 def plain_sqlite(path: Path) -> float:
     """Seconds for an award by the peer."""
     connection = sqlite3.connect(path, isolation_level=None)
@@ -117,3 +161,9 @@ def postgres() -> Iterator[str]:
         yield server.get_uri(driver="psycopg")
     finally:
         server.cleanup()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        for what, value in long_log(int(sys.argv[1]) if sys.argv[1:] else 1_000_000, Path(place)).items():
+            print(f"{what:42} {value:14,.2f}")

@@ -135,7 +135,7 @@ def test_accounts_end_at_what_was_released(spec):
 
 def test_a_release_beyond_the_account_is_refused(spec):
     training = spec()
-    run = jdp._Run(training, training.select(), _funded(training))
+    run = jdp.JdpRun(training, training.select(), _funded(training))
     run.accounts[3] = jdp.PrivacyAccount(jdp.ZCdp(1e-3))
     with pytest.raises(PrivacyBudgetExhausted):
         run.round(0)
@@ -248,7 +248,7 @@ def test_the_choice_keeps_an_adversary_out_who_would_ruin_the_average(spec, name
 def test_adversaries_train_on_other_labels_and_others_on_their_own(spec):
     training = spec(adversary=adversaries.get("dirty-label", target=7))
     chosen = training.select()
-    _, labels = jdp._Run(training, chosen, _funded(training)).records()
+    _, labels = jdp.JdpRun(training, chosen, _funded(training)).records()
     for i, y in zip(chosen.clients, labels, strict=True):
         honest = training.data.y_train[training.partition.records(int(i))]
         np.testing.assert_array_equal(y, np.full_like(y, 7) if i in chosen.adversaries else honest)
@@ -256,7 +256,7 @@ def test_adversaries_train_on_other_labels_and_others_on_their_own(spec):
 
 def test_the_validation_records_are_not_the_test_records(spec):
     training = spec()
-    run = jdp._Run(training, training.select(), _funded(training))
+    run = jdp.JdpRun(training, training.select(), _funded(training))
     assert np.intersect1d(run.validation, run.test).size == 0
     assert run.validation.size == 150
     assert run.validation.size + run.test.size == len(training.data.y_test)
@@ -354,7 +354,7 @@ def test_stopping_is_as_noisy_as_its_epsilon_says(spec):
     """AboveThreshold at distance 0: the noise is Laplace(2/(|V|ε)) on the threshold and Laplace(4/(|V|ε)) on a look."""
     training, gaps = spec(stop_accuracy=0.5, stop_epsilon=0.5), []
     for seed in range(3000):
-        stops = jdp._AboveThreshold(dataclasses.replace(training, seed=seed))
+        stops = jdp.AboveThreshold(dataclasses.replace(training, seed=seed))
         unit = 1 / (150 * 0.5)
         gaps.append(float(stops._draw.laplace(scale=4 * unit)) - (stops._limit - 0.5))
     expected = 2 * (2**2 + 4**2) * (1 / (150 * 0.5)) ** 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flmarket import InvalidInput
-from flmarket.engines.sampled import SampledTraining, _Run
+from flmarket.engines.sampled import SampledRun, SampledTraining
 from flmarket.learning import Partition, load
 from flmarket.learning.partition import dirichlet
 from flmarket.ledger import AwardState, MemoryLedger
@@ -36,8 +36,8 @@ def training(**changes):
 
 def test_the_weighted_aggregate_is_unbiased():
     spec = training(batch_size=None)  # all records: the update is the same whenever a client takes part
-    run = _Run(spec, MemoryLedger())
-    everyone = _Run(dataclasses.replace(spec, participation=np.ones(N)), MemoryLedger())
+    run = SampledRun(spec, MemoryLedger())
+    everyone = SampledRun(dataclasses.replace(spec, participation=np.ones(N)), MemoryLedger())
     full = everyone.aggregate(0, np.arange(N), 0.1)
     # linear in the participants, so each client's update once is enough for thousands of rounds
     single = np.stack([run.aggregate(0, np.array([n]), 0.1) for n in range(N)])
@@ -77,7 +77,7 @@ def test_spending_is_the_budget_in_expectation():
     costs = COSTS.sample(np.random.default_rng(0), 200_000)
     q, r = OPTIMAL.offer(costs)
     assert np.mean(q * r) == pytest.approx(B, rel=0.01)  # over costs
-    run = _Run(training(), MemoryLedger())  # over participation, for these costs
+    run = SampledRun(training(), MemoryLedger())  # over participation, for these costs
     bills = np.array([run.price[run.draw(index)[0]].sum() for index in range(1000)])
     expected = float(np.asarray(run.q) @ run.price)
     assert abs(bills.mean() - expected) < 4 * bills.std() / np.sqrt(1000)
@@ -91,7 +91,7 @@ def test_a_hard_cap_is_never_exceeded():
     assert max(record.spent_micros for record in result.rounds) <= cap
     assert any(record.turned_away.size for record in result.rounds)
     assert all(np.isinf(record.bound) for record in result.rounds)
-    run = _Run(spec, MemoryLedger())
+    run = SampledRun(spec, MemoryLedger())
     for index in range(400):
         kept, away = run.draw(index)
         assert run.price[kept].sum() <= cap
@@ -103,8 +103,8 @@ def test_whether_the_cap_turns_a_client_away_does_not_depend_on_her_own_terms():
     for client in (0, 7):
         q, r = np.array(spec.participation), np.array(spec.payment)
         q[client], r[client] = 1.0, 0.5
-        low = _Run(dataclasses.replace(spec, participation=q, payment=r), MemoryLedger())
-        high = _Run(
+        low = SampledRun(dataclasses.replace(spec, participation=q, payment=r), MemoryLedger())
+        high = SampledRun(
             dataclasses.replace(spec, participation=q, payment=np.where(np.arange(N) == client, 4.0, r)), MemoryLedger()
         )
         kept = [(client in low.draw(i)[0], client in high.draw(i)[0]) for i in range(150)]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.aggregation.robust import ExponentialChoice
-from flmarket.audit.distinguish import _lower, _upper
+from flmarket.audit.distinguish import rate_at_least, rate_at_most
 from flmarket.errors import InvalidInput
 
 __all__ = ["ChoiceAudit", "audit_choice", "crafted_scores", "exact_epsilon", "sampled_epsilon"]
@@ -116,7 +116,7 @@ def sampled_epsilon(u: NDArray[np.intp], v: NDArray[np.intp], *, failure_probabi
 def _bound(one: NDArray[np.intp], two: NDArray[np.intp], event: NDArray[np.intp], failure_probability: float) -> float:
     hits, misses = int(np.isin(one, event).sum()), int(np.isin(two, event).sum())
     likely, unlikely = (
-        _lower(hits, len(one), failure_probability / 2),
-        _upper(misses, len(two), failure_probability / 2),
+        rate_at_least(hits, len(one), failure_probability / 2),
+        rate_at_most(misses, len(two), failure_probability / 2),
     )
     return float(np.log(likely / unlikely)) if likely > 0 else -np.inf

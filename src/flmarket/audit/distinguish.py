@@ -57,7 +57,7 @@ def crafted_pairs(clip: float, dimension: int) -> dict[str, tuple[FloatArray, Fl
 def measurable_epsilon(trials: int, failure_probability: float) -> float:
     """The most that could be shown: the event always happens under one input and never under the other."""
     half = trials // 2
-    return float(np.log(_lower(half, half, failure_probability) / _upper(0, half, failure_probability)))
+    return float(np.log(rate_at_least(half, half, failure_probability) / rate_at_most(0, half, failure_probability)))
 
 
 def distinguish(
@@ -125,7 +125,7 @@ def _statistics(
 
 
 def _bounds(hits: int, misses: int, count: int, delta: float, alpha: float) -> dict[str, float]:
-    true_rate, false_rate = _lower(hits, count, alpha), _upper(misses, count, alpha)
+    true_rate, false_rate = rate_at_least(hits, count, alpha), rate_at_most(misses, count, alpha)
     ratio = (true_rate - delta) / false_rate
     return {
         "epsilon": float(np.log(ratio)) if ratio > 0 else -np.inf,
@@ -133,10 +133,11 @@ def _bounds(hits: int, misses: int, count: int, delta: float, alpha: float) -> d
     }
 
 
-def _lower(hits: int, count: int, alpha: float) -> float:
+def rate_at_least(hits: int, count: int, alpha: float) -> float:
     """Clopper–Pearson: the true rate is below this with probability at most alpha."""
     return 0.0 if hits == 0 else float(betaincinv(hits, count - hits + 1, alpha))
 
 
-def _upper(hits: int, count: int, alpha: float) -> float:
+def rate_at_most(hits: int, count: int, alpha: float) -> float:
+    """Clopper–Pearson: the true rate is above this with probability at most alpha."""
     return 1.0 if hits == count else float(betaincinv(hits + 1, count - hits, 1 - alpha))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,23 +14,36 @@ import typer
 
 if TYPE_CHECKING:
     from flmarket.engines.flower.deployment import Deployment
+    from flmarket.engines.flower.files import OwnerFile
+    from flmarket.ledger import DurableAccount
 
 __all__ = ["register"]
 
+MOST_NODES = 50
+MARKETS = {"auction": "auctions", "sampling": "client sampling", "reward": "the reward game", "joint": "joint DP"}
 OWNER_TEMPLATE = """\
 # Your side of the market. Paths are relative to this file; `flmarket owner status` shows what you have sold.
 owner = {number}                   # your number, as the broker registered you
 data = "records.npz"        # x (records, features) and y (records,); or a .csv with the class in the last column
 record = "record"           # your privacy account and journal: keep this folder for ever, and never restore a backup
+# allow_raw = true          # client sampling: your updates may leave without any noise
 
 [bid]
 valuation = "linear"        # linear, quadratic, sqrt, exponential, step
 rate = 1.0                  # what a record's privacy is worth to you
-privacy_budget = 1.0        # the most ε you sell in one round
+privacy_budget = 1.0        # the most ε you sell in one round; in the reward game: the most ρ in one task
+# value = 2.0               # your cost of taking part (sampling, joint DP) or value of privacy (reward game)
 
 [cap]
 epsilon = 10.0              # the most ε you ever sell, to all buyers together
-# delta = 1e-6              # with it: (ε, δ) over your lifetime, which allows more releases
+# delta = 1e-6              # with it: (ε, δ) over your lifetime; joint DP and the reward game need it, or rho instead
+
+# [model]                   # joint DP: what you train at home
+# kind = "softmax"          # or mnist-cnn, cifar-cnn (the torch extra)
+# steps = 5                 # or epochs
+# batch_size = 32
+# learning_rate = 0.1
+# momentum = 0.9
 """
 
 MARKET_TEMPLATE = """\
@@ -59,20 +74,27 @@ owner_app = typer.Typer(help="An owner's side: her configuration, her SuperNode,
 
 def register(app: typer.Typer) -> None:
     """Add both to the command."""
-    app.command(epilog="Example: `flmarket deploy local --nodes 3 --rounds 3 --out out/deploy`.")(deploy)
+    examples = "`flmarket deploy local`, `flmarket deploy local examples/jdp.toml --nodes 4 --rounds 2 --out out/joint`"
+    app.command(epilog=f"Examples: {examples}.")(deploy)
     app.add_typer(owner_app, name="owner")
 
 
 def deploy(
     where: Annotated[str, typer.Argument(help="Only local: SuperLink and SuperNodes on this machine.")] = "local",
-    nodes: Annotated[int, typer.Option(min=1, max=50, help="Owners, each with a SuperNode of her own.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the market.")] = 3,
     market: Annotated[
-        Path | None, typer.Option(help="A market file instead; it says how many owners and rounds.")
+        Path | None, typer.Argument(help="A market file of any kind; without one, a small auction.", show_default=False)
     ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_NODES, help="Owners, each with a SuperNode; default 3, or what the file says."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; default 3, or what the file says.")] = None,
+    market_file: Annotated[Path | None, typer.Option("--market", hidden=True)] = None,
     out: Annotated[Path, typer.Option(help="Folder for keys, owners, logs and the ledger.")] = Path("out/deploy"),
     seconds: Annotated[float, typer.Option(min=10, help="Give up after so long.")] = 900.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split and the bids; noise is never seeded here.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of the split and what owners ask; noise is never seeded here.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Try a real deployment: Flower processes with TLS and keys, real data, secure noise, a durable ledger."""
@@ -84,9 +106,9 @@ def deploy(
         raise ConfigError("deploy", where, "local; for other machines see docs/flower.md")
     if (out / "ledger.db").exists():
         raise ConfigError("--out", str(out), "a folder without a ledger: a deployment starts anew")
-    text = MARKET_TEMPLATE.format(seed=seed, rounds=rounds, nodes=nodes)
-    if market is not None:
-        text = market.read_text(encoding="utf-8")
+    if market is not None and market_file is not None:
+        raise ConfigError("--market", str(market_file), "one market file")
+    text = _market_text(market or market_file, nodes, rounds, seed)
     signal.signal(signal.SIGTERM, _interrupt)
     with Deployment(out, text) as deployment:
         errors.print(f"[bold]{deployment.nodes} owners[/] in {deployment.folder}; every process carries the mark "
@@ -101,6 +123,32 @@ def deploy(
         print_json(facts)
     else:
         _show(facts)
+
+
+def _market_text(file: Path | None, nodes: int | None, rounds: int | None, seed: int | None) -> str:
+    """The market to play: the small auction, or a file with what the command line changes in it."""
+    from flmarket.engines.config import MarketConfig
+    from flmarket.engines.flower.toml_text import toml_text
+    from flmarket.errors import ConfigError
+
+    if file is None:
+        return MARKET_TEMPLATE.format(seed=seed or 0, rounds=rounds or 3, nodes=nodes or 3)
+    config = MarketConfig.load(file)  # its own errors first
+    owners = nodes or config.data.owners
+    if owners > MOST_NODES:
+        raise ConfigError("data.owners", owners, f"at most {MOST_NODES} on one machine; --nodes 5 plays it with five")
+    text = file.read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    bids = values.get("owners", {}).get("bids")
+    changes: dict[tuple[str, str], Any] = {("data", "owners"): nodes, ("task", "rounds"): rounds}
+    if bids is not None:  # a path beside the file that was given
+        changes["owners", "bids"] = str((file.parent / bids).resolve())
+    changed = {key: value for key, value in changes.items() if value is not None}
+    if seed is None and not changed:
+        return text
+    for (section, key), value in changed.items():
+        values.setdefault(section, {})[key] = value
+    return toml_text(values if seed is None else values | {"seed": seed})
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -122,8 +170,7 @@ def _facts(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
                 {
                     "owner": number,
                     "releases": len(list(account.releases())),
-                    "epsilon_total": account.spent,
-                    "epsilon_cap": deployment.spec.cap.epsilon,
+                    **_privacy(account),
                     "paid_micros": balances.get(owner_account(number), 0),
                 }
             )
@@ -139,6 +186,15 @@ def _facts(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _privacy(account: DurableAccount) -> dict[str, float]:
+    """What an owner has sold and the most she sells, in her cap's own currency; a cap of ∞ is none."""
+    from flmarket.engines.owners import UNLIMITED
+    from flmarket.privacy import ZCdp
+
+    name, limit = ("rho", account.cap.rho) if isinstance(account.cap, ZCdp) else ("epsilon", account.cap.epsilon)
+    return {f"{name}_total": account.spent, f"{name}_cap": limit if limit < UNLIMITED else math.inf}
+
+
 def _show(facts: dict[str, Any]) -> None:
     from flmarket.cli.output import screen, table
     from flmarket.ledger import format_micros
@@ -148,10 +204,12 @@ def _show(facts: dict[str, Any]) -> None:
         f"[bold]{facts['rounds']} rounds[/], accuracy {facts['accuracy'][-1]:.3f}; {awards['posted']} awards paid, "
         f"{awards['voided']} voided, {awards['expired']} expired"
     )
-    rows = table("Owners", "owner", "releases", "ε in total", "ε cap", "paid")
+    name, sign = ("rho", "ρ") if all("rho_cap" in one for one in facts["owners"]) else ("epsilon", "ε")
+    rows = table("Owners", "owner", "private releases", f"{sign} in total", f"{sign} cap", "paid")
     for one in facts["owners"]:
-        total, cap = f"{one['epsilon_total']:.4f}", f"{one['epsilon_cap']:g}"
-        rows.add_row(str(one["owner"]), str(one["releases"]), total, cap, format_micros(one["paid_micros"]))
+        total, cap = f"{one[f'{name}_total']:.4f}", one[f"{name}_cap"]
+        limit = "none" if math.isinf(cap) else f"{cap:g}"
+        rows.add_row(str(one["owner"]), str(one["releases"]), total, limit, format_micros(one["paid_micros"]))
     screen.print(rows)
     screen.print(f"ledger verified: {facts['ledger_entries']} entries; check it yourself with", soft_wrap=True)
     screen.print(f"  flmarket ledger verify --db {facts['ledger']}", soft_wrap=True, highlight=False)
@@ -186,11 +244,14 @@ def owner_run(
     port: Annotated[int, typer.Option(min=1, max=65535, help="A free port on this machine, for its own use.")] = 9094,
 ) -> None:
     """Check the configuration and the data, then become the SuperNode that serves the market."""
+    from flmarket.cli.output import errors
     from flmarket.engines.flower.files import OwnerFile
     from flmarket.engines.flower.play import QUIET
 
     path = file.resolve()
-    OwnerFile.load(path).owner_at(path.parent)
+    own = OwnerFile.load(path)
+    own.owner_at(path.parent)
+    errors.print(_takes_part(own), soft_wrap=True)
     command = Path(sys.executable).parent / "flower-supernode"
     arguments = [
         str(command), "--superlink", superlink, "--root-certificates", str(root_certificates.resolve()),
@@ -223,9 +284,18 @@ def owner_status(
             releases, spent, cap = list(account.releases()), account.spent, account.cap
     if json:
         sold = [{"award": r.award_id, "buyer": r.buyer, "guarantee": event_to_dict(r.guarantee)} for r in releases]
-        print_json({"owner": own.owner, "cap": event_to_dict(cap), "spent": spent, "releases": sold})
+        facts = {"owner": own.owner, "cap": event_to_dict(cap), "spent": spent, "stays_out": own.stays_out()}
+        print_json(facts | {"releases": sold})
         return
+    screen.print(_takes_part(own), soft_wrap=True)
     rows = table(f"Owner {own.owner}: {spent:.6g} of {cap}", "award", "buyer", "gave away", text=3)
     for release in releases:
         rows.add_row(release.award_id, release.buyer, str(release.guarantee))
     screen.print(rows)
+
+
+def _takes_part(own: OwnerFile) -> str:
+    """Which markets a file is for, and what keeps her out of the others."""
+    out = own.stays_out()
+    lines = [f"takes part in: {', '.join(MARKETS[market] for market, why in out.items() if not why)}"]
+    return "\n".join(lines + [f"not in {MARKETS[market]}: {why}" for market, why in out.items() if why])

@@ -137,7 +137,7 @@ class JdpTraining:
             price = int(chosen.paid_micros[i])
             terms = (award_id(self.name, 0, i), 0, _SERVER, owner_account(i), float(chosen.epsilon[i]), price)
             books.hold(Award(*terms))
-        return _Run(self, chosen, books).play(progress)
+        return JdpRun(self, chosen, books).play(progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,7 @@ class JdpResult:
         )  # fmt: skip
 
 
-class _Run:
+class JdpRun:
     """The state of one training: the public model, everybody's own, the accounts, the books."""
 
     def __init__(self, spec: JdpTraining, chosen: Selection, books: Ledger) -> None:
@@ -232,7 +232,7 @@ class _Run:
         return xs, ys
 
     def play(self, progress: Progress | None) -> JdpResult:
-        spec, stops = self.spec, _AboveThreshold(self.spec)
+        spec, stops = self.spec, AboveThreshold(self.spec)
         rounds: list[RoundRecord] = []
         choices: list[Choice | None] = []
         included: list[NDArray[np.bool_]] = []
@@ -346,7 +346,7 @@ class _Run:
         )
 
 
-class _AboveThreshold:
+class AboveThreshold:
     """Says once that a noisy accuracy passed a noisy threshold; ε-DP in total for one validation record."""
 
     def __init__(self, spec: JdpTraining) -> None:

@@ -240,10 +240,10 @@ class SampledTraining:
         self, progress: Callable[[SampledRound], None] | None = None, ledger: Ledger | None = None
     ) -> SampledResult:
         """Play every round; `progress` is called with each round's record."""
-        return _Run(self, MemoryLedger() if ledger is None else ledger).play(progress)
+        return SampledRun(self, MemoryLedger() if ledger is None else ledger).play(progress)
 
 
-class _Run:
+class SampledRun:
     """The state of one run: the model and the books."""
 
     def __init__(self, spec: SampledTraining, ledger: Ledger) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from flmarket.engines.flower import OwnerFile, RoundStore
+from flmarket.engines.flower.certificates import node_keys
 from flmarket.engines.flower.deployment import Deployment
-from flmarket.engines.flower.processes import processes_marked
+from flmarket.engines.flower.processes import free_ports, processes_marked
 from flmarket.ledger import AwardState, EntryKind, SqlLedger
 
 pytestmark = [
@@ -87,7 +89,7 @@ seed = 4
 [task]
 name = "tumours"
 rounds = 2
-bidders_per_round = 3
+bidders_per_round = 4
 budget_factor = 1.0
 [data]
 name = "breast-cancer"
@@ -101,10 +103,27 @@ perturbation = "sphere"
 """
 
 
-def test_server_and_owner_are_killed_in_mid_round(tmp_path):
+def start_stranger(deployment):
+    """A SuperNode for a fourth owner, with all that the others have but a registered key."""
+    folder = deployment.folder / "stranger"
+    keys = node_keys(folder, "key")
+    known = deployment.owner_folder(0)
+    (folder / "records.npz").write_bytes((known / "records.npz").read_bytes())
+    (folder / "owner.toml").write_text((known / "owner.toml").read_text().replace("owner = 0", "owner = 3"))
+    assert OwnerFile.load(folder / "owner.toml").owner == 3
+    return deployment.launch_node("stranger", folder, keys.private, free_ports(1)[0])
+
+
+def test_server_and_owner_are_killed_in_mid_round_and_a_stranger_is_kept_out(tmp_path):
     with Deployment(tmp_path / "d", MARKET, bid_seconds=PATIENCE, train_seconds=PATIENCE) as deployment:
         deployment.prepare()
         deployment.start()
+        stranger = start_stranger(deployment)
+        await_true(lambda: stranger.poll() is not None)
+        assert stranger.returncode != 0
+        said = deployment.log("stranger").read_text()
+        assert "Failed to activate SuperNode" in said, "it reached the SuperLink, which refused the key"
+        assert "SuperNode ID" not in said
         deployment.run()
         plan = deployment.state / "server" / "plan-000000.json"
         await_true(plan.exists)
@@ -121,6 +140,8 @@ def test_server_and_owner_are_killed_in_mid_round(tmp_path):
         assert result["rounds"] == 2
         accounts = deployment.accounts()
     assert processes_marked(deployment.mark) == []
+    records = [RoundStore(deployment.state / "server").record(index) for index in (0, 1)]
+    assert {owner for record in records for owner in record["bidders"]} == {0, 1, 2}, "there was room for a fourth"
     released = set()
     for account in accounts.values():
         with account:

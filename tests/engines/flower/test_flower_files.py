@@ -1,6 +1,7 @@
 """What lies on disk: an owner's file, keys, the server's state, the app that is shipped."""
 
 import json
+import re
 import stat
 from pathlib import Path
 
@@ -118,7 +119,20 @@ def test_owner_commands(tmp_path):
     told = json.loads(runner.invoke(command, ["owner", "status", str(folder / "owner.toml"), "--json"]).output)
     assert told["spent"] == 0.5
     assert [release["award"] for release in told["releases"]] == ["t/0/4"]
-    assert "t/0/4" in runner.invoke(command, ["owner", "status", str(folder / "owner.toml")]).output
+    said = runner.invoke(command, ["owner", "status", str(folder / "owner.toml")]).output
+    assert "t/0/4" in said
+    assert "takes part in: auctions\n" in said
+    assert "not in client sampling: no value is given" in said
+    assert {market for market, why in told["stays_out"].items() if why} == {"sampling", "reward", "joint"}
+    text = (folder / "owner.toml").read_text()
+    (folder / "owner.toml").write_text(re.sub(r"^# (?=\[?\w+( =|\]))", "", text, flags=re.MULTILINE))
+    assert set(OwnerFile.load(folder / "owner.toml").stays_out().values()) == {""}, "with all that the template names"
+
+
+def test_the_owner_file_in_the_docs_is_accepted_and_takes_part_in_everything(tmp_path):
+    page = (ROOT / "docs/flower.md").read_text()
+    (tmp_path / "owner.toml").write_text(page.partition("`owner.toml`:\n\n```\n")[2].partition("```")[0])
+    assert set(OwnerFile.load(tmp_path / "owner.toml").stays_out().values()) == {""}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -13,6 +13,7 @@ from flmarket.engines.flower.play import market_spec
 from flmarket.errors import MechanismViolation
 from flmarket.learning import load, partition
 from flmarket.ledger import AwardState, MemoryLedger
+from flmarket.privacy import ZCdp
 from flmarket.sampling import OptimalSampling, Uniform
 
 
@@ -143,6 +144,15 @@ def test_raw_updates_need_the_owners_consent(sampled, stage, monkeypatch):
     assert list(played.ledger.awards()) == []
 
 
+def test_nobody_with_a_registered_cap_is_asked_for_raw_updates(sampled, stage):
+    """The ledger would not pay her: it pays such owners for private releases only."""
+    ready = stage(replace(sampled, participation=np.ones(5)))
+    ready.ledger.register_cap("owner-2", ZCdp(1.0))
+    played = ready.play()
+    assert {award.owner for award in played.ledger.awards()} == {f"owner-{i}" for i in (0, 1, 3, 4)}
+    assert {award.state for award in played.ledger.awards()} == {AwardState.POSTED}
+
+
 def test_reward_game_goes_on_without_one_who_fails(market, stage):
     config = market(
         task={"budget_factor": None, "rounds": 3}, data={"partition": "equal"}, mechanism={"auction": "stackelberg"}
@@ -169,3 +179,24 @@ def test_reward_game_goes_on_without_one_who_fails(market, stage):
     assert weights.sum() == pytest.approx(1)
     given = {release.award_id: release.guarantee.rho for release in played.ledger.releases()}
     assert given[f"tumours/0/{users[0]}"] == pytest.approx(ready.spec.announced().rho[users[0]] / 3)
+
+
+def test_a_registered_cap_that_she_passed_costs_her_the_award_and_nobody_else(market, stage):
+    """Her own account allows more than she registered with the ledger: seen when the reward is paid, at the end."""
+    config = market(
+        task={"budget_factor": None, "rounds": 2}, data={"partition": "equal"}, mechanism={"auction": "stackelberg"}
+    )
+    ready = stage(config.stackelberg_training())
+    rho = ready.spec.announced().rho
+    users = np.flatnonzero(rho > 0).tolist()
+    ready.ledger.register_cap(f"owner-{users[0]}", ZCdp(float(rho[users[0]]) / 2))
+    ready.ledger.register_cap(f"owner-{users[1]}", ZCdp(float(rho[users[1]]) * 2))
+    played = ready.play()
+    states = {award.owner: award.state for award in played.ledger.awards()}
+    assert states.pop(f"owner-{users[0]}") is AwardState.VOIDED
+    assert set(states.values()) == {AwardState.POSTED}
+    assert played.records[-1].state[0] is AwardState.VOIDED
+    paid = sum(played.ledger.balance(owner) for owner in states)
+    assert played.records[-1].spent_micros == paid > 0
+    assert played.ledger.balance("escrow") == 0
+    played.ledger.verify()

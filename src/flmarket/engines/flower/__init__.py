@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flmarket.engines.flower.joint import JointMarket
     from flmarket.engines.flower.owner import Owner
     from flmarket.engines.flower.play import FlowerRun, simulate
+    from flmarket.engines.flower.ray_runtime import RayFailed
     from flmarket.engines.flower.reward import RewardMarket
     from flmarket.engines.flower.sampling import SamplingMarket
     from flmarket.engines.flower.store import RoundStore
@@ -31,6 +32,7 @@ __all__ = [
     "Owner",
     "OwnerFile",
     "OwnerGuard",
+    "RayFailed",
     "RewardMarket",
     "RoundStore",
     "SamplingMarket",
@@ -48,6 +50,7 @@ _HOME = {
     "Owner": "owner",
     "OwnerFile": "files",
     "OwnerGuard": "guard",
+    "RayFailed": "ray_runtime",
     "RewardMarket": "reward",
     "RoundStore": "store",
     "SamplingMarket": "sampling",

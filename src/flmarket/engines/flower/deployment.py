@@ -1,8 +1,9 @@
 """A whole deployment on this machine: one SuperLink and several SuperNodes as processes, with TLS and registered keys.
 
-The folder gets everything: certificates and keys, one folder per owner with her records and her `owner.toml`, the app,
-the ledger, the server's state and all logs. Each owner's process reads her folder only. Nothing listens beyond
-loopback, ports are free ones, and Flower is told to send nothing home.
+Any market file will do: auctions, client sampling, the reward game, robust joint-DP training. The folder gets
+everything: certificates and keys, one folder per owner with her records and her `owner.toml` (`dealing`), the app, the
+ledger, the server's state and all logs. Each owner's process reads her folder only. Nothing listens beyond loopback,
+ports are free ones, and Flower is told to send nothing home.
 
 `stop` ends every process that this deployment started, also those that Flower started and detached: they carry a mark
 in their environment. What would break it: SIGKILL on this process, which leaves them; `flmarket deploy` says which.
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import uuid
 from dataclasses import dataclass, field
 from importlib import resources
@@ -25,14 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from flmarket.bids import Kind
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower.certificates import NodeKeys, ServerFiles, node_keys, server_files
-from flmarket.engines.flower.play import QUIET
+from flmarket.engines.flower.dealing import lifetime_cap, registered_cap, write_owner
+from flmarket.engines.flower.play import QUIET, Spec, market_spec
 from flmarket.engines.flower.processes import HOST, MARK, free_ports, processes_marked, send_signal, signal_group
-from flmarket.engines.simulation import Simulation
+from flmarket.engines.owners import PrivacyCap
 from flmarket.errors import ConfigError, FlmarketError
 from flmarket.ledger import DurableAccount, SqlLedger
 from flmarket.market import owner_account
@@ -44,8 +44,6 @@ _CONNECTION = "local"
 
 class DeploymentFailed(FlmarketError):
     """A process of the deployment did not do its part; the message names its log."""
-
-    exit_code = 9
 
 
 @dataclass
@@ -60,11 +58,16 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.market_file = self.folder / "market.toml"
+        try:
+            config = MarketConfig.parse(tomllib.loads(self.toml), source=self.market_file.name)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError("market file", str(error), "valid TOML") from None
+        self.spec: Spec = market_spec(config, base=self.folder)
+        self.cap = PrivacyCap(config.owners.privacy_cap, config.owners.privacy_cap_delta)
+        lifetime_cap(self.spec, self.cap)
+        self.folder.mkdir(parents=True, exist_ok=True)  # only now that everything is in order
         self.market_file.write_text(self.toml, encoding="utf-8")
-        spec = MarketConfig.load(self.market_file).simulation(base=self.folder)
-        self.spec: Simulation = spec
         self.mark = uuid.uuid4().hex
         self.ports: list[int] = []
         self.tls: ServerFiles | None = None
@@ -108,11 +111,12 @@ class Deployment:
         config = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n{connection}'
         (home / "config.toml").write_text(config, encoding="utf-8")
         self.keys = [node_keys(self.owner_folder(i), "key") for i in range(self.nodes)]
+        registered = registered_cap(self.spec, self.cap)
         with SqlLedger(self.ledger_url) as ledger:
             for i in range(self.nodes):
-                self._write_owner(i)
-                if np.isfinite(self.spec.cap.epsilon):
-                    ledger.register_cap(owner_account(i), self.spec.cap.account().cap)
+                write_owner(self.spec, i, self.owner_folder(i), self.cap)
+                if registered is not None:
+                    ledger.register_cap(owner_account(i), registered)
 
     def owner_folder(self, owner: int) -> Path:
         """Where one owner's data, configuration and record are."""
@@ -135,25 +139,29 @@ class Deployment:
         }
         for name, process in registrations.items():
             if process.wait(timeout=60) != 0:
-                raise DeploymentFailed(f"{name} failed, see {self._log(name)}")
+                raise DeploymentFailed(f"{name} failed, see {self.log(name)}")
             del self.processes[name]
         for i in range(self.nodes):
             self.start_node(i)
 
     def start_node(self, owner: int) -> None:
         """One owner's SuperNode."""
+        self.launch_node(
+            f"supernode-{owner}", self.owner_folder(owner), self.keys[owner].private, self.ports[1 + owner]
+        )
+
+    def launch_node(self, name: str, folder: Path, key: Path, port: int) -> subprocess.Popen[bytes]:
+        """A SuperNode for the `owner.toml` of a folder, with a private key, registered or not; its log has its name."""
         assert self.tls is not None
-        folder = self.owner_folder(owner)
-        self._launch(
-            f"supernode-{owner}", "flower-supernode", "--superlink", f"{HOST}:{self.ports[0]}",
-            "--root-certificates", str(self.tls.authority), "--auth-supernode-private-key",
-            str(self.keys[owner].private), "--host", HOST, "--port", str(self.ports[1 + owner]), "--node-config",
-            f'owner-file="{folder / "owner.toml"}"', FLWR_HOME=str(folder / "flwr"),
+        return self._launch(
+            name, "flower-supernode", "--superlink", f"{HOST}:{self.ports[0]}", "--root-certificates",
+            str(self.tls.authority), "--auth-supernode-private-key", str(key), "--host", HOST, "--port", str(port),
+            "--node-config", f'owner-file="{folder / "owner.toml"}"', FLWR_HOME=str(folder / "flwr"),
         )  # fmt: skip
 
     def revive_node(self, owner: int, seconds: float = 180.0) -> None:
         """Start a SuperNode that was killed: Flower takes it back once its heartbeat has lapsed, a minute at most."""
-        deadline, log = time.monotonic() + seconds, self._log(f"supernode-{owner}")
+        deadline, log = time.monotonic() + seconds, self.log(f"supernode-{owner}")
         while time.monotonic() < deadline:
             begun = log.stat().st_size
             self.start_node(owner)
@@ -184,13 +192,13 @@ class Deployment:
             if self.processes["run"].poll() is not None:
                 time.sleep(1.0)  # the result may be written as the stream ends
                 if not (self.state / "result.json").exists():
-                    raise DeploymentFailed(f"the run ended without a result, see {self._log('run')}")
+                    raise DeploymentFailed(f"the run ended without a result, see {self.log('run')}")
             for name in ("superlink", *(f"supernode-{i}" for i in range(self.nodes))):
                 process = self.processes.get(name)
                 if process is not None and process.poll() is not None:
-                    raise DeploymentFailed(f"{name} ended with code {process.returncode}, see {self._log(name)}")
+                    raise DeploymentFailed(f"{name} ended with code {process.returncode}, see {self.log(name)}")
             time.sleep(0.2)
-        raise DeploymentFailed(f"no result after {seconds:g} s, see {self._log('run')}")
+        raise DeploymentFailed(f"no result after {seconds:g} s, see {self.log('run')}")
 
     def accounts(self) -> dict[int, DurableAccount]:
         """The owners' privacy accounts, as their own machines have them; close them."""
@@ -216,22 +224,6 @@ class Deployment:
         self.processes.clear()
         self._replaced.clear()
 
-    def _write_owner(self, i: int) -> None:
-        folder, own = self.owner_folder(i), self.spec.bids[[i]]
-        rows = self.spec.partition.records(i)
-        np.savez(folder / "records.npz", x=self.spec.data.x_train[rows], y=self.spec.data.y_train[rows])
-        cap = min(self.spec.cap.epsilon, 1e9)
-        delta = f"delta = {self.spec.cap.delta!r}\n" if self.spec.cap.delta > 0 else ""
-        kind = Kind(int(own.valuations.kind[0])).name.lower()
-        if kind == "tabulated":
-            raise ConfigError("owners.bids", kind, "a valuation family; an owner file has no tables")
-        (folder / "owner.toml").write_text(
-            f'owner = {i}\ndata = "records.npz"\nrecord = "record"\n\n[bid]\nvaluation = "{kind}"\n'
-            f"rate = {float(own.valuations.rate[0])!r}\nprivacy_budget = {float(own.privacy_budget[0])!r}\n\n"
-            f"[cap]\nepsilon = {float(cap)!r}\n{delta}",
-            encoding="utf-8",
-        )
-
     def _launch(self, name: str, command: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         scripts = Path(sys.executable).parent
         path = scripts / command
@@ -242,7 +234,7 @@ class Deployment:
             MARK: self.mark, "FLWR_HOME": str(self.folder / "flwr"), "PATH": search,
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", **environment,
         }  # fmt: skip
-        with self._log(name).open("ab") as log:
+        with self.log(name).open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter's scripts, arguments from this module
                 [str(path), *arguments],
                 stdin=subprocess.DEVNULL,
@@ -257,7 +249,8 @@ class Deployment:
         self.processes[name] = process
         return process
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
+        """What a process said."""
         return self.folder / "logs" / f"{name}.log"
 
     def _await_port(self, name: str, port: int, seconds: float = 60.0) -> None:
@@ -270,4 +263,4 @@ class Deployment:
                 if probe.connect_ex((HOST, port)) == 0:
                     return
             time.sleep(0.1)
-        raise DeploymentFailed(f"{name} does not answer on port {port}, see {self._log(name)}")
+        raise DeploymentFailed(f"{name} does not answer on port {port}, see {self.log(name)}")

@@ -3,6 +3,7 @@
     owner = 0                          # her number in the market, as the broker registered her
     data = "records.npz"               # x (records, features) and y (records,); or .csv, the class in the last column
     record = "record"                  # folder of her privacy account and her journal; keep it for ever
+    allow_raw = false                  # true: updates may leave without noise, which client sampling needs
 
     [bid]
     valuation = "linear"               # linear, quadratic, sqrt, exponential, step
@@ -14,27 +15,40 @@
     epsilon = 10.0                     # over her lifetime, all buyers together; with delta, or rho instead
     # delta = 1e-6
 
-Paths are relative to the file. There is no key for noise that is not secure.
+    [model]                            # what she trains at home in joint-DP markets
+    kind = "softmax"                   # or mnist-cnn, cifar-cnn (the torch extra)
+    steps = 5                          # or epochs
+    batch_size = 32
+    learning_rate = 0.1
+    momentum = 0.9
+
+Paths are relative to the file. What is not said keeps her out of markets that need it (`stays_out`): without `value`
+she takes part in auctions only. There is no key for noise that is not secure, and none for malice: an owner who has a
+file is honest.
 """
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flmarket.bids import Kind, Valuations
-from flmarket.engines.flower.owner import Owner
+from flmarket.engines.flower.messages import MarketName
+from flmarket.engines.flower.owner import Owner, stays_out
+from flmarket.engines.flower.toml_text import toml_text
 from flmarket.errors import ConfigError
-from flmarket.privacy import ApproxDp, PureDp, ZCdp
+from flmarket.learning.local_model import LocalModel, SoftmaxTrainer
+from flmarket.privacy import ApproxDp, Cap, PureDp, ZCdp
 
-__all__ = ["OwnerFile", "read_records"]
+__all__ = ["BidSection", "CapSection", "ModelSection", "OwnerFile", "read_records"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 
 
 class _Section(BaseModel):
@@ -47,7 +61,7 @@ class BidSection(_Section):
     valuation: Literal["linear", "quadratic", "sqrt", "exponential", "step"] = "linear"
     rate: Positive = 1.0
     privacy_budget: Positive = 1.0
-    value: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    value: Positive | None = None
 
 
 class CapSection(_Section):
@@ -63,12 +77,56 @@ class CapSection(_Section):
             raise ValueError("give epsilon, epsilon and delta, or rho")
         return self
 
-    def cap(self) -> PureDp | ZCdp | ApproxDp:
+    @classmethod
+    def of(cls, cap: Cap) -> CapSection:
+        """What `cap` gives back."""
+        if isinstance(cap, ZCdp):
+            return cls(rho=cap.rho)
+        return cls(epsilon=cap.epsilon) if isinstance(cap, PureDp) else cls(epsilon=cap.epsilon, delta=cap.delta)
+
+    def cap(self) -> Cap:
         """As her account takes it."""
         if self.rho is not None:
             return ZCdp(self.rho)
         assert self.epsilon is not None
         return PureDp(self.epsilon) if self.delta is None else ApproxDp(self.epsilon, self.delta)
+
+
+class ModelSection(_Section):
+    """What she trains at home in joint-DP markets, where the server sees clipped and noised parameters only."""
+
+    kind: Literal["softmax", "mnist-cnn", "cifar-cnn"] = "softmax"
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch_size: Count = 32
+    learning_rate: Positive = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either steps or epochs")
+        return self
+
+    @classmethod
+    def of(cls, model: LocalModel) -> ModelSection:
+        """The section that makes this model; raises ConfigError if none does."""
+        kind = "softmax" if isinstance(model, SoftmaxTrainer) else getattr(model, "architecture", None)
+        names = ("steps", "epochs", "batch_size", "learning_rate", "momentum")
+        given = {name: getattr(model, name, None) for name in names}
+        if kind is None or getattr(model, "l2", 0.0) != 0.0:
+            raise ConfigError("model", model, "softmax regression without a penalty, or a network by name")
+        return cls.model_validate({"kind": kind} | {name: value for name, value in given.items() if value is not None})
+
+    def trainer(self, features: int, classes: int) -> LocalModel | None:
+        """The model for so many features and classes; None if it is a network for others."""
+        settings = self.model_dump(exclude={"kind"})
+        if self.kind == "softmax":
+            return SoftmaxTrainer(features, classes, **settings)
+        from flmarket.learning.neural import ClientTrainer  # torch: only for those who ask for a network
+
+        model = ClientTrainer(self.kind, **settings)
+        return model if (features, classes) == (model.network.features, model.network.classes) else None
 
 
 class OwnerFile(_Section):
@@ -77,9 +135,10 @@ class OwnerFile(_Section):
     owner: Annotated[int, Field(ge=0, strict=True)]
     data: str
     record: str = "record"
+    allow_raw: Annotated[bool, Field(strict=True)] = False
     bid: BidSection = BidSection()
     cap: CapSection
-    allow_raw: bool = False
+    model: ModelSection | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> OwnerFile:
@@ -93,14 +152,27 @@ class OwnerFile(_Section):
             key = ".".join(str(part) for part in first["loc"]) or "file"
             raise ConfigError(f"{Path(path).name}: {key}", first.get("input"), first["msg"]) from None
 
+    def to_toml(self) -> str:
+        """The file's text, with the keys that were given."""
+        return toml_text(self.model_dump(exclude_unset=True, exclude_none=True))
+
+    def stays_out(self) -> dict[str, str]:
+        """By kind of market: why she takes no part in it; empty if she does."""
+        cap, trains = self.cap.cap(), self.model is not None
+        return {
+            market: stays_out(market, value=self.bid.value, allow_raw=self.allow_raw, trains=trains, cap=cap)
+            for market in get_args(MarketName)
+        }
+
     def owner_at(self, base: Path) -> Owner:
         """The owner, with her records read; `base` is the file's folder."""
         x, y = read_records(base / self.data)
         kind = int(Kind[self.bid.valuation.upper()])
         return Owner(
-            number=self.owner, x=x, y=y, valuation=Valuations([kind], [self.bid.rate]),
-            privacy_budget=self.bid.privacy_budget, cap=self.cap.cap(),
-            record=base / self.record / f"owner-{self.owner}", value=self.bid.value, allow_raw=self.allow_raw,
+            number=self.owner, x=x, y=y, valuation=Valuations([kind], [self.bid.rate]), value=self.bid.value,
+            privacy_budget=self.bid.privacy_budget, cap=self.cap.cap(), allow_raw=self.allow_raw,
+            record=base / self.record / f"owner-{self.owner}",
+            trainer=None if self.model is None else self.model.trainer,
         )  # fmt: skip
 
 

@@ -22,9 +22,7 @@ from flmarket.aggregation.robust import Combined
 from flmarket.engines.flower.kinds import NOISE_MARGIN, RoundPlan
 from flmarket.engines.flower.messages import Announcement, Bid, Order
 from flmarket.engines.flower.owner import joint_noise
-from flmarket.engines.jdp import JdpTraining
-from flmarket.engines.jdp import _AboveThreshold as AboveThreshold
-from flmarket.engines.jdp import _Run as JdpRun
+from flmarket.engines.jdp import AboveThreshold, JdpRun, JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation
 from flmarket.errors import InvalidInput
 from flmarket.learning import Purpose, stream
@@ -95,8 +93,10 @@ class JointMarket:
         )  # fmt: skip
 
     def accepts(self, bid: Bid) -> bool:
-        """A cost, and as much privacy as every upload takes."""
-        return 0 < bid.rate < _STAYS_OUT and bid.privacy_budget >= self.spec.epsilon
+        """A cost, as much privacy as every upload takes, and the records that the market counts on."""
+        sizes = self.spec.partition.sizes
+        holds = bid.owner < sizes.size and bid.data_size >= sizes[bid.owner]
+        return bool(0 < bid.rate < _STAYS_OUT and bid.privacy_budget >= self.spec.epsilon and holds)
 
     def plan(self, index: int, bids: Mapping[int, Bid]) -> RoundPlan:
         """The chosen clients; those who are out are passed over."""
@@ -157,7 +157,8 @@ class JointMarket:
         states, reasons = list(record.state), list(record.reason)
         for order, here in zip(plan.orders, came.tolist(), strict=True):
             award = awards[order.owner]
-            states[order.owner], reasons[order.owner] = AwardState.POSTED if here else award.state, award.reason
+            runs_on = here and award.state is AwardState.PENDING  # shown as delivered
+            states[order.owner], reasons[order.owner] = AwardState.POSTED if runs_on else award.state, award.reason
         return replace(record, state=tuple(states), reason=tuple(reasons))
 
     def _combine(self, plan: RoundPlan, updates: Mapping[int, FloatArray]) -> Combined | None:

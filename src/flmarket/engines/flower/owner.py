@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.bids import Kind, Valuations
-from flmarket.engines.flower.messages import LASTING, Announcement, Bid, Order
+from flmarket.engines.flower.messages import Announcement, Bid, Order
 from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation
 from flmarket.engines.owners import LEAST_EPSILON, UNLIMITED
@@ -31,12 +32,13 @@ from flmarket.errors import InvalidInput
 from flmarket.learning import Purpose, SoftmaxRegression, fedavg, fedsgd, stream
 from flmarket.learning.adversaries import Adversary
 from flmarket.learning.local_model import LocalModel
-from flmarket.privacy import Cap, NoiseSource, SecureNoise, SimulationNoise, ZCdp
+from flmarket.privacy import Cap, NoiseSource, PureDp, SecureNoise, SimulationNoise, ZCdp
 
-__all__ = ["Owner", "joint_noise", "raw_update"]
+__all__ = ["Owner", "Trainer", "joint_noise", "raw_update", "stays_out"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Trainer = Callable[[int, int], LocalModel | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +46,8 @@ class Owner:
     """Who she is, what she holds, what she asks and where her record lies.
 
     `privacy_budget` is the most she sells in one round (in the reward game: in one task, as ρ). `value` is her cost of
-    taking part, or her value of privacy, in markets that ask for that. `model` is what she trains in joint-DP markets.
+    taking part, or her value of privacy, in markets that ask for that; without it she stays out of them. `model` is
+    what she trains in joint-DP markets, or `trainer` makes it for so many features and classes (None if it cannot).
     `allow_raw` lets updates leave without any noise, which sampling markets need. For simulations only:
     `simulation_seed` makes her noise repeatable and unsafe, `adversary` makes her malicious, `dropout` and `faulty`
     are probabilities of failing on purpose.
@@ -57,8 +60,9 @@ class Owner:
     privacy_budget: float
     cap: Cap
     record: Path
-    value: float = 0.0
+    value: float | None = None
     model: LocalModel | None = None
+    trainer: Trainer | None = None
     adversary: Adversary | None = None
     simulation_seed: int | None = None
     allow_raw: bool = False
@@ -84,7 +88,7 @@ class Owner:
         if not 0 <= number < market.partition.owners:
             raise InvalidInput("owner", number, f"0 to {market.partition.owners - 1}")
         rows = market.partition.records(number)
-        valuation, budget, value = Valuations([int(Kind.LINEAR)], [1.0]), UNLIMITED, 0.0
+        valuation, budget, value = Valuations([int(Kind.LINEAR)], [1.0]), UNLIMITED, None
         cap: Cap = ZCdp(UNLIMITED)
         dropout = faulty = 0.0
         if isinstance(market, Simulation):
@@ -124,18 +128,24 @@ class Owner:
         seed = secrets.randbits(128) if self.simulation_seed is None else self.simulation_seed
         return stream(seed, order.round_index, self.number, purpose=purpose)
 
+    def local_model(self, features: int, classes: int) -> LocalModel | None:
+        """What she trains in a joint-DP market for so many features and classes, if she can."""
+        if self.model is not None or self.trainer is None:
+            return self.model
+        return self.trainer(features, classes)
+
     def bid(self, call: Announcement) -> Bid | None:
         """What she asks if she takes part at all; the guard cuts it to what her account allows."""
         if len(self.y) == 0 or self.x.shape[1] != call.features or int(self.y.max()) >= call.classes:
             return None
+        trains = call.market != "joint" or self.local_model(call.features, call.classes) is not None
+        if stays_out(call.market, value=self.value, allow_raw=self.allow_raw, trains=trains, cap=self.cap):
+            return None
+        budget, kind, rate = self.privacy_budget, int(Kind.LINEAR), self.value or 0.0
         if call.market == "sampling":
-            if not self.allow_raw:
-                return None
-            budget, kind, rate = math.inf, int(Kind.LINEAR), self.value
-        elif call.market in LASTING:
-            budget, kind, rate = self.privacy_budget, int(Kind.LINEAR), self.value
-        else:
-            budget, kind, rate = self.privacy_budget, int(self.valuation.kind[0]), float(self.valuation.rate[0])
+            budget = math.inf
+        elif call.market == "auction":
+            kind, rate = int(self.valuation.kind[0]), float(self.valuation.rate[0])
         if budget < LEAST_EPSILON:
             return None
         grid = values = ()
@@ -145,6 +155,19 @@ class Owner:
             owner=self.number, data_size=len(self.y), privacy_budget=budget, kind=kind, rate=rate, grid=grid,
             values=values,
         )  # fmt: skip
+
+
+def stays_out(market: str, *, value: float | None, allow_raw: bool, trains: bool, cap: Cap) -> str:
+    """Why an owner takes no part in markets of a kind, by what her configuration says; empty if she does."""
+    if market == "auction":
+        return ""
+    if value is None:
+        return "no value is given"
+    if market == "sampling":
+        return "" if allow_raw else "allow_raw is not true, and updates would leave without noise"
+    if isinstance(cap, PureDp):
+        return "a cap in ε alone cannot hold Gaussian noise: give delta with it, or rho instead"
+    return "no model is given" if market == "joint" and not trains else ""
 
 
 def raw_update(owner: Owner, order: Order, parameters: FloatArray) -> FloatArray:
@@ -173,7 +196,8 @@ def _trained(owner: Owner, order: Order, public: FloatArray) -> FloatArray:
 
     Her own models are kept beside her record and never leave; the last two, so that a round can be repeated.
     """
-    if owner.model is None or owner.model.dimension != public.size:
+    model = owner.local_model(order.features, order.classes)
+    if model is None or model.dimension != public.size:
         raise InvalidInput("model", public.size, "a model of the owner's own of as many parameters")
     folder = owner.record.with_suffix(".own")
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +208,7 @@ def _trained(owner: Owner, order: Order, public: FloatArray) -> FloatArray:
         share = order.records / (order.total_size + order.records)
         start = public + share * (np.load(before, allow_pickle=False) - public)
     x, y = owner.x[: order.records], owner.y[: order.records]
-    trained = np.asarray(owner.model.train(start, [x], [y], [owner.stream(order, Purpose.BATCHES)])[0])
+    trained = np.asarray(model.train(start, [x], [y], [owner.stream(order, Purpose.BATCHES)])[0])
     if not np.isfinite(trained).all():
         trained = start
     part = after.with_suffix(".part")

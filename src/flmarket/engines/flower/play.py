@@ -7,7 +7,6 @@ award and parameter for parameter.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from flmarket.engines.config import MarketConfig
@@ -27,8 +25,9 @@ from flmarket.engines.flower.inprocess import InProcessGrid
 from flmarket.engines.flower.joint import JointMarket
 from flmarket.engines.flower.kinds import MarketKind
 from flmarket.engines.flower.owner import Owner
+from flmarket.engines.flower.ray_runtime import QUIET, play_on_ray
 from flmarket.engines.flower.reward import RewardMarket
-from flmarket.engines.flower.sampling import SamplingMarket
+from flmarket.engines.flower.sampling import SamplingMarket, posted_terms
 from flmarket.engines.flower.store import RoundStore
 from flmarket.engines.flower.strategy import MarketStrategy
 from flmarket.engines.jdp import JdpTraining
@@ -38,11 +37,10 @@ from flmarket.engines.stackelberg import StackelbergTraining
 from flmarket.ledger import Ledger, MemoryLedger
 from flmarket.market import RoundRecord
 
-__all__ = ["Dealer", "FlowerRun", "market_kind", "market_spec", "simulate", "store_spec"]
+__all__ = ["QUIET", "Dealer", "FlowerRun", "market_kind", "market_spec", "simulate", "store_spec"]
 
 FloatArray = NDArray[np.float64]
 Spec = Simulation | StackelbergTraining | SampledTraining | JdpTraining
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +64,18 @@ def market_spec(config: MarketConfig, *, data_dir: Path | None = None, base: Pat
     return config.simulation(data_dir=data_dir, base=base)
 
 
-def market_kind(spec: Spec) -> MarketKind:
-    """The spec as a market that Flower's strategy plays."""
+def market_kind(spec: Spec, config: MarketConfig | None = None) -> MarketKind:
+    """The spec as a market that Flower's strategy plays; with its file, sampling terms follow the costs reported."""
     if isinstance(spec, Simulation):
         return AuctionMarket(spec)
     if isinstance(spec, StackelbergTraining):
         return RewardMarket(spec)
-    return JointMarket(spec) if isinstance(spec, JdpTraining) else SamplingMarket(spec)
+    if isinstance(spec, JdpTraining):
+        return JointMarket(spec)
+    if config is None or config.task.budget_per_round is None:
+        return SamplingMarket(spec)
+    budget = config.task.budget_per_round / spec.partition.owners
+    return SamplingMarket(spec, posted_terms(config.sampling, budget))
 
 
 @dataclass(frozen=True)
@@ -125,45 +128,19 @@ def simulate(
     **strategy: Any,
 ) -> FlowerRun:
     """Play a market; `folder` gets the owners' records and the server's state, and a run there goes on if cut off."""
+    config = market if isinstance(market, MarketConfig) else None
     spec = market_spec(market) if isinstance(market, MarketConfig) else market
     books = MemoryLedger() if ledger is None else ledger
     spec_file = store_spec(spec, folder)
     store = RoundStore(folder / "server", synchronised=False)
     played = MarketStrategy(
-        market_kind(spec), books, store, nodes=spec.partition.owners, progress=progress, bid_seconds=bid_seconds,
-        train_seconds=train_seconds, **strategy,
+        market_kind(spec, config), books, store, nodes=spec.partition.owners, progress=progress,
+        bid_seconds=bid_seconds, train_seconds=train_seconds, **strategy,
     )  # fmt: skip
     app = client_app(Dealer(spec_file, folder / "owners", secure_noise), faults=True)
     if backend == "in-process":
         played.start(InProcessGrid(app, spec.partition.owners))
     else:
-        _on_ray(played, app, spec.partition.owners)
+        play_on_ray(played, app, spec.partition.owners)
     books.verify()
     return FlowerRun(tuple(played.records), played.kind.parameters, books, tuple(played.timings))
-
-
-def _on_ray(played: MarketStrategy, app: Any, owners: int) -> None:
-    os.environ.update(QUIET)
-    from flwr.simulation import run_simulation
-
-    server = ServerApp()
-    failure: list[BaseException] = []
-
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        try:
-            played.start(grid)
-        except BaseException as error:  # Flower reports it in words only
-            failure.append(error)
-            raise
-
-    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
-    try:
-        run_simulation(
-            server, app, owners, backend_config={"client_resources": resources, "init_args": {"log_to_driver": False}}
-        )
-    except Exception:
-        if not failure:
-            raise
-    if failure:
-        raise failure[0]

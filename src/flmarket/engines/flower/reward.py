@@ -137,7 +137,10 @@ class RewardMarket:
         noise = self.dimension * float(np.sum((weights * self.game.sigma[users]) ** 2)) if came.any() else float("inf")
         model, test = self.spec.model, (self.parameters, self.spec.data.x_test, self.spec.data.y_test)
         metrics = {name: getattr(model, name)(*test) for name in ("accuracy", "balanced_accuracy", "loss")}
-        shown = tuple(AwardState.POSTED if ok else a.state for ok, a in zip(came, ends, strict=True))
+        open_ = AwardState.PENDING  # an award that runs on is shown as delivered
+        shown = tuple(
+            AwardState.POSTED if ok and a.state is open_ else a.state for ok, a in zip(came, ends, strict=True)
+        )
         return RoundRecord(
             plan.index, users, np.full(users.size, float(self.spec.records)), self.game.rho[users] / self.rounds,
             self.game.paid_micros[users] * int(last), shown, tuple(a.reason for a in ends), weights,

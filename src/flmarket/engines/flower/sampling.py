@@ -17,16 +17,28 @@ from numpy.typing import NDArray
 
 from flmarket.engines.flower.kinds import RoundPlan, deliver_or_expire, plain_award
 from flmarket.engines.flower.messages import Announcement, Bid, Order
-from flmarket.engines.sampled import BUYER, SampledTraining
-from flmarket.engines.sampled import _Run as SampledRun
+from flmarket.engines.sampled import BUYER, SampledRun, SampledTraining
+from flmarket.engines.sampled_config import SamplingSection
 from flmarket.errors import InvalidInput
 from flmarket.ledger import Award, MemoryLedger, Release, Resolution
 from flmarket.market import RoundRecord, award_id
+from flmarket.sampling.schemes import terms
 
-__all__ = ["SamplingMarket", "Terms"]
+__all__ = ["SamplingMarket", "Terms", "posted_terms"]
 
 FloatArray = NDArray[np.float64]
 Terms = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
+
+
+def posted_terms(section: SamplingSection, budget_per_client: float) -> Terms:
+    """What a market file offers for reported costs: the terms of its scheme, at its budget."""
+    distribution = section.cost_distribution()
+
+    def offer(costs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        found = terms(section.scheme, costs, distribution, budget_per_client, fraction=section.fraction)
+        return found.participation, found.payment
+
+    return offer
 
 
 class SamplingMarket:
@@ -60,7 +72,10 @@ class SamplingMarket:
         )  # fmt: skip
 
     def accepts(self, bid: Bid) -> bool:
-        """A cost for which there are terms."""
+        """A cost for which there are terms, and the records that her weight counts on."""
+        places = np.flatnonzero(np.asarray(self.spec.ids) == bid.owner)
+        if not places.size or bid.data_size < self.spec.partition.sizes[places[0]]:
+            return False
         try:
             return self.offer is None or bool(np.isfinite(self.offer(np.array([bid.rate]))).all())
         except InvalidInput:

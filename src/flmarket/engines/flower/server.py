@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower.node import market_of, run_setting
 from flmarket.engines.flower.play import market_kind
 from flmarket.engines.flower.store import RoundStore
@@ -29,10 +30,11 @@ app = ServerApp()
 def serve(grid: Grid, context: Context) -> None:
     """Play the market, verify the ledger, write `result.json`."""
     settings, state = context.run_config, Path(run_setting(context, "state"))
-    spec = market_of(Path(run_setting(context, "market")))
+    market = Path(run_setting(context, "market"))
+    kind = market_kind(market_of(market), MarketConfig.load(market))
     with SqlLedger(run_setting(context, "ledger")) as ledger:
         strategy = MarketStrategy(
-            market_kind(spec), ledger, RoundStore(state / "server"), nodes=int(settings.get("nodes", 1)),
+            kind, ledger, RoundStore(state / "server"), nodes=int(settings.get("nodes", 1)),
             bid_seconds=float(settings.get("bid-seconds", 60.0)),
             train_seconds=float(settings.get("train-seconds", 600.0)),
         )  # fmt: skip

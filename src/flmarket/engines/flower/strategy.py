@@ -45,8 +45,8 @@ from flmarket.engines.flower.messages import (
 )
 from flmarket.engines.flower.store import Checkpoint, RoundStore
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
-from flmarket.ledger import Award, AwardState, Ledger
-from flmarket.market import RoundRecord
+from flmarket.ledger import Award, AwardState, Ledger, Resolution
+from flmarket.market import RoundRecord, owner_account
 
 __all__ = ["MarketStrategy"]
 
@@ -224,8 +224,8 @@ class MarketStrategy(Strategy):
             time.sleep(0.2)
 
     def _collect_bids(self, index: int, grid: Grid) -> dict[int, Bid]:
-        online, bids = list(grid.get_node_ids()), {}
-        content = partial(pack, self.kind.announcement(index))
+        online, bids, call = list(grid.get_node_ids()), {}, self.kind.announcement(index)
+        content = partial(pack, call)
         messages = [Message(content(), node, BID, ttl=self.bid_seconds, group_id=str(index)) for node in online]
 
         def receive(answers: list[Message]) -> None:
@@ -240,7 +240,11 @@ class MarketStrategy(Strategy):
 
         exchange(grid, messages, seconds=self.bid_seconds, receive=receive)
         standing = self.roster.roll_call({node: bid.owner for node, bid in bids.items()}, online)
-        return {owner: bids[node] for node, owner in standing.items()}
+        called = {owner: bids[node] for node, owner in standing.items()}
+        if call.perturbation:
+            return called
+        # the ledger pays an owner with a registered cap for releases on record only, and raw updates are none
+        return {owner: bid for owner, bid in called.items() if self.ledger.cap(owner_account(owner)) is None}
 
     def _hold(self, plan: RoundPlan) -> None:
         """Money in, awards held; then `_open` are the orders whose award is open and whose delivery has not come."""
@@ -271,8 +275,18 @@ class MarketStrategy(Strategy):
     def _settle(self, plan: RoundPlan) -> None:
         """Resolve the round's open awards, all or none."""
         ends = self.kind.resolutions(plan, self._updates, self._awards)
-        resolved = {award.id: award for award in self.ledger.resolve_many(ends)} if ends else {}
+        try:
+            settled = self.ledger.resolve_many(ends) if ends else ()
+        except PrivacyBudgetExhausted:  # somebody's cap here is below what she released: her award alone is void
+            settled = tuple(self._settled_alone(end) for end in ends)
+        resolved = {award.id: award for award in settled}
         self._awards = {owner: resolved.get(award.id, award) for owner, award in self._awards.items()}
+
+    def _settled_alone(self, end: Resolution) -> Award:
+        try:
+            return self.ledger.resolve_many([end])[0]
+        except PrivacyBudgetExhausted as refusal:
+            return self.ledger.void(end.award_id, f"past the registered cap: {refusal}")
 
     def _fetch(self, grid: Grid, owners: set[int], *, voids: bool) -> None:
         """Ask for what was released before; with `voids`, who does not have it loses the award."""
