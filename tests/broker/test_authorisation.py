@@ -67,6 +67,8 @@ MATRIX = {
     "POST /operator/parties": only("operator", status=201),
     "POST /operator/parties/{party_id}/close": OPERATOR,
     "POST /operator/parties/{party_id}/reopen": OPERATOR,
+    "PUT /operator/parties/{party_id}/node": only("operator", status=409),  # a buyer has no node
+    "DELETE /operator/parties/{party_id}/node": OPERATOR,
     "POST /operator/parties/{party_id}/keys": only("operator", status=201),
     "POST /operator/parties/{party_id}/deposits": only("operator", status=201),
     "GET /operator/audit-log": OPERATOR,
@@ -105,6 +107,7 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
         "POST /bid-help": {"bid": bid, "profiles": 5},
         "POST /audits": {"auction": "m1", "profiles": 1},
         "POST /operator/parties": {"role": "owner", "name": "new"},
+        "PUT /operator/parties/{party_id}/node": {"node_id": "5"},
         "POST /operator/parties/{party_id}/keys": {},
         "POST /operator/parties/{party_id}/deposits": {"amount_micros": 1},
     }

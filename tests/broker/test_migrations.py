@@ -4,10 +4,18 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
 from flmarket.broker.database import _MIGRATIONS, Database
-from flmarket.broker.models import Base
+from flmarket.broker.models import Base, PartyRow
+
+
+def migrate(database, revision, direction=command.upgrade):
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    with database.engine.begin() as connection:
+        config.attributes["connection"] = connection
+        direction(config, revision)
 
 
 def test_migrations_and_models_agree(url):
@@ -23,10 +31,24 @@ def test_migrations_and_models_agree(url):
         options = {"version_table": "broker_version", "include_object": only_ours}
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, Base.metadata) == []
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    with database.engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.downgrade(config, "base")
+    migrate(database, "base", command.downgrade)
     assert not ours & set(inspect(database.engine).get_table_names())
+    database.close()
+
+
+def test_a_market_of_the_first_version_is_kept(url):
+    """Parties whom other rows refer to stay as they are, there and back."""
+    database = Database(url)
+    migrate(database, "0001")
+    with database.engine.begin() as connection:
+        connection.execute(text("INSERT INTO broker_parties VALUES ('p_1', 'owner', 'Anna', 1, true)"))
+        connection.execute(text("INSERT INTO broker_keys VALUES ('k_1', 'p_1', 'first', 'x', 1, NULL)"))
+    migrate(database, "head")
+    with database.read() as session:
+        party = session.get_one(PartyRow, "p_1")
+        assert (party.name, party.node_id, party.owner_number) == ("Anna", None, None)
+    migrate(database, "0001", command.downgrade)
+    with database.engine.begin() as connection:
+        assert connection.execute(text("SELECT id, name FROM broker_parties")).all() == [("p_1", "Anna")]
+        assert connection.execute(text("SELECT party_id FROM broker_keys")).all() == [("p_1",)]
     database.close()

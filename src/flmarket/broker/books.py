@@ -21,12 +21,18 @@ from flmarket.errors import SettlementError
 from flmarket.ledger import Award, AwardState, Ledger, Release, Resolution, format_micros
 from flmarket.privacy import Event, PureDp
 
-__all__ = ["Books", "TaskLedger", "slot_account"]
+__all__ = ["Books", "TaskLedger", "slot_account", "task_award"]
 
 
 def slot_account(task_id: str, slot: int) -> str:
     """The account of a simulated owner."""
     return f"{task_id}/owner-{slot}"
+
+
+def task_award(award: Award, task_id: str, account_of: Callable[[int], str]) -> tuple[int, Award]:
+    """The owner's number, and a market's award as the broker books it: paid by the task, to the owner's own account."""
+    owner = int(award.owner.removeprefix("owner-"))
+    return owner, replace(award, buyer=task_id, owner=account_of(owner))
 
 
 class Books:
@@ -149,8 +155,7 @@ class TaskLedger:
 
     def hold(self, award: Award) -> Award:
         """Collect an award for `flush_holds`."""
-        owner = int(award.owner.removeprefix("owner-"))
-        self._held[award.id] = replace(award, buyer=self._task_id, owner=self._account_of(owner))
+        self._held[award.id] = task_award(award, self._task_id, self._account_of)[1]
         return award
 
     def hold_many(self, awards: list[Award]) -> tuple[Award, ...]:

@@ -25,6 +25,11 @@ class Metrics:
         self.streams = Gauge("flmarket_event_streams", "Open event streams.", registry=self.registry)
         self.refused = Counter("flmarket_refused_total", "Requests refused.", ["reason"], registry=self.registry)
 
+    def count_round(self, *, valid: bool, paid_micros: int) -> None:
+        """A round has been settled."""
+        self.rounds.labels("settled" if valid else "empty").inc()
+        self.paid.inc(paid_micros)
+
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)

@@ -18,6 +18,7 @@ __all__ = [
     "Base",
     "Bid",
     "Event",
+    "FlowerRun",
     "IdempotentCall",
     "Lease",
     "PartyRow",
@@ -39,7 +40,10 @@ class Base(DeclarativeBase):
 
 
 class PartyRow(Base):
-    """Somebody who may sign in."""
+    """Somebody who may sign in. An owner may have a SuperNode (`node_id`), which knows her by `owner_number`.
+
+    The number is hers for ever, also without a node: award ids are made of it.
+    """
 
     __tablename__ = "broker_parties"
     id: Mapped[str] = mapped_column(Id, primary_key=True)
@@ -47,6 +51,8 @@ class PartyRow(Base):
     name: Mapped[str] = mapped_column(String(80))
     created_at: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool] = mapped_column(default=True)
+    node_id: Mapped[str | None] = mapped_column(String(20), unique=True, index=True)
+    owner_number: Mapped[int | None] = mapped_column(unique=True, index=True)
 
 
 class ApiKey(Base):
@@ -193,6 +199,27 @@ class Event(Base):
     data: Mapped[dict[str, Any]] = mapped_column(JSON)
     at: Mapped[int] = mapped_column(BigInteger)
     __table_args__ = (Index("ix_broker_events_task", "task_id", "id"),)
+
+
+class FlowerRun(Base):
+    """The Flower run of a task, as worker and run agree on it (`flower.tenancy`).
+
+    `attempt` grows with every start, and only the run that carries it may write. `tries` counts starts since
+    `rounds_done` was what it is here. `state`: submitted (asked of Flower), working (`holder` renews `expires_at`),
+    ended (in order, or `error` says why not).
+    """
+
+    __tablename__ = "broker_flower_runs"
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(default=0)
+    tries: Mapped[int] = mapped_column(default=0)
+    rounds_done: Mapped[int] = mapped_column(default=0)
+    state: Mapped[str] = mapped_column(String(16), default="ended")
+    run_id: Mapped[str] = mapped_column(String(20), default="")
+    submitted_at: Mapped[int] = mapped_column(BigInteger, default=0)
+    holder: Mapped[str] = mapped_column(String(64), default="")
+    expires_at: Mapped[int] = mapped_column(BigInteger, default=0)
+    error: Mapped[str] = mapped_column(Text, default="")
 
 
 class IdempotentCall(Base):

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session, undefer
+from sqlalchemy.orm import undefer
 
 from flmarket.bids import BidProfile, Kind, Valuations
 from flmarket.broker.books import TaskLedger, slot_account
-from flmarket.broker.checkpoints import opened_from, opened_to, order_of, state_from, state_to, vector_bytes
-from flmarket.broker.clock import now
+from flmarket.broker.checkpoints import opened_from, opened_to, order_of, state_from, state_to
 from flmarket.broker.core import Broker
-from flmarket.broker.models import Bid, Event, Release, RoundRow, Slot, TaskRow
+from flmarket.broker.models import Bid, RoundRow, Slot, TaskRow
+from flmarket.broker.round_rows import Winner, add_event, award_round, open_round, settle_round, take_bids
 from flmarket.broker.schemas import TaskRequest
 from flmarket.engines import OpenRound, Simulation, SimulationRun
 from flmarket.errors import PrivacyBudgetExhausted
@@ -125,9 +125,7 @@ def _prepare(broker: Broker, task_id: str) -> tuple[_Playing, dict[str, Any] | N
 def _open(broker: Broker, playing: _Playing) -> None:
     task_id, index = playing.task.id, playing.index
     with broker.database.write() as session:
-        if session.get(RoundRow, (task_id, index)) is None:
-            session.add(RoundRow(task_id=task_id, index=index, state="open", opened_at=now()))
-            _add_event(session, playing, "open", {})
+        open_round(session, task_id, index)
 
 
 def _take_bids(broker: Broker, playing: _Playing) -> OpenRound | None:
@@ -152,10 +150,7 @@ def _take_bids(broker: Broker, playing: _Playing) -> OpenRound | None:
     document = opened_to(opened) | {"privacy": {str(slot): list(pair) for slot, pair in privacy.items()}}
     document["parties"] = {str(slot): party for slot, party in playing.parties.items()}
     with broker.database.write() as session:
-        row = session.get_one(RoundRow, (task_id, index))
-        row.opened, row.state = document, "bids"
-        row.bids, row.budget_micros = len(opened.bidders), opened.budget_micros
-        _add_event(session, playing, "bids", {"bids": len(opened.bidders), "budget_micros": opened.budget_micros})
+        take_bids(session, task_id, index, document, opened.budget_micros)
     return opened
 
 
@@ -198,20 +193,10 @@ def _profile(simulation: Simulation, standing: Any) -> BidProfile:
 
 
 def _awarded(broker: Broker, playing: _Playing, round_: Round) -> None:
-    winners = [position for position, owner in enumerate(round_.bidders.tolist()) if owner in round_.awards]
+    bidders, epsilon, price = round_.bidders.tolist(), round_.epsilon.tolist(), round_.price_micros.tolist()
+    winners = [Winner(*one) for one in zip(bidders, epsilon, price, strict=True) if one[0] in round_.awards]
     with broker.database.write() as session:
-        row = session.get_one(RoundRow, (playing.task.id, playing.index))
-        row.state, row.winners = "awarded", len(round_.awards)
-        held = int(round_.price_micros.sum())
-        shown = [
-            {
-                "slot": int(round_.bidders[k]),
-                "epsilon": float(round_.epsilon[k]),
-                "price_micros": int(round_.price_micros[k]),
-            }
-            for k in winners[:200]
-        ]
-        _add_event(session, playing, "awards", {"awards": len(round_.awards), "held_micros": held, "winners": shown})
+        award_round(session, playing.task.id, playing.index, winners)
 
 
 def _refuse_past_caps(broker: Broker, playing: _Playing, round_: Round) -> None:
@@ -234,61 +219,20 @@ def _refuse_past_caps(broker: Broker, playing: _Playing, round_: Round) -> None:
 
 
 def _settle(broker: Broker, playing: _Playing, record: RoundRecord) -> None:
-    task_id, index, run = playing.task.id, playing.index, playing.run
-    order, at = playing.order, now()
-    releases = [
-        Release(
-            task_id=task_id,
-            index=index,
-            slot=int(owner),
-            party_id=playing.parties.get(int(owner)),
-            epsilon=float(record.epsilon[k]),
-            records=float(record.data_size[k]),
-            weight=float(record.weights[k]),
-            price_micros=int(record.price_micros[k]),
-            state=str(state.value),
-            reason=record.reason[k],
-            award_id=award_id(task_id, index, int(owner)),
-            at=at,
-        )
-        for k, (owner, state) in enumerate(zip(record.bidders.tolist(), record.state, strict=True))
-        if state is not None
-    ]
-    bound = record.error_bound if np.isfinite(record.error_bound) else None
+    run = playing.run
     with broker.database.write() as session:
-        row = session.get_one(RoundRow, (task_id, index))
-        row.state, row.closed_at = ("settled" if record.valid else "empty"), at
-        row.delivered, row.spent_micros, row.error_bound = int(record.delivered.sum()), record.spent_micros, bound
-        row.accuracy, row.loss = record.metrics["accuracy"], record.metrics["loss"]
-        row.balanced_accuracy = record.metrics["balanced_accuracy"]
-        session.add_all(releases)
-        task = session.get_one(TaskRow, task_id)
-        task.rounds_done, task.spent_micros = index + 1, task.spent_micros + record.spent_micros
-        task.checkpoint, task.parameters = state_to(run.state()), vector_bytes(run.buyers_model())
-        task.accuracy, task.error_bound = row.accuracy, bound
-        task.next_at = at + int(1000 * order.round_seconds / 5)
-        _add_event(
+        settle_round(
             session,
-            playing,
-            "settled",
-            {
-                "delivered": row.delivered,
-                "winners": row.winners,
-                "spent_micros": record.spent_micros,
-                "accuracy": row.accuracy,
-                "error_bound": bound,
-                "rounds_done": index + 1,
-                "rounds": task.rounds,
-            },
+            playing.task.id,
+            record,
+            parties=playing.parties,
+            parameters=run.buyers_model(),
+            checkpoint=state_to(run.state()),
+            pause_ms=int(1000 * playing.order.round_seconds / 5),
         )
-    broker.metrics.rounds.labels("settled" if record.valid else "empty").inc()
-    broker.metrics.paid.inc(record.spent_micros)
+    broker.metrics.count_round(valid=record.valid, paid_micros=record.spent_micros)
 
 
 def _event(broker: Broker, playing: _Playing, kind: str, data: dict[str, Any]) -> None:
     with broker.database.write() as session:
-        _add_event(session, playing, kind, data)
-
-
-def _add_event(session: Session, playing: _Playing, kind: str, data: dict[str, Any]) -> None:
-    session.add(Event(task_id=playing.task.id, kind=kind, data={"round": playing.index, **data}, at=now()))
+        add_event(session, playing.task.id, playing.index, kind, data)

@@ -24,6 +24,7 @@ __all__ = [
     "DepositRequest",
     "ExploreRequest",
     "KeyRequest",
+    "NodeRequest",
     "PartyRequest",
     "SignInRequest",
     "TaskRequest",
@@ -257,6 +258,13 @@ class PartyRequest(Request):
 
     role: Literal["buyer", "owner", "operator"]
     name: Name
+
+
+class NodeRequest(Request):
+    """An owner's SuperNode, and her number in markets over Flower; by default the next one, or the one she has."""
+
+    node_id: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,19})$", description="As Flower prints it, in digits.")]
+    number: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
 
 
 class KeyRequest(Request):

@@ -17,6 +17,16 @@ class Settings:
     # Only these may be asked for, so that a request can never start a download.
     data_sets: tuple[str, ...] = ("breast-cancer", "digits")
 
+    # A connection in $FLWR_HOME/config.toml; without one, Flower tasks are refused. The folder has the runs' state; the
+    # SuperLink's ServerApps must see it, and the database, as this process does.
+    superlink: str = ""
+    flower_folder: Path = Path("flmarket-flower")
+    flower_bid_seconds: float = 60.0
+    flower_train_seconds: float = 600.0
+    flower_start_seconds: float = 180.0
+    flower_lease_seconds: float = 30.0
+    flower_tries: int = 5
+
     run_worker: bool = True
     worker_pause: float = 0.2
     lease_seconds: float = 15.0

@@ -2,15 +2,13 @@
 
 One process at a time holds the lease and works; another takes over when it stops renewing, or at once if it can see
 that the holder's process is gone. All tasks take turns, so a long one does not hold up the others. What a worker knows
-beyond the database is only the step that a round has reached; after a crash that round is played again.
+beyond the database is only the step that a round has reached; after a crash that round is played again. Flower tasks
+are played elsewhere: the worker sees to it that a run is at work on each (`flower.runs`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,14 +19,18 @@ from flmarket.broker.audit_runs import AuditRuns
 from flmarket.broker.checkpoints import order_of
 from flmarket.broker.clock import now
 from flmarket.broker.core import Broker
-from flmarket.broker.models import Event, Lease, TaskRow
+from flmarket.broker.endings import INTERNAL, begin, end_task, ending
+from flmarket.broker.engines import FLOWER
+from flmarket.broker.flower.runs import FlowerRuns
+from flmarket.broker.holders import may_run, new_holder
+from flmarket.broker.models import Lease, TaskRow
 from flmarket.broker.rounds import NotEnoughBids, pending_awards, play_round
 from flmarket.broker.services.log import note
 from flmarket.broker.services.operator import WORKER
-from flmarket.broker.services.states import ENDED, PLAYABLE
+from flmarket.broker.services.states import PLAYABLE
 from flmarket.errors import FlmarketError
 
-__all__ = ["Worker", "end_task"]
+__all__ = ["Worker"]
 
 log = logging.getLogger("flmarket.broker")
 
@@ -42,12 +44,13 @@ class Worker:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"[-64:]
+        self.holder = new_holder()
         self._rounds: dict[str, Iterator[str]] = {}
         self._stop = threading.Event()
         self._lease_until = 0.0
         self._thread = threading.Thread(target=self._loop, name="flmarket-worker", daemon=True)
         self._audits = AuditRuns(broker, self._stop)
+        self._flower = FlowerRuns(broker)
 
     def start(self) -> None:
         """Begin to work."""
@@ -60,6 +63,7 @@ class Worker:
         if self._thread.is_alive():
             self._thread.join()
         self._audits.join()
+        self._flower.join()
         with self.broker.database.write() as session:
             lease = session.get(Lease, WORKER)
             if lease is not None and lease.holder == self.holder:
@@ -71,12 +75,15 @@ class Worker:
             self._rounds.clear()  # somebody else may have played on
             return False
         with self.broker.database.read() as session:
-            query = select(TaskRow.id).where(TaskRow.state.in_(PLAYABLE), TaskRow.next_at <= now())
-            due = session.scalars(query.order_by(TaskRow.next_at)).all()
-        for task_id in due:
+            query = select(TaskRow.id, TaskRow.spec).where(TaskRow.state.in_(PLAYABLE), TaskRow.next_at <= now())
+            due = [(row.id, row.spec.get("engine")) for row in session.execute(query.order_by(TaskRow.next_at))]
+        for task_id, engine in due:
             if self._stop.is_set() or not self._has_lease():
                 break
-            self._advance(task_id)
+            if engine == FLOWER:
+                self._flower.look(task_id)
+            else:
+                self._advance(task_id)
         return bool(due)
 
     def run_until_idle(self, seconds: float = 60.0) -> None:
@@ -131,27 +138,17 @@ class Worker:
         except Exception:
             self._rounds.pop(task_id, None)
             log.exception("task %s failed unexpectedly", task_id)
-            _fail(broker, task_id, "an internal error; the operator's log has the details")
+            _fail(broker, task_id, INTERNAL)
 
     def _ended(self, task_id: str) -> bool:
         """End the task if it is time, between rounds."""
         with self.broker.database.write() as session:
             task = session.get_one(TaskRow, task_id)
-            if task.state == "queued":
-                task.state, task.started_at = "running", now()
-                session.add(Event(task_id=task_id, kind="running", data={"rounds": task.rounds}, at=now()))
-            ending = (
-                "finished"
-                if task.rounds_done >= task.rounds
-                else "cancelled"
-                if task.cancel_requested
-                else "expired"
-                if task.deadline_at < now()
-                else None
-            )
-        if ending is None:
+            begin(session, task)
+            state = ending(task)
+        if state is None:
             return False
-        end_task(self.broker, task_id, ending)
+        end_task(self.broker, task_id, state)
         return True
 
     def _has_lease(self) -> bool:
@@ -161,7 +158,7 @@ class Worker:
         fresh = not self._lease_until
         with self.broker.database.write() as session:
             lease, at = session.get(Lease, WORKER), now()
-            if lease is not None and lease.holder != self.holder and lease.expires_at > at and _alive(lease.holder):
+            if lease is not None and lease.holder != self.holder and lease.expires_at > at and may_run(lease.holder):
                 self._lease_until = 0.0
                 return False
             if lease is None:
@@ -173,20 +170,6 @@ class Worker:
             _clear_up(self.broker)
             self._audits.requeue()
         return True
-
-
-def end_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:
-    """Give the rest of the escrow back and close the task; repeating it changes nothing."""
-    with broker.database.read() as session:
-        task = session.get_one(TaskRow, task_id)
-    if task.state in ENDED:
-        return
-    refunded = broker.books.refund(task_id, task.buyer_id)
-    with broker.database.write() as session:
-        task = session.get_one(TaskRow, task_id)
-        task.state, task.refunded_micros, task.error, task.finished_at = state, refunded, error[:2000], now()
-        session.add(Event(task_id=task_id, kind=state, data={"refunded_micros": refunded, "error": error}, at=now()))
-        note(session, None, f"task.{state}", task_id, outcome="failed" if error else "ok", detail=error)
 
 
 def _fail(broker: Broker, task_id: str, error: str) -> None:
@@ -214,17 +197,3 @@ def _clear_up(broker: Broker) -> None:
 def _postpone(broker: Broker, task_id: str, milliseconds: int) -> None:
     with broker.database.write() as session:
         session.get_one(TaskRow, task_id).next_at = now() + milliseconds
-
-
-def _alive(holder: str) -> bool:
-    """Whether the holder's process may still run; only known for processes of this machine."""
-    host, _, rest = holder.partition(":")
-    if host != socket.gethostname():
-        return True
-    try:
-        os.kill(int(rest.partition(":")[0]), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True

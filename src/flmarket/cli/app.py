@@ -218,12 +218,18 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Where to listen.")] = 8642,
     demo: Annotated[bool, typer.Option("--demo", help="A seeded market with tasks running, to look at.")] = False,
     secure_cookies: Annotated[bool, typer.Option("--secure-cookies", help="Set it when behind HTTPS.")] = False,
+    superlink: Annotated[
+        str, typer.Option(envvar="FLMARKET_SUPERLINK", help="For Flower tasks: a connection in $FLWR_HOME/config.toml.")
+    ] = "",
+    flower_folder: Annotated[
+        Path, typer.Option(envvar="FLMARKET_FLOWER_FOLDER", help="Where Flower runs keep their state.")
+    ] = Path("flmarket-flower"),
     data_dir: DataDir = None,
 ) -> None:
     """Run the broker: the HTTP service and the web market (docs/broker.md)."""
     from flmarket.cli.serve import serve as run
 
-    run(db, host, port, demo, data_dir, secure_cookies)
+    run(db, host, port, demo, data_dir, secure_cookies, superlink, flower_folder)
 
 
 app.add_typer(buyer, name="buyer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import tempfile
 from contextlib import ExitStack
@@ -19,24 +20,44 @@ __all__ = ["serve"]
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
-def serve(db: str | None, host: str, port: int, demo: bool, data_dir: Path | None, secure_cookies: bool) -> None:
+def serve(
+    db: str | None,
+    host: str,
+    port: int,
+    demo: bool,
+    data_dir: Path | None,
+    secure_cookies: bool,
+    superlink: str = "",
+    flower_folder: Path = Path("flmarket-flower"),
+) -> None:
     """Open the market, print how to sign in, and serve until interrupted."""
     try:
         import uvicorn
 
         from flmarket.broker.app import create_app
         from flmarket.broker.core import Broker
+        from flmarket.broker.flower.files import check_connection
         from flmarket.broker.settings import Settings
     except ImportError as error:
         raise MissingDependency(error.name or "fastapi", "broker") from None
     if demo and host not in _LOCAL:
         raise ConfigError("--host", host, "this machine only (127.0.0.1) for the demo, whose keys are printed")
+    if superlink:
+        if importlib.util.find_spec("flwr") is None:
+            raise MissingDependency("flwr", "flower")
+        check_connection(superlink)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     with ExitStack() as stack:
         if db is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="flmarket-")) if demo else "."
             db = f"sqlite:///{folder}/flmarket-broker.db"
-        settings = Settings(database_url=db, data_dir=data_dir, secure_cookies=secure_cookies)
+        settings = Settings(
+            database_url=db,
+            data_dir=data_dir,
+            secure_cookies=secure_cookies,
+            superlink=superlink,
+            flower_folder=flower_folder,
+        )
         broker = Broker.open(settings)
         stack.callback(broker.close)
         app = create_app(broker=broker)

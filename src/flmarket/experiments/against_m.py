@@ -66,8 +66,11 @@ def _train(
     if items is not None:
         chosen = replace(chosen, settings=replace(chosen.settings, items=items))
     if short is not None:
-        lengths = dict(zip(("epochs", "batches", "profiles", "misreports"), short, strict=True))
-        chosen = replace(chosen, schedule=replace(chosen.schedule, **lengths))
+        epochs, batches, profiles, misreports = short
+        schedule = replace(
+            chosen.schedule, epochs=epochs, batches=batches, profiles=profiles, misreports=misreports
+        )  # fmt: skip
+        chosen = replace(chosen, schedule=schedule)
     torch.manual_seed(seed)
     trainer = Trainer(chosen, Source(population), seed=seed, validation=validation)
     for _ in trainer.run():

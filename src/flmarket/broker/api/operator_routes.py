@@ -9,7 +9,7 @@ from flmarket.broker.api.parameters import After, Before, Identifier, Limit
 from flmarket.broker.api.problems import PROBLEMS
 from flmarket.broker.auth import CurrentBroker, CurrentParty
 from flmarket.broker.core import require
-from flmarket.broker.schemas import AuditRequest, DepositRequest, KeyRequest, PartyRequest
+from flmarket.broker.schemas import AuditRequest, DepositRequest, KeyRequest, NodeRequest, PartyRequest
 from flmarket.broker.services import audits, ledger, log, operator, parties
 from flmarket.broker.services.views import (
     AccountView,
@@ -63,6 +63,22 @@ def reopen_party(
 ) -> PartyView:
     """Keys and sessions of the party work again."""
     return parties.set_active(broker, party, party_id, active=True)
+
+
+@router.put("/parties/{party_id}/node")
+def bind_node(
+    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, body: NodeRequest, key: IdempotencyKey = None
+) -> PartyView:
+    """Which SuperNode is an owner's, so that she can sell in Flower tasks."""
+    return parties.bind_node(broker, party, party_id, node_id=body.node_id, number=body.number)
+
+
+@router.delete("/parties/{party_id}/node")
+def unbind_node(
+    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
+) -> PartyView:
+    """The owner takes no part in further rounds of Flower tasks."""
+    return parties.unbind_node(broker, party, party_id)
 
 
 @router.post("/parties/{party_id}/keys", status_code=201)

@@ -9,7 +9,7 @@ from flmarket.broker.ids import new_id
 from flmarket.broker.pages.context import Form, Operator, OperatorWrites, PageRoute, Visitor, fragment, page
 from flmarket.broker.pages.forms import Reader
 from flmarket.broker.pages.words import seconds, tone
-from flmarket.broker.schemas import DepositRequest, PartyRequest
+from flmarket.broker.schemas import DepositRequest, NodeRequest, PartyRequest
 from flmarket.broker.services import log, operator, parties, tasks
 from flmarket.broker.services.views import NewKey, OperatorView
 from flmarket.errors import FlmarketError
@@ -28,7 +28,8 @@ _ACTIONS = {
     "cap.set": "set a privacy cap", "model.download": "downloaded a model", "party.create": "registered a party",
     "party.open": "reopened a party", "party.close": "closed a party", "key.create": "made a key",
     "key.revoke": "revoked a key", "deposit": "booked a deposit", "audit.start": "started an audit",
-    "ledger.verify": "verified the ledger",
+    "ledger.verify": "verified the ledger", "node.bind": "bound a SuperNode", "node.unbind": "unbound a SuperNode",
+    "flower.start": "started a Flower run",
 }  # fmt: skip
 
 
@@ -72,6 +73,20 @@ def deposit(visitor: OperatorWrites, form: Form) -> Response:
     return _page(visitor, reader.errors)
 
 
+@router.post("/operator/nodes")
+def bind(visitor: OperatorWrites, form: Form) -> Response:
+    """Say which SuperNode is an owner's."""
+    reader = Reader(form)
+    wanted = reader.build(NodeRequest, {"node_id": reader.text("node_id")}, {"node_id": "node_id"})
+    if wanted is not None:
+        try:
+            parties.bind_node(visitor.broker, visitor.party, reader.text("owner"), node_id=wanted.node_id)
+            return RedirectResponse("/operator#nodes", 303)
+        except FlmarketError as error:
+            reader.errors["node_id"] = f"{error}"
+    return _page(visitor, reader.errors)
+
+
 def _page(visitor: Visitor, errors: dict[str, str], *, key: NewKey | None = None, registered: str = "") -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
     everybody = parties.list_parties(broker, party, limit=_SHOWN)
@@ -94,6 +109,7 @@ def _page(visitor: Visitor, errors: dict[str, str], *, key: NewKey | None = None
         actions=_ACTIONS,
         key=key,
         registered=registered,
+        flower=bool(broker.settings.superlink),
         idempotency_key=new_id("form"),
     )
 

@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
 from flmarket.broker.core import Broker, Party
+from flmarket.broker.engines import FLOWER, SIMULATION, engines
 from flmarket.broker.ids import new_id
 from flmarket.broker.pages.charts import Chart, Column
 from flmarket.broker.pages.context import Buyer, BuyerWrites, Form, PageRoute, Visitor, fragment, page, sentence
@@ -32,15 +33,16 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _DEFAULTS = {
     "name": "", "data": "breast-cancer", "owners": "40", "auction": "posted", "aggregation": "opt-aggr",
     "perturbation": "recommended", "budget": "200", "rounds": "25", "bidders": "20", "learning_rate": "0.2",
-    "clip": "0.5", "round_seconds": "5", "deadline_days": "7", "seed": "0",
+    "clip": "0.5", "round_seconds": "5", "deadline_days": "7", "seed": "0", "engine": SIMULATION,
 }  # fmt: skip
 _FIELDS = {
     "name": "name", "data.name": "data", "data.owners": "owners", "mechanism.auction": "auction",
     "mechanism.aggregation": "aggregation", "mechanism.perturbation": "perturbation", "mechanism.clip": "clip",
     "rounds": "rounds", "bidders_per_round": "bidders", "budget_micros_per_round": "budget",
     "training.learning_rate": "learning_rate", "round_seconds": "round_seconds", "deadline_seconds": "deadline_days",
-    "seed": "seed",
+    "seed": "seed", "engine": "engine",
 }  # fmt: skip
+_ENGINES = {SIMULATION: "simulated, with this broker", FLOWER: "on owners’ own machines"}
 _FURTHER = ("learning_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
 # As shares of what all bidders of a round would cost; beyond it more money buys nothing.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
@@ -116,6 +118,7 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         further=not errors.keys().isdisjoint(_FURTHER),
         idempotency_key=new_id("form"),
         catalogue=catalogue,
+        engines=[(name, _ENGINES[name]) for name in engines(visitor.broker.settings)],
         offered=_offered(catalogue, values["auction"]),
         about=_ABOUT,
         account=parties.account(visitor.broker, visitor.party),
@@ -132,6 +135,7 @@ def _offered(catalogue: Catalogue, chosen: str) -> list[MechanismView]:
 def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
     values: dict[str, Any] = {
         "name": reader.text("name") if name is None else name,
+        "engine": reader.text("engine", SIMULATION),
         "data": {"name": reader.text("data"), "owners": reader.whole("owners")},
         "mechanism": {
             "auction": reader.text("auction"),

@@ -35,7 +35,7 @@ _MOST_BIDS = 4000
 def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreView:
     """Error bound, spending and winners at each budget."""
     require(party, "buyer")
-    check_engine(request.task.engine)
+    check_engine(broker.settings, request.task.engine)
     simulation = broker.simulations.build("explore", request.task)
     run = SimulationRun(simulation, MemoryLedger())
     rng = np.random.default_rng(request.task.seed)

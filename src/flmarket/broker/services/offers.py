@@ -1,7 +1,8 @@
 """Tasks as owners see them, and owners' standing bids.
 
 A registered owner who bids takes the next free place of the task, with the records that lie there; her bid counts in
-every round until she replaces or withdraws it. She never bids more privacy than her lifetime cap leaves.
+every round until she replaces or withdraws it. She never bids more privacy than her lifetime cap leaves. Flower tasks
+are not here: owners' own nodes bid in them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from flmarket.bids import BidProfile, Kind, Valuations
 from flmarket.broker.checkpoints import order_of
 from flmarket.broker.clock import iso, now
 from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.engines import FLOWER
 from flmarket.broker.errors import Conflict, NotFound
 from flmarket.broker.models import Bid, Slot, TaskRow
 from flmarket.broker.schemas import BidRequest, Valuation
@@ -34,7 +36,7 @@ def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | 
         query = query.where(TaskRow.id < before)
     with broker.database.read() as session:
         rows = session.scalars(query).all()
-        found = [row for row in rows if order_of(row).owners.open]
+        found = [row for row in rows if _takes_bids(row)]
         items = tuple(_view(session, row, party) for row in found[:limit])
     more = len(found) > limit or len(rows) > 4 * limit
     return OfferPage(items, (items[-1].task_id if items else rows[-1].id) if more else None)
@@ -108,6 +110,8 @@ def view_bid(bid: Bid) -> BidView:
 
 def _place(session: Session, party: Party, task_id: str, request: BidRequest) -> BidView:
     task = _offer(session, party, task_id)
+    if order_of(task).engine == FLOWER:
+        raise Conflict(f"bids for task {task_id} come from owners' own nodes: what owner.toml says is bid")
     if task.state not in PLAYABLE:
         raise Conflict(f"task {task_id} is {task.state}: it takes no more bids")
     slot = session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id == party.id)).first()
@@ -138,12 +142,18 @@ def _offer(session: Session, party: Party, task_id: str) -> TaskRow:
     row = session.get(TaskRow, task_id)
     if row is None:
         raise NotFound("offer", task_id)
-    listed = row.state in PLAYABLE and order_of(row).owners.open
+    listed = row.state in PLAYABLE and _takes_bids(row)
     if not listed and party.role != "operator":
         mine = select(Slot.slot).where(Slot.task_id == task_id, Slot.party_id == party.id)
         if session.scalar(mine) is None:
             raise NotFound("offer", task_id)
     return row
+
+
+def _takes_bids(row: TaskRow) -> bool:
+    """Whether registered owners bid here; on Flower their nodes do."""
+    order = order_of(row)
+    return order.owners.open and order.engine != FLOWER
 
 
 def _bid(session: Session, party: Party, task_id: str) -> Bid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from flmarket.broker.clock import iso, now
@@ -18,6 +19,7 @@ from flmarket.privacy import PureDp
 
 __all__ = [
     "account",
+    "bind_node",
     "create_party",
     "deposit",
     "get_party",
@@ -28,6 +30,7 @@ __all__ = [
     "party_of_key",
     "revoke_key",
     "set_active",
+    "unbind_node",
     "view_party",
 ]
 
@@ -84,6 +87,41 @@ def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> 
         row.active = active
         note(session, party, "party.open" if active else "party.close", party_id)
     broker.keys.clear()
+    return view_party(row)
+
+
+def bind_node(broker: Broker, party: Party, party_id: str, *, node_id: str, number: int | None = None) -> PartyView:
+    """The operator says which SuperNode is an owner's: the id that `flwr supernode register` printed for her key.
+
+    She gets a number for life, which her own configuration names too; the next one unless `number` is given.
+    """
+    require(party, "operator")
+    try:
+        with broker.database.write() as session:
+            row = _party_row(session, party_id)
+            if row.role != "owner":
+                raise Conflict(f"{party_id} is no owner")
+            if row.owner_number is None:
+                largest = session.scalar(select(func.max(PartyRow.owner_number)))
+                row.owner_number = number if number is not None else 0 if largest is None else largest + 1
+            elif number not in (None, row.owner_number):
+                raise Conflict(f"{party_id} is owner {row.owner_number} for good")
+            if row.node_id != node_id:
+                row.node_id = node_id
+                note(session, party, "node.bind", party_id, detail=f"node {node_id}, owner {row.owner_number}")
+    except IntegrityError:
+        raise Conflict("this node or this number is another owner's") from None
+    return view_party(row)
+
+
+def unbind_node(broker: Broker, party: Party, party_id: str) -> PartyView:
+    """The owner takes no part in further rounds of Flower tasks; her number stays hers."""
+    require(party, "operator")
+    with broker.database.write() as session:
+        row = _party_row(session, party_id)
+        if row.node_id is not None:
+            note(session, party, "node.unbind", party_id, detail=f"node {row.node_id}")
+            row.node_id = None
     return view_party(row)
 
 
@@ -176,7 +214,8 @@ def as_party(row: PartyRow) -> Party:
 
 def view_party(row: PartyRow) -> PartyView:
     """The row as a view."""
-    return PartyView(row.id, row.role, row.name, row.active, iso(row.created_at) or "")
+    created = iso(row.created_at) or ""
+    return PartyView(row.id, row.role, row.name, row.active, created, row.node_id, row.owner_number)
 
 
 def _party_row(session: Session, party_id: str) -> PartyRow:

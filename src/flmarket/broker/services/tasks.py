@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from flmarket.broker.checkpoints import order_of, vector
 from flmarket.broker.clock import iso, now
 from flmarket.broker.core import Broker, Party, require
-from flmarket.broker.engines import check_engine
+from flmarket.broker.engines import FLOWER, check_engine
 from flmarket.broker.errors import Conflict, NotFound
 from flmarket.broker.ids import derived_id, new_id
 from flmarket.broker.model_files import ModelFormat, model_file
@@ -36,6 +36,7 @@ from flmarket.broker.services.views import (
     TaskView,
 )
 from flmarket.engines import SimulationRun
+from flmarket.errors import InvalidInput
 from flmarket.ledger import MemoryLedger
 
 __all__ = [
@@ -56,7 +57,9 @@ __all__ = [
 def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | None = None) -> TaskView:
     """Check the order, take its budget into escrow and queue it; the same `key` posts it once."""
     require(party, "buyer")
-    check_engine(request.engine)
+    check_engine(broker.settings, request.engine)
+    if request.engine == FLOWER and not request.owners.open:
+        raise InvalidInput("owners.open", False, "true in a Flower task: its owners are registered ones")
     task_id = new_id("t") if key is None else derived_id("t", party.id, key)
     simulation = broker.simulations.build(task_id, request)
     run = SimulationRun(simulation, MemoryLedger())
@@ -83,10 +86,9 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
         cancel_requested=False,
         error="",
     )
-    places = [
-        Slot(task_id=task_id, slot=slot, records=int(records))
-        for slot, records in enumerate(simulation.partition.sizes)
-    ]
+    # on Flower, places are taken by owners with a node, as they come
+    sizes = () if request.engine == FLOWER else tuple(simulation.partition.sizes.tolist())
+    places = [Slot(task_id=task_id, slot=slot, records=records) for slot, records in enumerate(sizes)]
     try:
         with broker.database.write() as session:
             active = select(func.count()).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))

@@ -1,0 +1,1 @@
+"""A broker's task as a Flower app."""
