@@ -25,9 +25,18 @@ pytestmark = [
 PATIENCE = 600.0  # these machines may be busy; a quiet one needs a tenth
 
 
+# Whoever runs the tests in the background may have SIGINT ignored, and children inherit that.
+COMMAND = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from flmarket.cli import main
+main()
+"""
+
+
 def flmarket(*arguments, **options):
     return subprocess.Popen(
-        [sys.executable, "-m", "flmarket", *arguments],
+        [sys.executable, "-c", COMMAND, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "500"}, **options,
     )  # fmt: skip
 
