@@ -5,7 +5,6 @@ import json
 import logging
 import shutil
 import subprocess
-import threading
 import time
 from dataclasses import replace
 
@@ -14,6 +13,8 @@ import pytest
 from sqlalchemy import update
 
 pytest.importorskip("flwr")
+
+from power_cuts import PowerCut, cut, swap
 
 from flmarket.broker.books import Books
 from flmarket.broker.core import Broker
@@ -55,37 +56,6 @@ SOLD = MarketConfig.parse(
         "owners": {"valuations": ["linear"], "rate": [0.005, 0.01], "privacy_budget": [0.5, 0.9], "privacy_cap": 50.0},
     }
 )
-
-
-class PowerCut(BaseException):
-    """Not an Exception: nothing in the service may handle it."""
-
-
-def swap(monkeypatch, where, name, replacement):
-    """Replace a function for this thread only: markets of other tests may be at work in threads of their own."""
-    original, mine = getattr(where, name), threading.get_ident()
-
-    def chosen(*args, **kwargs):
-        return (replacement if threading.get_ident() == mine else original)(*args, **kwargs)
-
-    monkeypatch.setattr(where, name, chosen)
-
-
-def cut(monkeypatch, where, name, *, after, skip):
-    """The power fails when this function is called (or has been called) for the time `skip` + 1."""
-    original, calls = getattr(where, name), []
-
-    def failing(*args, **kwargs):
-        calls.append(1)
-        due = len(calls) == skip + 1
-        if due and not after:
-            raise PowerCut
-        result = original(*args, **kwargs)
-        if due:
-            raise PowerCut
-        return result
-
-    swap(monkeypatch, where, name, failing)
 
 
 class Grid(InProcessGrid):

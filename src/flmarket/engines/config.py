@@ -120,6 +120,12 @@ class TrainingSection(Section):
     local_learning_rate: Positive = 0.1
     average: bool = False
 
+    def local(self) -> LocalTraining:
+        """What an owner does with her records in a round."""
+        return LocalTraining(
+            steps=self.local_steps, batch_size=self.batch_size, learning_rate=self.local_learning_rate
+        )  # fmt: skip
+
 
 class StackelbergSection(Section):
     """The reward game, with `auction = "stackelberg"`: users' values of privacy, and what the server wants."""
@@ -229,11 +235,7 @@ class MarketConfig(Section):
             ),
             perturbation=perturbation,
             cap=PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta),
-            local=LocalTraining(
-                steps=self.training.local_steps,
-                batch_size=self.training.batch_size,
-                learning_rate=self.training.local_learning_rate,
-            ),
+            local=self.training.local(),
             average=self.training.average,
             dropout=self.owners.dropout,
             faulty=self.owners.faulty,
@@ -275,11 +277,7 @@ class MarketConfig(Section):
             partition=self.data.split(data, self.seed),
             rounds=self.task.rounds,
             clip=self.mechanism.clip,
-            local=LocalTraining(
-                steps=self.training.local_steps,
-                batch_size=self.training.batch_size,
-                learning_rate=self.training.local_learning_rate,
-            ),
+            local=self.training.local(),
             seed=self.seed,
             name=self.task.name,
         )
@@ -294,11 +292,7 @@ class MarketConfig(Section):
             partition=self.data.split(data, self.seed),
             rounds=self.task.rounds,
             budget=self.task.budget_per_round,
-            local=LocalTraining(
-                steps=self.training.local_steps,
-                batch_size=self.training.batch_size,
-                learning_rate=self.training.local_learning_rate,
-            ),
+            local=self.training.local(),
             seed=self.seed,
             name=self.task.name,
         )

@@ -374,10 +374,11 @@ def table1(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, ste
     if not found:
         check = Check.skipped("size", claim, "no trained weights of murba")
     else:
-        text = f"{_largest(found)} by our search"
+        # the claim is about the paper's network; where that was trained too, ours alone does not bear it out
+        text = f"our network: {_largest(found)} by our search"
         if papers:
             text += f"; the paper's network and losses after a training of minutes: {_largest(papers)}"
-        check = Check.of("size", claim, max(_worst(found)) <= regret.LOW, text)
+        check = Check.of("size", claim, max((*_worst(found), *(_worst(papers) if papers else ()))) <= regret.LOW, text)
     return from_checks(
         "flm21-table1",
         "FLM21 Table 1: regret and IR violation of MURBA",

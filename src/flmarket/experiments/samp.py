@@ -306,10 +306,10 @@ def _printed_ratio(data_set: str, ratio: float) -> Check:
     """Not part of the item's verdict: the paper does not give the budget and the rate that its ratio depends on."""
     claim = "The loss is 94 % (MNIST) or 90 % (EMNIST) of uniform sampling's."
     printed = PRINTED_RATIO.get(data_set)
-    evidence = f"{ratio:.1%} at our budget and rate, which the paper does not state; within five points counts"
+    evidence = f"{ratio:.1%} at our budget and rate, which the paper does not state; within two points counts"
     if printed is None:
         return Check.skipped("ratio", claim, f"another data set; {ratio:.1%} on {data_set}")
-    return Check.of("ratio", claim, abs(ratio - float(printed.rstrip(" %")) / 100) <= 0.05, evidence)
+    return Check.of("ratio", claim, abs(ratio - float(printed.rstrip(" %")) / 100) <= 0.02, evidence)
 
 
 def _paired_runs(
