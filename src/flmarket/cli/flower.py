@@ -24,9 +24,12 @@ MARKETS = {"auction": "auctions", "sampling": "client sampling", "reward": "the 
 OWNER_TEMPLATE = """\
 # Your side of the market. Paths are relative to this file; `flmarket owner status` shows what you have sold.
 owner = {number}                   # your number, as the broker registered you
+# account = "owner-{number}"       # your account in the broker's ledger: prices must be in escrow for it
 data = "records.npz"        # x (records, features) and y (records,); or a .csv with the class in the last column
+# classes = 2               # how many your records have; without it you bid for tasks with any number of classes
 record = "record"           # your privacy account and journal: keep this folder for ever, and never restore a backup
-# allow_raw = true          # client sampling: your updates may leave without any noise
+# allow_raw = true          # client sampling: your updates may leave without any noise (needs [cap] none = true)
+answer_seconds = 10.0       # answers leave so long after an order came, and time tells nothing; half is for training
 
 [bid]
 valuation = "linear"        # linear, quadratic, sqrt, exponential, step
@@ -35,8 +38,10 @@ privacy_budget = 1.0        # the most ε you sell in one round; in the reward g
 # value = 2.0               # your cost of taking part (sampling, joint DP) or value of privacy (reward game)
 
 [cap]
-epsilon = 10.0              # the most ε you ever sell, to all buyers together
+epsilon = 8.0               # the most ε you ever sell, to all buyers together. What it means: whoever was in doubt
+                            # (1 to 1) whether your records are these or any others can at worst become e^ε to 1 sure
 # delta = 1e-6              # with it: (ε, δ) over your lifetime; joint DP and the reward game need it, or rho instead
+# none = true               # in place of epsilon: no cap at all, the only way to sell updates without noise
 
 # [model]                   # joint DP: what you train at home
 # kind = "softmax"          # or mnist-cnn, cifar-cnn (the torch extra)
@@ -189,8 +194,10 @@ def _facts(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
 def _privacy(account: DurableAccount) -> dict[str, float]:
     """What an owner has sold and the most she sells, in her cap's own currency; a cap of ∞ is none."""
     from flmarket.engines.owners import UNLIMITED
-    from flmarket.privacy import ZCdp
+    from flmarket.privacy import Uncapped, ZCdp
 
+    if isinstance(account.cap, Uncapped):
+        return {"epsilon_total": account.spent, "epsilon_cap": math.inf}
     name, limit = ("rho", account.cap.rho) if isinstance(account.cap, ZCdp) else ("epsilon", account.cap.epsilon)
     return {f"{name}_total": account.spent, f"{name}_cap": limit if limit < UNLIMITED else math.inf}
 

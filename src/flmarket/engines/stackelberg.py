@@ -48,16 +48,22 @@ _SERVER = "buyer"
 def clipped_gradients(
     model: SoftmaxRegression, params: FloatArray, x: FloatArray, y: IntArray, clip: float
 ) -> FloatArray:
-    """Means over records of per-record gradients clipped to L2 norm `clip`; x (k, m, features), y (k, m)."""
+    """Means over records of per-record gradients clipped to L2 norm `clip`; x (k, m, features), y (k, m).
+
+    A record whose gradient cannot be had (a class that the model lacks, an overflow) counts as zero, by itself: were
+    the whole mean lost, one record would move it by far more than 2·clip/m.
+    """
     blocks, records = y.shape
-    scores = model.scores(params, x)
-    if model.outputs == 1:
-        residual = expit(scores) - y[..., None]
-    else:
-        residual = softmax(scores, axis=-1)
-        residual[np.arange(blocks)[:, None], np.arange(records), y] -= 1.0
-    norm = np.linalg.norm(residual, axis=-1) * np.sqrt(np.einsum("kmf,kmf->km", x, x) + 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = model.scores(params, x)
+        if model.outputs == 1:
+            residual, fits = expit(scores) - y[..., None], y < 2
+        else:
+            residual, fits = softmax(scores, axis=-1), y < model.outputs
+            residual[np.arange(blocks)[:, None], np.arange(records), np.where(fits, y, 0)] -= 1.0
+        norm = np.linalg.norm(residual, axis=-1) * np.sqrt(np.einsum("kmf,kmf->km", x, x) + 1.0)
     residual *= (clip / np.maximum(norm, clip) / records)[..., None]
+    residual[~(fits & np.isfinite(norm))] = 0.0
     weights = (np.swapaxes(residual, -1, -2) @ x).reshape(blocks, -1)  # class by class, then the biases
     return np.concatenate([weights, residual.sum(axis=-2)], axis=-1)
 

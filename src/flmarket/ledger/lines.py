@@ -5,7 +5,7 @@ from __future__ import annotations
 from flmarket.errors import InvalidInput
 from flmarket.ledger.entry import Line
 from flmarket.ledger.journal import Award, AwardState, Release, Transfer
-from flmarket.privacy import ApproxDp, Cap, PrivacyAccount, PureDp, ZCdp, event_from_dict
+from flmarket.privacy import ApproxDp, Cap, PrivacyAccount, PureDp, Uncapped, ZCdp, event_from_dict
 
 __all__ = ["award_of", "cap_of", "limit_of", "pico", "release_of", "transfer_of"]
 
@@ -56,4 +56,6 @@ def pico(account: PrivacyAccount) -> tuple[int, int]:
 
 def limit_of(cap: Cap) -> float:
     """The number in a cap: ρ, or ε."""
+    if isinstance(cap, Uncapped):
+        return float("inf")
     return cap.rho if isinstance(cap, ZCdp) else cap.epsilon

@@ -20,15 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
 
 from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted
 from flmarket.ledger.entry import canonical
 from flmarket.ledger.errors import ReplayRefused
 from flmarket.ledger.rules import checked_name
-from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, event_from_dict, event_to_dict
+from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, cap_from_dict, event_from_dict, event_to_dict
 
 __all__ = ["ChargedRelease", "DurableAccount"]
 
+_Value = TypeVar("_Value")
 _APPLICATION = 0x464C4D41  # "FLMA" in the file's header
 _VERSION = 1
 _WAIT_SECONDS = 30.0
@@ -112,9 +114,9 @@ class DurableAccount:
         """The cap minus what is spent, never below 0."""
         return self._current().remaining
 
-    def would_exceed(self, guarantee: Event) -> bool:
-        """Whether this release would go past the cap. Records nothing."""
-        return self._current().would_exceed(guarantee)
+    def would_exceed(self, guarantee: Event, releases: int = 1) -> bool:
+        """Whether so many such releases would go past the cap. Records nothing."""
+        return self._current().would_exceed(guarantee, releases)
 
     def affordable(self, guarantee: Callable[[float], Event] = PureDp, *, releases: int = 1) -> float:
         """The largest ε of which so many further releases still fit; pass a perturbation's `guarantee`."""
@@ -224,12 +226,16 @@ class DurableAccount:
 
 
 def _account(text: str, path: Path) -> PrivacyAccount:
-    return PrivacyAccount(_event(text, path))  # type: ignore[arg-type]  # PrivacyAccount refuses what is no cap
+    return PrivacyAccount(_read(text, path, cap_from_dict))
 
 
 def _event(text: str, path: Path) -> Event:
+    return _read(text, path, event_from_dict)
+
+
+def _read(text: str, path: Path, meaning: Callable[[Any], _Value]) -> _Value:
     try:
-        return event_from_dict(json.loads(text))
+        return meaning(json.loads(text))
     except ValueError as error:
         raise ConfigError("privacy account", str(path), f"intact records ({error})") from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from flmarket.privacy import exponential
-from flmarket.privacy.accountant import Cap, PrivacyAccount
+from flmarket.privacy.accountant import PrivacyAccount
 from flmarket.privacy.calibration import (
     analytic_gaussian_sigma,
     classic_gaussian_sigma,
@@ -21,11 +21,15 @@ from flmarket.privacy.clipping import clip_l1, clip_l2
 from flmarket.privacy.events import (
     ROUNDING_ALLOWANCE,
     ApproxDp,
+    Cap,
     Event,
     ExponentialRelease,
     GaussianRelease,
     PureDp,
+    Uncapped,
+    Unprotected,
     ZCdp,
+    cap_from_dict,
     event_from_dict,
     event_to_dict,
 )
@@ -64,9 +68,12 @@ __all__ = [
     "SimulationNoise",
     "Sketch",
     "Sphere",
+    "Uncapped",
+    "Unprotected",
     "ZCdp",
     "analytic_gaussian_sigma",
     "as_noise_source",
+    "cap_from_dict",
     "classic_gaussian_sigma",
     "clip_l1",
     "clip_l2",

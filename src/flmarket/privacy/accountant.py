@@ -1,12 +1,15 @@
 """An owner's lifetime privacy account: how much she has given away, and a refusal before it is too much.
 
-The cap is in one of three currencies, and what an event costs follows from it:
+The cap is in one of three currencies, or there is none, and what an event costs follows from it:
 
 - `PureDp(ε)`: ε's add up; accepts pure and exponential events only.
 - `ZCdp(ρ)`: ρ's add up; also accepts Gaussian (1/(2m²)), pure (ε²/2) and exponential (ε²/8) events.
 - `ApproxDp(ε, δ)`: accepts everything; the best valid bound on ε at that δ (see `composition`). Not additive,
   so `remaining` is what is left of ε now, not what one more event may cost: ask `would_exceed` or
   `affordable`.
+- `Uncapped()`: accepts everything, releases without noise too, and still tells the total.
+
+A release without noise (`Unprotected`) has no bound and passes every cap but the last.
 
 A total may pass its cap by the relative `ROUNDING_ALLOWANCE` (1e-12) and no more; the mechanisms of this
 package deliver that much less than they are charged for, so what an owner really loses stays within her cap.
@@ -18,7 +21,7 @@ durably before the release leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import floor, sqrt
+from math import floor, inf, sqrt
 from typing import Any
 
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
@@ -26,16 +29,17 @@ from flmarket.privacy.composition import ApproxTotal, amount, pure_epsilon, unit
 from flmarket.privacy.events import (
     ROUNDING_ALLOWANCE,
     ApproxDp,
+    Cap,
     Event,
     PureDp,
+    Uncapped,
+    Unprotected,
     ZCdp,
-    event_from_dict,
+    cap_from_dict,
     event_to_dict,
 )
 
-__all__ = ["Cap", "PrivacyAccount"]
-
-Cap = PureDp | ZCdp | ApproxDp
+__all__ = ["PrivacyAccount"]
 
 _VERSION = 1
 
@@ -55,10 +59,12 @@ class PrivacyAccount:
             self._additive_cost, self._limit = zcdp_rho, cap.rho
         elif isinstance(cap, ApproxDp):
             self._total, self._limit = ApproxTotal(), cap.epsilon
+        elif isinstance(cap, Uncapped):
+            self._total, self._limit = ApproxTotal(), inf
         else:
-            raise InvalidInput("cap", cap, "PureDp(epsilon), ZCdp(rho) or ApproxDp(epsilon, delta)")
+            raise InvalidInput("cap", cap, "PureDp(epsilon), ZCdp(rho), ApproxDp(epsilon, delta) or Uncapped()")
         self._cap: Cap = cap
-        self._limit_units = floor(self._limit * (1 + ROUNDING_ALLOWANCE) * 2.0**100)
+        self._limit_units = 0 if self._limit == inf else floor(self._limit * (1 + ROUNDING_ALLOWANCE) * 2.0**100)
         self._releases = 0
 
     @property
@@ -73,20 +79,22 @@ class PrivacyAccount:
 
     @property
     def spent(self) -> float:
-        """The total so far in the cap's currency: ε, ρ, or ε at the cap's δ."""
+        """The total so far in the cap's currency: ε, ρ, or ε at the cap's δ (∞ after a release without noise)."""
         return self._cost(self._total)
 
     @property
     def remaining(self) -> float:
         """The cap minus what is spent, never below 0."""
-        return max(0.0, self._limit - self.spent)
+        return self._limit if self._limit == inf else max(0.0, self._limit - self.spent)
 
     def would_exceed(self, event: Event, count: int = 1) -> bool:
         """Whether `count` such releases would go past the cap. Records nothing."""
-        return not self._fits(self._after(event, count))
+        return self._unbounded(event) or not self._fits(self._after(event, count))
 
     def compose(self, event: Event, count: int = 1) -> None:
         """Record `count` such releases, or raise `PrivacyBudgetExhausted` and record none."""
+        if self._unbounded(event):
+            raise PrivacyBudgetExhausted(f"a release without noise has no bound: it fits under no cap, not {self._cap}")
         total = self._after(event, count)
         if not self._fits(total):
             raise PrivacyBudgetExhausted(
@@ -102,6 +110,8 @@ class PrivacyAccount:
         By default for pure releases. Pass a perturbation's `guarantee` for its own ε; costs must grow with ε.
         """
         _checked_count("releases", releases)
+        if self._limit == inf:
+            return inf
         if guarantee is PureDp and isinstance(self._cap, PureDp):
             return self.remaining / releases
         if guarantee is PureDp and isinstance(self._cap, ZCdp):
@@ -130,7 +140,7 @@ class PrivacyAccount:
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise InvalidInput("state", state, f"a privacy account of version {_VERSION}")
         try:
-            account = cls(event_from_dict(state["cap"]))  # type: ignore[arg-type]
+            account = cls(cap_from_dict(state["cap"]))
             total = state["total"]
             additive = isinstance(account._total, int)
             account._total = whole(total) if additive else ApproxTotal.from_state(total)
@@ -138,6 +148,9 @@ class PrivacyAccount:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidInput("state", state, f"a complete privacy account ({error})") from None
         return account
+
+    def _unbounded(self, event: Event) -> bool:
+        return isinstance(event, Unprotected) and self._limit < inf
 
     def _after(self, event: Event, count: int) -> int | ApproxTotal:
         _checked_count("count", count)
@@ -149,13 +162,13 @@ class PrivacyAccount:
 
     def _cost(self, total: int | ApproxTotal) -> float:
         if isinstance(total, ApproxTotal):
-            assert isinstance(self._cap, ApproxDp)
+            assert isinstance(self._cap, ApproxDp | Uncapped)
             return total.epsilon(self._cap.delta, allowance=ROUNDING_ALLOWANCE)
         return amount(total)
 
     def _fits(self, total: int | ApproxTotal) -> bool:
         if isinstance(total, ApproxTotal):
-            return self._cost(total) <= self._limit * (1 + ROUNDING_ALLOWANCE)
+            return self._limit == inf or self._cost(total) <= self._limit * (1 + ROUNDING_ALLOWANCE)
         return total <= self._limit_units
 
 

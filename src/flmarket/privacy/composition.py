@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from flmarket.errors import InvalidInput
 from flmarket.privacy.calibration import gaussian_epsilon
-from flmarket.privacy.events import ApproxDp, Event, ExponentialRelease, GaussianRelease, PureDp, ZCdp
+from flmarket.privacy.events import ApproxDp, Event, ExponentialRelease, GaussianRelease, PureDp, Unprotected, ZCdp
 
 __all__ = ["ApproxTotal", "amount", "pure_epsilon", "rdp_epsilon", "units", "whole", "zcdp_rho"]
 
@@ -86,13 +86,14 @@ def _pure_curve(epsilon: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class ApproxTotal:
-    """Everything an (ε, δ) total needs: ε's with their counts, and sums of ρ, of 1/m² and of δ."""
+    """What an (ε, δ) total needs: ε's with their counts, sums of ρ, 1/m² and δ, and how often nothing protected."""
 
     pure: Mapping[float, int] = field(default_factory=dict)
     exponential: Mapping[float, int] = field(default_factory=dict)
     rho: int = 0
     precision: int = 0
     delta: int = 0
+    unprotected: int = 0
 
     def plus(self, event: Event, count: int) -> ApproxTotal:
         """The total after `count` more such releases; this value does not change."""
@@ -107,12 +108,14 @@ class ApproxTotal:
             return replace(self, precision=self.precision + count * units(event.noise_multiplier**-2))
         if isinstance(event, ExponentialRelease):
             return replace(self, exponential=_counted(self.exponential, event.epsilon, count))
+        if isinstance(event, Unprotected):
+            return replace(self, unprotected=self.unprotected + count)
         raise InvalidInput("event", event, "a known privacy event")
 
     def epsilon(self, delta: float, *, allowance: float = 0.0) -> float:
-        """The best valid ε at a total of `delta`; ∞ if the δ's of the events already use it up."""
+        """The best valid ε at a total of `delta`; ∞ if the δ's use it up already, or something left without noise."""
         left = delta - amount(self.delta)
-        if left < -allowance * delta:
+        if self.unprotected or left < -allowance * delta:
             return float("inf")
         # A remainder of rounding size is no budget to build a bound on.
         left = left if left > 1e-9 * delta else 0.0
@@ -150,6 +153,7 @@ class ApproxTotal:
             "rho": str(self.rho),
             "precision": str(self.precision),
             "delta": str(self.delta),
+            "unprotected": str(self.unprotected),
         }
 
     @classmethod
@@ -161,6 +165,7 @@ class ApproxTotal:
             rho=whole(state["rho"]),
             precision=whole(state["precision"]),
             delta=whole(state["delta"]),
+            unprotected=whole(state.get("unprotected", 0)),  # states written before there was such a thing
         )
 
 

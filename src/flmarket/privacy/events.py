@@ -2,7 +2,8 @@
 
 The unit of privacy is one owner's whole update in one release (local model: any two inputs of the owner are
 neighbours). Each value is the strongest simple statement about a mechanism; the account weakens it where its
-cap is in another currency. `PureDp`, `ZCdp` and `ApproxDp` also serve as caps.
+cap is in another currency. `PureDp`, `ZCdp` and `ApproxDp` also serve as caps, and `Uncapped` is one for whoever sells
+updates as they are: `Unprotected` is what such a release promises, and it fits under no other cap.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from flmarket.errors import InvalidInput, UnknownName
 
 __all__ = [
     "ROUNDING_ALLOWANCE",
     "ApproxDp",
+    "Cap",
     "Event",
     "ExponentialRelease",
     "GaussianRelease",
     "PureDp",
+    "Uncapped",
+    "Unprotected",
     "ZCdp",
+    "cap_from_dict",
     "checked_number",
     "event_from_dict",
     "event_to_dict",
@@ -105,7 +110,23 @@ class ExponentialRelease:
         object.__setattr__(self, "epsilon", checked_number("epsilon", self.epsilon, 0.0, _LARGEST))
 
 
-Event = PureDp | ApproxDp | ZCdp | GaussianRelease | ExponentialRelease
+@dataclass(frozen=True, slots=True)
+class Unprotected:
+    """A release without noise: no bound holds, so it counts as unbounded against every cap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncapped:
+    """No limit on what may be given away. Totals are still kept: ε at `delta`, ∞ after an unprotected release."""
+
+    delta: float = 1e-6
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
+
+
+Event = PureDp | ApproxDp | ZCdp | GaussianRelease | ExponentialRelease | Unprotected
+Cap = PureDp | ZCdp | ApproxDp | Uncapped
 
 _KINDS: dict[str, type[Event]] = {
     "pure-dp": PureDp,
@@ -113,12 +134,13 @@ _KINDS: dict[str, type[Event]] = {
     "zcdp": ZCdp,
     "gaussian": GaussianRelease,
     "exponential": ExponentialRelease,
+    "unprotected": Unprotected,
 }
-_NAMES = {cls: name for name, cls in _KINDS.items()}
+_NAMES: dict[type, str] = {cls: name for name, cls in _KINDS.items()} | {Uncapped: "uncapped"}
 
 
-def event_to_dict(event: Event) -> dict[str, Any]:
-    """A JSON-ready dictionary; `event_from_dict` restores an equal value."""
+def event_to_dict(event: Event | Cap) -> dict[str, Any]:
+    """A JSON-ready dictionary of an event or a cap; `event_from_dict` restores an equal value."""
     if type(event) not in _NAMES:
         raise InvalidInput("event", event, "one of " + ", ".join(cls.__name__ for cls in _NAMES))
     return {"kind": _NAMES[type(event)], **asdict(event)}
@@ -126,12 +148,25 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 
 def event_from_dict(data: Mapping[str, Any]) -> Event:
     """The event written by `event_to_dict`; unknown kinds and missing or extra fields are refused."""
+    return _from_dict(data, _KINDS)
+
+
+def cap_from_dict(data: Mapping[str, Any]) -> Cap:
+    """The cap written by `event_to_dict`, as strictly."""
+    kinds: dict[str, type[Cap]] = {_NAMES[cls]: cls for cls in (PureDp, ZCdp, ApproxDp, Uncapped)}
+    return _from_dict(data, kinds)
+
+
+_Value = TypeVar("_Value")
+
+
+def _from_dict(data: Mapping[str, Any], kinds: Mapping[str, type[_Value]]) -> _Value:
     if not isinstance(data, Mapping) or "kind" not in data:
         raise InvalidInput("event", data, "a dictionary with a kind")
-    if data["kind"] not in _KINDS:
-        raise UnknownName("event kind", data["kind"], "one of " + ", ".join(_KINDS))
+    if data["kind"] not in kinds:
+        raise UnknownName("event kind", data["kind"], "one of " + ", ".join(kinds))
     fields = {key: value for key, value in data.items() if key != "kind"}
     try:
-        return _KINDS[data["kind"]](**fields)
+        return kinds[data["kind"]](**fields)
     except TypeError:
         raise InvalidInput("event", dict(data), f"the fields of a {data['kind']} event, no more, no fewer") from None

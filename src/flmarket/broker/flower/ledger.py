@@ -7,12 +7,12 @@ round's rows follow what was booked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flmarket.broker.books import task_award
 from flmarket.broker.round_rows import Winner
 from flmarket.errors import PrivacyBudgetExhausted
-from flmarket.ledger import Award, AwardState, Ledger, Release, Resolution
+from flmarket.ledger import Award, AwardState, Head, HoldReceipt, Ledger, Release, Resolution
 from flmarket.privacy import Event
 
 __all__ = ["RunLedger"]
@@ -48,6 +48,16 @@ class RunLedger:
         made = self._ledger.hold_many([award for _, award in named])
         self._held([Winner(owner, award.epsilon, award.price_micros) for owner, award in named])
         return made
+
+    def head(self, size: int | None = None) -> Head:
+        """Of the broker's ledger, which owners go by."""
+        return self._ledger.head(size)
+
+    def hold_receipts(
+        self, award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
+    ) -> dict[str, HoldReceipt]:
+        """That prices are in escrow."""
+        return self._ledger.hold_receipts(award_ids, since)
 
     def release(self, release: Release) -> None:
         """Enter what an owner gave away; refused past her registered cap."""

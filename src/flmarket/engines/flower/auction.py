@@ -83,7 +83,9 @@ class AuctionMarket:
         return Announcement(
             task=self.task, buyer=self.buyer, market="auction", round_index=index, rounds=self.rounds,
             features=self.spec.data.features, classes=self.spec.data.n_classes,
-            perturbation=self.spec.perturbation.name, clip=self.spec.perturbation.clip,
+            perturbation=self.spec.perturbation.name, clip=self.spec.perturbation.clip, parameters=self.dimension,
+            steps=self.spec.local.steps, batch_size=self.spec.local.batch_size or 0,
+            learning_rate=self.spec.local.learning_rate, l2=0.0,
         )  # fmt: skip
 
     def accepts(self, bid: Bid) -> bool:

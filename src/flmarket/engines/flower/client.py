@@ -1,4 +1,4 @@
-"""The owners' side as a Flower ClientApp: a bid, local training, and the guard around both.
+"""The owners' side as a Flower ClientApp: local training, and the guard in front of it, which answers all else itself.
 
 `client_app(owner_of)` always puts the guard in front; there is no way to get the app without it. A model of one's own
 comes in as `compute(owner, order, parameters) -> vector`; what it returns goes to the guard and no further.
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from flmarket.engines.flower.guard import OwnerGuard
 from flmarket.engines.flower.messages import (
     TRAIN,
-    Announcement,
     Delivery,
     Order,
     Refusal,
@@ -44,14 +43,9 @@ def client_app(owner_of: OwnerOf, compute: Compute = raw_update, *, faults: bool
     app = ClientApp(mods=[*([_simulated_faults(owner_of)] if faults else []), OwnerGuard(owner_of)])
 
     @app.query("bid")
-    def bid(message: Message, context: Context) -> Message:
-        owner, call = owner_of(context), unpack(Announcement, message)
-        proposed = None if call is None else owner.bid(call)
-        return reply(proposed or Refusal(owner=owner.number, code="abstains", reason=""), message)
-
     @app.query("release")
-    def release(message: Message, context: Context) -> Message:
-        raise InvalidInput("message", "query.release", "the guard answers this by itself")
+    def answered(message: Message, context: Context) -> Message:
+        raise InvalidInput("message", message.metadata.message_type, "the guard answers this by itself")
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

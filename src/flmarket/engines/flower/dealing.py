@@ -22,7 +22,7 @@ from flmarket.engines.owners import UNLIMITED, PrivacyCap
 from flmarket.engines.sampled import SampledTraining
 from flmarket.engines.simulation import Simulation
 from flmarket.errors import ConfigError
-from flmarket.privacy import ApproxDp, Cap, ZCdp
+from flmarket.privacy import ApproxDp, Cap, Uncapped, ZCdp
 
 __all__ = ["lifetime_cap", "registered_cap", "write_owner"]
 
@@ -30,8 +30,13 @@ RECORDS = "records.npz"
 
 
 def lifetime_cap(market: Spec, cap: PrivacyCap) -> Cap:
-    """A market file's cap as an account takes it: Gaussian noise, that is all but auctions, needs ρ or (ε, δ)."""
-    if isinstance(market, Simulation | SampledTraining):
+    """A market file's cap as an account takes it: Gaussian noise (reward game, joint DP) needs ρ or (ε, δ).
+
+    Updates without noise fit under none: who sells them has no cap, whatever the file says.
+    """
+    if isinstance(market, SampledTraining) or (isinstance(market, JdpTraining) and market.perturbation is None):
+        return Uncapped()
+    if isinstance(market, Simulation):
         return cap.account().cap
     if math.isinf(cap.epsilon):
         return ZCdp(UNLIMITED)
@@ -44,7 +49,8 @@ def lifetime_cap(market: Spec, cap: PrivacyCap) -> Cap:
 
 def registered_cap(market: Spec, cap: PrivacyCap) -> Cap | None:
     """What the ledger is told; None without a cap, and in sampling, where nothing is private and all is paid for."""
-    return None if math.isinf(cap.epsilon) or isinstance(market, SampledTraining) else lifetime_cap(market, cap)
+    found = lifetime_cap(market, cap)
+    return None if math.isinf(cap.epsilon) or isinstance(found, Uncapped) else found
 
 
 def write_owner(market: Spec, number: int, folder: Path, cap: PrivacyCap) -> Path:
@@ -62,6 +68,7 @@ def write_owner(market: Spec, number: int, folder: Path, cap: PrivacyCap) -> Pat
 def _described(market: Spec, owner: Owner, cap: Cap) -> OwnerFile:
     """What she would write about herself."""
     given: dict[str, Any] = {"owner": owner.number, "data": RECORDS, "record": "record"}
+    given |= {"classes": market.data.n_classes}
     if owner.allow_raw:
         given["allow_raw"] = True
     if isinstance(market, Simulation):
@@ -74,7 +81,7 @@ def _described(market: Spec, owner: Owner, cap: Cap) -> OwnerFile:
         bid = BidSection(value=owner.value)
     else:
         budget = market.epsilon if isinstance(market, JdpTraining) else owner.privacy_budget
-        bid = BidSection(value=owner.value, privacy_budget=budget)
+        bid = BidSection(value=owner.value, privacy_budget=budget, cost=owner.cost)  # type: ignore[arg-type]
     if owner.model is not None:
         given["model"] = ModelSection.of(owner.model)
     return OwnerFile(**given, bid=bid, cap=CapSection.of(cap))

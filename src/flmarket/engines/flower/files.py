@@ -1,19 +1,26 @@
 """`owner.toml`: an owner's own configuration, on her own machine, and the only thing that her guard obeys.
 
     owner = 0                          # her number in the market, as the broker registered her
+    account = "owner-0"                # hers in the buyer's ledger, where the price must be in escrow (default owner-N)
     data = "records.npz"               # x (records, features) and y (records,); or .csv, the class in the last column
+    classes = 2                        # how many there are; without it she bids for tasks with any number of them
     record = "record"                  # folder of her privacy account and her journal; keep it for ever
     allow_raw = false                  # true: updates may leave without noise, which client sampling needs
+    answer_seconds = 10.0              # every answer to an order leaves so long after it came; half is for training
 
     [bid]
     valuation = "linear"               # linear, quadratic, sqrt, exponential, step
     rate = 1.0
     privacy_budget = 1.0               # the most ε in one round (in the reward game: ρ in one task)
+    least_epsilon = 0.001              # the least; with the cap it bounds how often anybody can ask
+    least_records = 1
     value = 1.0                        # her cost of taking part, or her value of privacy, in markets that ask for it
+    cost = "linear"                    # how the value becomes a cost in reward games; or quadratic, exponential
 
     [cap]
-    epsilon = 10.0                     # over her lifetime, all buyers together; with delta, or rho instead
+    epsilon = 8.0                      # over her lifetime, all buyers together; with delta, or rho instead
     # delta = 1e-6
+    # none = true                      # no cap: the only one under which updates without noise may leave
 
     [model]                            # what she trains at home in joint-DP markets
     kind = "softmax"                   # or mnist-cnn, cifar-cnn (the torch extra)
@@ -41,9 +48,10 @@ from flmarket.bids import Kind, Valuations
 from flmarket.engines.flower.messages import MarketName
 from flmarket.engines.flower.owner import Owner, stays_out
 from flmarket.engines.flower.toml_text import toml_text
+from flmarket.engines.owners import LEAST_EPSILON
 from flmarket.errors import ConfigError
 from flmarket.learning.local_model import LocalModel, SoftmaxTrainer
-from flmarket.privacy import ApproxDp, Cap, PureDp, ZCdp
+from flmarket.privacy import ApproxDp, Cap, PureDp, Uncapped, ZCdp
 
 __all__ = ["BidSection", "CapSection", "ModelSection", "OwnerFile", "read_records"]
 
@@ -61,7 +69,10 @@ class BidSection(_Section):
     valuation: Literal["linear", "quadratic", "sqrt", "exponential", "step"] = "linear"
     rate: Positive = 1.0
     privacy_budget: Positive = 1.0
+    least_epsilon: Positive = LEAST_EPSILON
+    least_records: Count = 1
     value: Positive | None = None
+    cost: Literal["linear", "quadratic", "exponential"] = "linear"
 
 
 class CapSection(_Section):
@@ -70,22 +81,28 @@ class CapSection(_Section):
     epsilon: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=0.5)] | None = None
     rho: Positive | None = None
+    none: Literal[True] | None = None
 
     @model_validator(mode="after")
     def _one_currency(self) -> Self:
-        if (self.epsilon is None) == (self.rho is None) or (self.rho is not None and self.delta is not None):
-            raise ValueError("give epsilon, epsilon and delta, or rho")
+        given = [name for name in ("epsilon", "rho", "none") if getattr(self, name) is not None]
+        if len(given) != 1 or (self.delta is not None and given != ["epsilon"]):
+            raise ValueError("give epsilon, epsilon and delta, rho, or none = true")
         return self
 
     @classmethod
     def of(cls, cap: Cap) -> CapSection:
         """What `cap` gives back."""
+        if isinstance(cap, Uncapped):
+            return cls(none=True)
         if isinstance(cap, ZCdp):
             return cls(rho=cap.rho)
         return cls(epsilon=cap.epsilon) if isinstance(cap, PureDp) else cls(epsilon=cap.epsilon, delta=cap.delta)
 
     def cap(self) -> Cap:
         """As her account takes it."""
+        if self.none:
+            return Uncapped()
         if self.rho is not None:
             return ZCdp(self.rho)
         assert self.epsilon is not None
@@ -133,9 +150,12 @@ class OwnerFile(_Section):
     """The whole file."""
 
     owner: Annotated[int, Field(ge=0, strict=True)]
+    account: str = ""
     data: str
+    classes: Count | None = None
     record: str = "record"
     allow_raw: Annotated[bool, Field(strict=True)] = False
+    answer_seconds: Positive | None = None
     bid: BidSection = BidSection()
     cap: CapSection
     model: ModelSection | None = None
@@ -171,6 +191,8 @@ class OwnerFile(_Section):
         return Owner(
             number=self.owner, x=x, y=y, valuation=Valuations([kind], [self.bid.rate]), value=self.bid.value,
             privacy_budget=self.bid.privacy_budget, cap=self.cap.cap(), allow_raw=self.allow_raw,
+            least_epsilon=self.bid.least_epsilon, least_records=self.bid.least_records, cost=self.bid.cost,
+            account=self.account, classes=self.classes, answer_seconds=self.answer_seconds,
             record=base / self.record / f"owner-{self.owner}",
             trainer=None if self.model is None else self.model.trainer,
         )  # fmt: skip

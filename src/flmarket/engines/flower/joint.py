@@ -90,6 +90,7 @@ class JointMarket:
             task=self.task, buyer=self.buyer, market="joint", round_index=0, rounds=self.rounds,
             features=self.spec.data.features, classes=self.spec.data.n_classes, perturbation=perturbation_name(noise),
             clip=0.0 if noise is None else noise.clip, delta=0.0 if noise is None else noise.delta,
+            parameters=self.dimension, steps=1, batch_size=0, learning_rate=0.0, l2=0.0,
         )  # fmt: skip
 
     def accepts(self, bid: Bid) -> bool:

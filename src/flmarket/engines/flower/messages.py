@@ -10,11 +10,17 @@ Four exchanges, each a question and its answer:
 Every field is checked on arrival, by type and range; a record with missing, additional or odd fields is an error and
 never half read. What would break it: trusting a field that the receiver can compute. Award and release ids follow from
 task, round and owner; guard and server compute them and compare.
+
+Beside an announcement travels the head of the buyer's ledger, beside a bid the one that the owner goes by, beside an
+order the proof that its price is in escrow, in a log that extends that head. These are no terms: they change when asked
+again.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +30,7 @@ from numpy.typing import NDArray
 
 from flmarket.bids import BidProfile, Valuations
 from flmarket.errors import InvalidInput
+from flmarket.ledger import Head, HoldReceipt
 from flmarket.market import award_id
 
 __all__ = [
@@ -43,6 +50,8 @@ __all__ = [
     "release_id",
     "reply",
     "unpack",
+    "unpack_escrow",
+    "unpack_head",
     "unpack_vector",
 ]
 
@@ -62,7 +71,11 @@ LARGEST_VECTOR = 100_000_000  # before the receiver knows how long it should be
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """A buyer's round: what is trained, and how releases are made private. Without privacy in a sampling market."""
+    """A buyer's round: what is trained and how, and how releases are made private (not at all in a sampling market).
+
+    `parameters` is how many numbers an update has. An order has the same `steps`, `batch_size` and `l2`, and a rate of
+    at most `learning_rate`.
+    """
 
     task: str
     buyer: str
@@ -73,6 +86,11 @@ class Announcement:
     classes: int
     perturbation: str
     clip: float
+    parameters: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+    l2: float
     delta: float = 0.0
 
 
@@ -82,7 +100,7 @@ class Bid:
 
     `rate` is the number she reports: α of her valuation `kind` in an auction, her cost of taking part where clients are
     sampled or chosen once, her value of privacy in the reward game. `grid` and `values` are a tabulated valuation, else
-    empty.
+    empty. Orders for less privacy or fewer records than the `least_` ones are refused.
     """
 
     owner: int
@@ -92,6 +110,8 @@ class Bid:
     rate: float
     grid: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
+    least_epsilon: float = 0.0
+    least_records: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +160,12 @@ class Refusal:
     reason: str
 
 
+_Beside = TypeVar("_Beside")
 Value = TypeVar("Value", Announcement, Bid, Order, Delivery, Refusal)
 _RECORD = {Announcement: "announcement", Bid: "bid", Order: "order", Delivery: "delivery", Refusal: "refusal"}
 _VECTOR, _ARRAY = "vector", "values"
+_HEAD, _ESCROW, _TEXT = "head", "escrow", "json"
+LONGEST_PROOF = 20_000
 
 
 def release_id(order: Order) -> str:
@@ -152,13 +175,22 @@ def release_id(order: Order) -> str:
     return award_id(order.task, order.round_index, order.owner)
 
 
-def pack(value: Announcement | Bid | Order | Delivery | Refusal, vector: FloatArray | None = None) -> RecordDict:
-    """The value as a message's content, with a vector if there is one."""
+def pack(
+    value: Announcement | Bid | Order | Delivery | Refusal,
+    vector: FloatArray | None = None,
+    *,
+    head: Head | None = None,
+    escrow: HoldReceipt | None = None,
+) -> RecordDict:
+    """The value as a message's content, with what goes beside it."""
     plain = {f.name.replace("_", "-"): getattr(value, f.name) for f in fields(value)}
     config = {key: list(item) if isinstance(item, tuple) else item for key, item in plain.items()}
     content = RecordDict({_RECORD[type(value)]: ConfigRecord(config)})
     if vector is not None:
         content[_VECTOR] = ArrayRecord({_ARRAY: Array(np.asarray(vector, dtype=np.float64))})
+    for name, proof in ((_HEAD, head), (_ESCROW, escrow)):
+        if proof is not None:
+            content[name] = ConfigRecord({_TEXT: json.dumps(proof.to_dict())})
     return content
 
 
@@ -188,9 +220,34 @@ def unpack_vector(message: Message, length: int = LARGEST_VECTOR) -> FloatArray:
         raise InvalidInput("vector", type(error).__name__, "a readable array of numbers") from None
 
 
-def reply(value: Bid | Delivery | Refusal, to: Message, vector: FloatArray | None = None) -> Message:
-    """An answer that holds this value and nothing else."""
-    return Message(pack(value, vector), reply_to=to)
+def unpack_head(message: Message) -> Head | None:
+    """The ledger's head that goes with an announcement or a bid, if any."""
+    return _beside(message, _HEAD, Head.from_dict)
+
+
+def unpack_escrow(message: Message) -> HoldReceipt | None:
+    """The proof of escrow that goes with an order, if any; read, not yet checked."""
+    return _beside(message, _ESCROW, HoldReceipt.from_dict)
+
+
+def _beside(message: Message, name: str, meaning: Callable[[Any], _Beside]) -> _Beside | None:
+    record = message.content.config_records.get(name)
+    if record is None:
+        return None
+    text = record.get(_TEXT)
+    if set(record) != {_TEXT} or not isinstance(text, str) or len(text) > LONGEST_PROOF:
+        raise InvalidInput(name, sorted(record), f"one text of at most {LONGEST_PROOF} characters")
+    try:
+        return meaning(json.loads(text))
+    except (ValueError, RecursionError):
+        raise InvalidInput(name, len(text), "a readable proof") from None
+
+
+def reply(
+    value: Bid | Delivery | Refusal, to: Message, vector: FloatArray | None = None, *, head: Head | None = None
+) -> Message:
+    """An answer that holds this and nothing else."""
+    return Message(pack(value, vector, head=head), reply_to=to)
 
 
 def profile(bids: list[Bid]) -> BidProfile:

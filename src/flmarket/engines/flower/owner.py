@@ -32,7 +32,7 @@ from flmarket.errors import InvalidInput
 from flmarket.learning import Purpose, SoftmaxRegression, fedavg, fedsgd, stream
 from flmarket.learning.adversaries import Adversary
 from flmarket.learning.local_model import LocalModel
-from flmarket.privacy import Cap, NoiseSource, PureDp, SecureNoise, SimulationNoise, ZCdp
+from flmarket.privacy import Cap, NoiseSource, PureDp, SecureNoise, SimulationNoise, Uncapped, ZCdp
 
 __all__ = ["Owner", "Trainer", "joint_noise", "raw_update", "stays_out"]
 
@@ -48,9 +48,17 @@ class Owner:
     `privacy_budget` is the most she sells in one round (in the reward game: in one task, as ρ). `value` is her cost of
     taking part, or her value of privacy, in markets that ask for that; without it she stays out of them. `model` is
     what she trains in joint-DP markets, or `trainer` makes it for so many features and classes (None if it cannot).
-    `allow_raw` lets updates leave without any noise, which sampling markets need. For simulations only:
-    `simulation_seed` makes her noise repeatable and unsafe, `adversary` makes her malicious, `dropout` and `faulty`
-    are probabilities of failing on purpose.
+    `allow_raw` lets updates leave without any noise, which sampling markets need; they count as unbounded, so it takes
+    an account without a cap. `classes` is how many her records have, as she says; without it she bids for any number,
+    because a bid must not depend on her records. `account` is hers in the buyer's ledger, if she knows it, and `cost`
+    how a value of privacy becomes a cost in reward games.
+
+    `least_epsilon` and `least_records` are the least that she sells at once: they bound how often anybody can ask.
+    Training that takes `most_seconds` is given up; `answer_seconds` makes every answer to an order leave so long after
+    it came, whatever training did (at most half of it is for training).
+
+    For simulations only: `simulation_seed` makes her noise repeatable and unsafe, `adversary` makes her malicious,
+    `dropout` and `faulty` are probabilities of failing on purpose.
     """
 
     number: int
@@ -64,6 +72,13 @@ class Owner:
     model: LocalModel | None = None
     trainer: Trainer | None = None
     adversary: Adversary | None = None
+    classes: int | None = None
+    account: str = ""
+    cost: str = "linear"
+    least_epsilon: float = LEAST_EPSILON
+    least_records: int = 1
+    most_seconds: float = 600.0
+    answer_seconds: float | None = None
     simulation_seed: int | None = None
     allow_raw: bool = False
     dropout: float = 0.0
@@ -90,13 +105,13 @@ class Owner:
         rows = market.partition.records(number)
         valuation, budget, value = Valuations([int(Kind.LINEAR)], [1.0]), UNLIMITED, None
         cap: Cap = ZCdp(UNLIMITED)
-        dropout = faulty = 0.0
+        dropout, faulty, cost = 0.0, 0.0, "linear"
         if isinstance(market, Simulation):
             own = market.bids[[number]]
             valuation, budget, cap = own.valuations, float(own.privacy_budget[0]), market.cap.account().cap
             dropout, faulty = market.dropout, market.faulty
         elif isinstance(market, StackelbergTraining):
-            value, rows = float(np.asarray(market.privacy_values)[number]), rows[: market.records]
+            value, rows, cost = float(np.asarray(market.privacy_values)[number]), rows[: market.records], market.cost
         else:
             value = float(np.asarray(market.costs)[number])
         y, model, adversary = market.data.y_train[rows], None, None
@@ -105,11 +120,13 @@ class Owner:
             model, raw = market.model, market.perturbation is None
             adversary = market.adversary if number in market.select().adversaries else None
             y = y if adversary is None else adversary.labels(y, market.data.n_classes)
+        if raw:
+            cap = Uncapped()
         return cls(
             number=number, x=market.data.x_train[rows], y=y, valuation=valuation, model=model, adversary=adversary,
             privacy_budget=budget, cap=cap, record=folder / f"owner-{number}", value=value,
             simulation_seed=market.seed if seeded else None, allow_raw=raw,
-            dropout=dropout, faulty=faulty,
+            dropout=dropout, faulty=faulty, cost=cost, classes=market.data.n_classes,
         )  # fmt: skip
 
     @property
@@ -135,8 +152,13 @@ class Owner:
         return self.trainer(features, classes)
 
     def bid(self, call: Announcement) -> Bid | None:
-        """What she asks if she takes part at all; the guard cuts it to what her account allows."""
-        if len(self.y) == 0 or self.x.shape[1] != call.features or int(self.y.max()) >= call.classes:
+        """What she asks if she takes part at all; the guard cuts it to what her account allows.
+
+        By her configuration and by how many records and features she has, never by what is in them.
+        """
+        if len(self.y) < self.least_records or self.x.shape[1] != call.features:
+            return None
+        if self.classes is not None and self.classes > call.classes:
             return None
         trains = call.market != "joint" or self.local_model(call.features, call.classes) is not None
         if stays_out(call.market, value=self.value, allow_raw=self.allow_raw, trains=trains, cap=self.cap):
@@ -146,14 +168,15 @@ class Owner:
             budget = math.inf
         elif call.market == "auction":
             kind, rate = int(self.valuation.kind[0]), float(self.valuation.rate[0])
-        if budget < LEAST_EPSILON:
+        least = self.least_epsilon**2 / 2 if call.market == "reward" else self.least_epsilon  # ρ of a pure ε
+        if budget < least:
             return None
         grid = values = ()
         if call.market == "auction" and self.valuation.grid is not None and self.valuation.values is not None:
             grid, values = tuple(self.valuation.grid[0].tolist()), tuple(self.valuation.values[0].tolist())
         return Bid(
             owner=self.number, data_size=len(self.y), privacy_budget=budget, kind=kind, rate=rate, grid=grid,
-            values=values,
+            values=values, least_epsilon=least, least_records=self.least_records,
         )  # fmt: skip
 
 
@@ -164,7 +187,9 @@ def stays_out(market: str, *, value: float | None, allow_raw: bool, trains: bool
     if value is None:
         return "no value is given"
     if market == "sampling":
-        return "" if allow_raw else "allow_raw is not true, and updates would leave without noise"
+        if not allow_raw:
+            return "allow_raw is not true, and updates would leave without noise"
+        return "" if isinstance(cap, Uncapped) else "updates without noise are unbounded and fit under no cap"
     if isinstance(cap, PureDp):
         return "a cap in ε alone cannot hold Gaussian noise: give delta with it, or rho instead"
     return "no model is given" if market == "joint" and not trains else ""

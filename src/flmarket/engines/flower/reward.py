@@ -74,7 +74,8 @@ class RewardMarket:
         return Announcement(
             task=self.task, buyer=self.buyer, market="reward", round_index=0, rounds=self.rounds,
             features=self.spec.data.features, classes=self.spec.data.n_classes, perturbation="gaussian-zcdp",
-            clip=self.spec.clip,
+            clip=self.spec.clip, parameters=self.dimension, steps=1, batch_size=0,
+            learning_rate=self.spec.learning_rate, l2=0.0,
         )  # fmt: skip
 
     def accepts(self, bid: Bid) -> bool:

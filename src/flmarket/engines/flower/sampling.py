@@ -66,9 +66,12 @@ class SamplingMarket:
 
     def announcement(self, index: int) -> Announcement:
         """No noise is asked for, so none is named."""
+        rate = self.spec.learning_rate or self.spec.constants.learning_rate
         return Announcement(
             task=self.task, buyer=self.buyer, market="sampling", round_index=0, rounds=self.rounds,
             features=self.spec.data.features, classes=self.spec.data.n_classes, perturbation="", clip=0.0,
+            parameters=self.dimension, steps=self.spec.local_steps, batch_size=self.spec.batch_size or 0,
+            learning_rate=max(float(rate(i)) for i in range(self.rounds)), l2=self.spec.l2,
         )  # fmt: skip
 
     def accepts(self, bid: Bid) -> bool:

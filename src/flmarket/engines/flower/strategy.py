@@ -42,10 +42,11 @@ from flmarket.engines.flower.messages import (
     Order,
     pack,
     unpack,
+    unpack_head,
 )
 from flmarket.engines.flower.store import Checkpoint, RoundStore
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
-from flmarket.ledger import Award, AwardState, Ledger, Resolution
+from flmarket.ledger import Award, AwardState, Head, HoldReceipt, Ledger, Resolution
 from flmarket.market import RoundRecord, owner_account
 
 __all__ = ["MarketStrategy"]
@@ -88,6 +89,7 @@ class MarketStrategy(Strategy):
         self._open: dict[int, Order] = {}
         self._updates: dict[int, FloatArray] = {}
         self._to_fetch: set[int] = set()
+        self._seen: dict[int, Head] = {}
         self._grid: Grid | None = None
 
     # Flower's four questions and its loop
@@ -225,22 +227,27 @@ class MarketStrategy(Strategy):
 
     def _collect_bids(self, index: int, grid: Grid) -> dict[int, Bid]:
         online, bids, call = list(grid.get_node_ids()), {}, self.kind.announcement(index)
-        content = partial(pack, call)
+        content = partial(pack, call, head=self.ledger.head())
         messages = [Message(content(), node, BID, ttl=self.bid_seconds, group_id=str(index)) for node in online]
+        heads: dict[int, Head] = {}
 
         def receive(answers: list[Message]) -> None:
             for answer in answers:
+                node = answer.metadata.src_node_id
                 try:
-                    bid = unpack(Bid, answer)
+                    bid, seen = unpack(Bid, answer), unpack_head(answer) if answer.has_content() else None
                 except InvalidInput as error:
-                    _log.warning("node %s: %s", answer.metadata.src_node_id, error)
+                    _log.warning("node %s: %s", node, error)
                     continue
                 if bid is not None and self.kind.accepts(bid):
-                    bids[answer.metadata.src_node_id] = bid
+                    bids[node] = bid
+                    if seen is not None:
+                        heads[node] = seen
 
         exchange(grid, messages, seconds=self.bid_seconds, receive=receive)
         standing = self.roster.roll_call({node: bid.owner for node, bid in bids.items()}, online)
         called = {owner: bids[node] for node, owner in standing.items()}
+        self._seen |= {owner: heads[node] for node, owner in standing.items() if node in heads}
         if call.perturbation:
             return called
         # the ledger pays an owner with a registered cap for releases on record only, and raw updates are none
@@ -298,12 +305,30 @@ class MarketStrategy(Strategy):
         self, kind: str, seconds: float, parameters: FloatArray | None, owners: set[int] | None = None
     ) -> list[Message]:
         made = []
-        for order in self._open.values():
+        wanted = [order for order in self._open.values() if owners is None or order.owner in owners]
+        proofs = self._proofs(wanted) if kind == TRAIN else {}
+        for order in wanted:
             node = self.roster.node(order.owner)
-            if node is not None and (owners is None or order.owner in owners):
-                content, group = pack(order, parameters), str(order.round_index)
+            if node is not None:
+                content, group = pack(order, parameters, escrow=proofs.get(order.award)), str(order.round_index)
                 made.append(Message(content, node, kind, ttl=seconds, group_id=group))
         return made
+
+    def _proofs(self, orders: list[Order]) -> dict[str, HoldReceipt]:
+        """That prices are in escrow, from the head on that each owner goes by, unless it is another log's."""
+        awards = [order.award for order in orders]
+        since = {order.award: self._seen[order.owner] for order in orders if order.owner in self._seen}
+        try:
+            return self.ledger.hold_receipts(awards, since)
+        except InvalidInput:
+            _log.warning("somebody goes by a head that is not of this ledger")
+        return self.ledger.hold_receipts(awards, {a: head for a, head in since.items() if self._is_ours(head)})
+
+    def _is_ours(self, head: Head) -> bool:
+        try:
+            return self.ledger.head(head.size) == head
+        except InvalidInput:
+            return False
 
     def _receive(self, answers: list[Message], voids: bool = True) -> None:
         """Answers to orders: deliveries are checked, stored, then booked; refusals and bad deliveries void awards."""

@@ -1,0 +1,452 @@
+"""A hostile server against the owner's guard: nothing about records before it is charged, nothing below the price."""
+
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from hostile import (
+    FEATURES,
+    LENGTH,
+    RECORDS,
+    Desk,
+    TwoWorlds,
+    delivered,
+    order,
+    refused,
+)
+
+from flmarket.engines.flower.guard import LARGEST_PARAMETER, _Desk
+from flmarket.engines.flower.journal import OwnerJournal
+from flmarket.engines.flower.messages import RELEASE, TRAIN, Bid, pack, unpack
+from flmarket.engines.flower.owner import raw_update
+from flmarket.engines.flower.record import close_records
+from flmarket.engines.stackelberg import clipped_gradients
+from flmarket.learning import SoftmaxRegression
+from flmarket.ledger import Award, DurableAccount, MemoryLedger
+from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp
+
+PLAIN = {"x": np.random.default_rng(0).normal(size=(RECORDS, FEATURES)), "y": np.arange(RECORDS) % 2}
+
+
+@pytest.fixture(autouse=True)
+def closed_records():
+    yield
+    close_records()
+
+
+def with_record(feature):
+    """The same records, but for one feature of the first."""
+    x = PLAIN["x"].copy()
+    x[0, 0] = feature
+    return {"x": x, "y": PLAIN["y"]}
+
+
+# 1. The guard as an oracle
+
+
+def overflowing(threshold):
+    """Parameters under which a score overflows exactly for records whose first feature is above a threshold."""
+    return np.array([np.finfo(float).max / threshold, 0.0, 0.0, 0.0])
+
+
+def test_a_spent_account_is_no_oracle_on_features(tmp_path):
+    """Bisection on a feature by overflow: the answers are the same whatever the feature is, and cost nothing."""
+    worlds = TwoWorlds(tmp_path, with_record(1.25), with_record(37.5), cap=PureDp(0.5))
+    worlds.bid()
+    worlds.bid(round_index=1)
+    delivered(worlds.train())
+    for threshold in np.geomspace(1.1, 1000, 60):
+        worlds.train(round_index=1, records=1, parameters=overflowing(threshold))
+        worlds.train(round_index=1, records=1, parameters=np.clip(overflowing(threshold), -1e9, 1e9))
+    assert worlds.desks[0].releases == worlds.desks[1].releases == ["t/0/7"]
+
+
+def test_an_open_account_is_no_oracle_either(tmp_path):
+    """An order under which one owner's training overflows and the other's does not: both deliver, both pay."""
+    small, huge = ({"x": np.full((RECORDS, FEATURES), size)} for size in (1.0, 1.7e308))
+    worlds = TwoWorlds(tmp_path, small, huge)
+    worlds.bid()
+    with np.errstate(over="ignore"):
+        first = delivered(worlds.train(parameters=np.full(LENGTH, LARGEST_PARAMETER)))
+    assert np.abs(first).min() > 0, "noise was added"
+    assert [desk.releases for desk in worlds.desks] == [["t/0/7"]] * 2
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_announced_classes_do_not_tell_which_records_she_holds(tmp_path, classes):
+    """`classes = 1` used to say for free whether she holds a positive record."""
+    worlds = TwoWorlds(tmp_path, {"y": np.zeros(RECORDS, dtype=int)}, {"y": np.arange(RECORDS) % 2})
+    length = FEATURES + 1 if classes <= 2 else classes * (FEATURES + 1)
+    worlds.bid(classes=classes, parameters=length)
+    worlds.train(classes=classes, parameters=np.zeros(length))
+    worlds.check_accounts()
+
+
+def test_a_declared_number_of_classes_keeps_her_out_by_declaration(tmp_path):
+    worlds = TwoWorlds(tmp_path, {"y": np.zeros(RECORDS, dtype=int)}, {"y": np.arange(RECORDS) % 2}, classes=2)
+    assert refused(worlds.bid(classes=1), "abstains")
+    assert unpack(Bid, worlds.bid()) is not None
+
+
+def fails(how):
+    """A training function of the owner's own that fails if her first label is 1."""
+
+    def compute(owner, wanted, parameters):
+        if owner.y[0] == 0:
+            return np.ones_like(parameters)
+        if how == "raises":
+            raise ValueError(f"cannot fit {owner.x[0].tolist()}")
+        if how == "exits":
+            sys.exit(3)
+        if how == "hangs":
+            time.sleep(60)
+        return {
+            "nan": np.full(LENGTH, np.nan), "inf": np.full(LENGTH, np.inf), "longer": np.zeros(LENGTH + 1),
+            "square": np.zeros((2, 2)), "empty": np.zeros(0), "nothing": None, "words": "sorry",
+            "huge": np.full(LENGTH, 1e308),
+        }[how]  # fmt: skip
+
+    return compute
+
+
+FAILURES = ["raises", "exits", "hangs", "nan", "inf", "longer", "square", "empty", "nothing", "words", "huge"]
+
+
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_training_that_fails_on_some_records_shows_nothing(tmp_path, how):
+    ones = {"y": np.ones(RECORDS, dtype=int)}
+    worlds = TwoWorlds(tmp_path, {"y": np.zeros(RECORDS, dtype=int)}, ones, compute=fails(how), most_seconds=0.3)
+    worlds.bid()
+    delivered(worlds.train())
+    worlds.check_accounts()
+    answer = delivered(worlds.desks[1].release(order()))
+    assert np.abs(answer).min() > 0, "noise around nothing, not nothing"
+    assert worlds.desks[1].releases == ["t/0/7"], "what failed is charged all the same"
+
+
+def test_a_machine_that_died_at_work_answers_with_noise_once_its_time_is_up(tmp_path):
+    """Claimed and charged, then the power went: asked again, an update of nothing leaves, once and for all."""
+    desk = Desk(tmp_path, most_seconds=0.2)
+    desk.bid()
+
+    def dies(*arguments):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Desk, "_trained", dies)
+        with pytest.raises(KeyboardInterrupt):
+            desk.train()
+    assert desk.releases == ["t/0/7"]
+    assert refused(desk.release(order()), "unreleased"), "it may still be at work"
+    assert refused(desk.train(), "replay")
+    time.sleep(0.3)
+    close_records()
+    first = delivered(desk.release(order()))
+    np.testing.assert_array_equal(delivered(desk.release(order())), first)
+    assert desk.releases == ["t/0/7"]
+
+
+def test_asking_again_while_training_runs_never_yields_two_vectors(tmp_path):
+    """Late training after an answer of nothing: what was kept first stays what leaves."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(owner, wanted, parameters):
+        begun.set()
+        assert go_on.wait(20)
+        return np.ones_like(parameters)
+
+    desk, answers = Desk(tmp_path, compute=slow), []
+    desk.bid()
+    thread = threading.Thread(target=lambda: answers.append(delivered(desk.train())))
+    thread.start()
+    assert begun.wait(20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1e12)  # its time is long up
+        first = delivered(desk.release(order()))
+    go_on.set()
+    thread.join()
+    np.testing.assert_array_equal(answers[0], first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"steps": 2}, "terms"),
+        ({"batch_size": 1}, "terms"),
+        ({"l2": 1.0}, "terms"),
+        ({"learning_rate": 0.2}, "terms"),
+        ({"records": 1}, "records"),
+        ({"epsilon": 0.0005}, "epsilon"),
+        ({"parameters": np.full(LENGTH, np.nan)}, "parameters"),
+        ({"parameters": np.full(LENGTH, 1e10)}, "parameters"),
+        ({"parameters": np.zeros(LENGTH - 1)}, "parameters"),
+        ({"parameters": np.zeros((LENGTH, 1))}, "parameters"),
+    ],
+)
+def test_training_terms_are_those_of_the_bid(tmp_path, changes, code):
+    desk = Desk(tmp_path, least_records=5)
+    desk.bid()
+    assert refused(desk.train(**changes), code)
+    assert desk.releases == []
+    delivered(desk.train())
+
+
+def test_planted_an_oracle_is_caught(tmp_path, monkeypatch):
+    """The guard of before, which computed first and refused what was not finite without a charge."""
+    honest = _Desk.train
+
+    def computes_first(self, message, compute):
+        vector = compute()
+        if not np.isfinite(vector).all():
+            self._refuse_training()
+        return honest(self, message, lambda: vector)
+
+    def refuse(self):
+        from flmarket.engines.flower.guard import _Refused
+
+        raise _Refused("training", "training did not yield finite numbers")
+
+    monkeypatch.setattr(_Desk, "train", computes_first)
+    monkeypatch.setattr(_Desk, "_refuse_training", refuse, raising=False)
+    zeros, ones = ({"y": np.full(RECORDS, label)} for label in (0, 1))
+    worlds = TwoWorlds(tmp_path, zeros, ones, compute=fails("nan"))
+    worlds.bid()
+    with pytest.raises(AssertionError, match="depends on records"):
+        worlds.train()
+
+
+@pytest.mark.parametrize("data", [PLAIN, {"x": PLAIN["x"] * 1e200, "y": PLAIN["y"]}])
+def test_answers_to_orders_can_leave_at_a_fixed_time(tmp_path, data):
+    """With `answer_seconds`, quick and hanging training answer after the same time, up to the noise's own."""
+    slow = {"compute": fails("hangs")} if data is not PLAIN else {}
+    labels = {"y": np.ones(RECORDS, dtype=int)} if slow else {}
+    desk = Desk(tmp_path, answer_seconds=0.6, **(data | labels), **slow)
+    desk.bid()
+    begun = time.monotonic()
+    delivered(desk.train())
+    assert 0.6 <= time.monotonic() - begun < 1.5
+
+
+# 2. One bad record in a record-level market
+
+
+def test_one_record_moves_a_mean_of_clipped_gradients_by_its_share_only():
+    """A record whose class the model lacks, or whose score overflows, is worth 0: not the whole mean."""
+    rng, clip, m = np.random.default_rng(1), 0.7, 30
+    for classes in (2, 4):
+        model = SoftmaxRegression(5, classes)
+        params = rng.normal(size=model.dimension)
+        x, y = rng.normal(size=(1, m, 5)), rng.integers(classes, size=(1, m))
+        before = clipped_gradients(model, params, x, y, clip)
+        for feature, label in ((1e308, 0), (0.0, classes), (1e160, 1), (-1e308, classes + 5)):
+            other, labels = x.copy(), y.copy()
+            other[0, 3], labels[0, 3] = feature, label
+            with np.errstate(all="ignore"):
+                after = clipped_gradients(model, params, other, labels, clip)
+            assert np.linalg.norm(after - before) <= 2 * clip / m * (1 + 1e-9)
+
+
+REWARD = {
+    "market": "reward", "perturbation": "gaussian-zcdp", "rounds": 4, "clip": 1.0,
+}  # fmt: skip
+
+
+def test_in_the_reward_game_the_guard_clips_every_record_itself(tmp_path):
+    """Noise there is for a record's share, so a training function of somebody's own is not asked."""
+    asked = []
+
+    def unclipped(owner, wanted, parameters):
+        asked.append(wanted)
+        return np.full(LENGTH, 1e6)
+
+    desk = Desk(tmp_path, compute=unclipped, cap=ZCdp(10.0), value=1.0, privacy_budget=1.0)
+    assert unpack(Bid, desk.bid(**REWARD)) is not None
+    vector = delivered(desk.train(epsilon=0.5, **REWARD))
+    assert not asked
+    assert np.abs(vector).max() < 100
+
+
+# 3. The price
+
+
+def test_a_release_below_her_own_valuation_is_refused(tmp_path):
+    """An order at price 0 was delivered at ε = 1 though her cost was 100."""
+    desk = Desk(tmp_path, privacy_budget=1.0, cap=PureDp(10.0), valuation=_linear(2.5))
+    desk.bid()
+    for price in (0, 1, 99_999_998):
+        assert refused(desk.train(epsilon=1.0, price_micros=price, held=False), "price")
+    assert desk.releases == []
+    delivered(desk.train(epsilon=1.0, price_micros=100_000_000))
+
+
+def test_a_price_is_for_what_is_asked_not_for_what_was_bid(tmp_path):
+    """Half the ε and half the records cost a quarter; rounding down by a micro-unit is accepted, no more."""
+    desk = Desk(tmp_path, privacy_budget=1.0, cap=PureDp(10.0), valuation=_linear(1 / 6))
+    desk.bid()
+    quarter = 20 * 10**6 // 3 // 4  # linear: v = 2·rate·ε a record
+    assert refused(desk.train(epsilon=0.5, records=10, price_micros=quarter - 2, held=False), "price")
+    delivered(desk.train(epsilon=0.5, records=10, price_micros=quarter))
+
+
+@pytest.mark.parametrize("market", ["sampling", "joint", "reward"])
+def test_the_price_covers_the_cost_of_taking_part_in_other_markets(tmp_path, market):
+    terms = {
+        "sampling": {"market": "sampling", "perturbation": "", "clip": 0.0},
+        "joint": {"market": "joint", "perturbation": "m3-update-analytic-client", "delta": 1e-5},
+        "reward": REWARD,
+    }[market]
+    asks = {"sampling": 3.0, "joint": 3.0, "reward": 3.0 * 0.5}[market]
+    cap = Uncapped() if market == "sampling" else ApproxDp(50.0, 1e-5)
+    model = _softmax() if market == "joint" else None
+    desk = Desk(tmp_path, cap=cap, value=3.0, privacy_budget=1.0, allow_raw=market == "sampling", model=model)
+    assert unpack(Bid, desk.bid(**terms)) is not None
+    epsilon = float("inf") if market == "sampling" else 0.5
+    assert refused(desk.train(epsilon=epsilon, price_micros=int(asks * 1e6) - 2, held=False, **terms), "price")
+    delivered(desk.train(epsilon=epsilon, price_micros=int(asks * 1e6), **terms))
+
+
+def _linear(rate):
+    from flmarket.bids import Kind, Valuations
+
+    return Valuations([int(Kind.LINEAR)], [rate])
+
+
+def _softmax():
+    from flmarket.learning.local_model import SoftmaxTrainer
+
+    return SoftmaxTrainer(FEATURES, 2, steps=2)
+
+
+def test_no_proof_of_escrow_no_release(tmp_path):
+    desk = Desk(tmp_path)
+    desk.bid()
+    assert refused(desk.send(TRAIN, pack(order(), np.zeros(LENGTH))), "escrow")
+    assert desk.releases == []
+
+
+def forged(desk):
+    """Proofs that are true of something else than this order's price in the ledger that she knows."""
+    good = order()
+    other = MemoryLedger()
+    other.deposit("d", "buyer", 10**9)
+    other.hold(Award(good.award, 0, "buyer", "owner-7", 1.0, good.price_micros))
+    ours = desk.ledger
+    ours.deposit("more", "buyer", 10**9)
+    ours.hold(Award("t/0/8", 0, "buyer", "owner-8", 1.0, good.price_micros))
+    ours.hold(Award("t/1/7", 1, "buyer", "owner-7", 1.0, good.price_micros))
+    yield "another ledger", other.hold_receipts([good.award], None)[good.award]
+    yield "another award", ours.hold_receipts(["t/1/7"], {"t/1/7": desk.seen})["t/1/7"]
+    yield "another owner", ours.hold_receipts(["t/0/8"], {"t/0/8": desk.seen})["t/0/8"]
+    cheap = MemoryLedger()
+    cheap.deposit("d", "buyer", 10**9)
+    cheap.hold(Award(good.award, 0, "buyer", "owner-7", 1.0, good.price_micros - 1))
+    yield "less money", cheap.hold_receipts([good.award], None)[good.award]
+    stolen = MemoryLedger()
+    stolen.deposit("d", "buyer", 10**9)
+    stolen.hold(Award(good.award, 0, "buyer", "mallory", 1.0, good.price_micros))
+    yield "for somebody else", stolen.hold_receipts([good.award], None)[good.award]
+
+
+def test_forged_proofs_of_escrow_are_refused(tmp_path):
+    desk = Desk(tmp_path)
+    desk.ledger.deposit("before", "buyer", 1)
+    desk.bid()
+    assert desk.seen is not None
+    for what, proof in forged(desk):
+        answer = desk.send(TRAIN, pack(order(), np.zeros(LENGTH), escrow=proof))
+        assert refused(answer, "escrow"), what
+    assert desk.releases == []
+    delivered(desk.train())
+
+
+def test_a_ledger_that_was_rewritten_since_the_last_round_is_refused(tmp_path):
+    desk = Desk(tmp_path)
+    desk.bid()
+    delivered(desk.train())
+    fresh = MemoryLedger()  # the broker shows another past
+    fresh.deposit("d", "buyer", 10**9)
+    desk.bid(round_index=1)
+    wanted = order(round_index=1)
+    fresh.hold(Award(wanted.award, 1, "buyer", "owner-7", 1.0, wanted.price_micros))
+    proof = fresh.hold_receipts([wanted.award], None)[wanted.award]
+    assert refused(desk.send(TRAIN, pack(wanted, np.zeros(LENGTH), escrow=proof)), "escrow")
+    delivered(desk.train(round_index=1))
+
+
+# 4. Releases without noise
+
+
+def raw_terms(**changes):
+    return {"market": "sampling", "perturbation": "", "clip": 0.0} | changes
+
+
+@pytest.mark.parametrize("cap", [PureDp(0.01), PureDp(1e15), ZCdp(5.0), ApproxDp(8.0, 1e-6)])
+def test_a_raw_update_fits_under_no_cap(tmp_path, cap):
+    """An exact record left under a cap of 0.01 and the account showed 0."""
+    desk = Desk(tmp_path, cap=cap, allow_raw=True, value=1.0)
+    assert refused(desk.bid(**raw_terms()), "abstains")
+    assert desk.train(epsilon=float("inf"), **raw_terms()) is not None
+    assert desk.releases == []
+
+
+def test_a_raw_update_is_refused_even_after_a_bid_made_without_a_cap(tmp_path):
+    """She set a cap after she had bid: the account decides."""
+    Desk(tmp_path, cap=Uncapped(), allow_raw=True, value=1.0).bid(**raw_terms())
+    close_records()
+    with DurableAccount.open(tmp_path / "owner-7.account.sqlite") as account:
+        account.change_cap(PureDp(1.0))
+    desk = Desk(tmp_path, cap=PureDp(1.0), allow_raw=True, value=1.0)
+    assert refused(desk.train(epsilon=float("inf"), price_micros=10**6, **raw_terms()), "cap")
+
+
+def test_raw_updates_are_listed_and_unbounded(tmp_path):
+    desk = Desk(tmp_path, cap=Uncapped(), allow_raw=True, value=1.0)
+    desk.bid(**raw_terms())
+    vector = delivered(desk.train(epsilon=float("inf"), price_micros=10**6, **raw_terms()))
+    np.testing.assert_allclose(vector, raw_update(desk.owner, order(epsilon=np.inf, **raw_terms()), np.zeros(LENGTH)))
+    with desk.account as account:
+        (release,) = account.releases()
+        assert release.guarantee == Unprotected()
+        assert account.spent == float("inf")
+        with pytest.raises(Exception, match="no cap"):
+            account.change_cap(PureDp(1e6))
+
+
+# 5. Files of the last version
+
+
+def test_a_journal_of_the_version_before_opens_and_its_claims_stand(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "owner-7.journal.sqlite"
+    old = sqlite3.connect(path)
+    old.executescript(
+        "create table offers (task text, round integer, body text not null, primary key (task, round));"
+        "create table releases (id text primary key, task text not null, terms text not null, vector blob);"
+        "insert into offers values ('t', 0, '{}');"
+        "insert into releases values ('t/0/7', 't', 'terms', null);"
+        "pragma user_version = 1;"
+    )
+    old.close()
+    journal = OwnerJournal(path)
+    assert journal.claimed("t/0/7")
+    assert journal.offer("t", 0) is None, "offers for fewer terms are made again"
+    journal.close()
+    desk = Desk(tmp_path)
+    desk.bid()
+    assert refused(desk.train(), "replay")
+
+
+def test_everything_is_refused_that_is_no_order_of_hers(tmp_path):
+    """Whatever comes for a release that was never begun: no vector."""
+    desk = Desk(tmp_path)
+    desk.bid()
+    for wanted in (order(), replace(order(), epsilon=0.1), order(round_index=1), order(owner=8)):
+        assert set(desk.send(RELEASE, pack(wanted)).content) == {"refusal"}

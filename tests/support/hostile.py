@@ -1,0 +1,207 @@
+"""A server that chooses every field of every message, against two owners who differ in their records only.
+
+`TwoWorlds` sends each message to both. What it gets back must be the same in everything but the numbers of a charged
+delivery: kind of answer, words, sizes, bids, and the accounts afterwards. If so, whatever the server learns about
+records it learns through the randomizer's output, however it chooses its messages (they may depend on all answers of
+the first world). `gain` is the other half: how well the numbers themselves tell the worlds apart.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import Message
+from scipy import stats
+
+from flmarket.bids import Kind, Valuations
+from flmarket.engines.flower import InProcessGrid, Owner, client_app
+from flmarket.engines.flower.messages import (
+    BID,
+    RELEASE,
+    TRAIN,
+    Announcement,
+    Bid,
+    Delivery,
+    Order,
+    Refusal,
+    pack,
+    unpack,
+    unpack_head,
+    unpack_vector,
+)  # fmt: skip
+from flmarket.engines.flower.owner import raw_update
+from flmarket.errors import FlmarketError
+from flmarket.ledger import Award, DurableAccount, MemoryLedger
+from flmarket.market import owner_account
+from flmarket.privacy import PureDp
+
+FEATURES, RECORDS, NUMBER = 3, 20, 7
+LENGTH = FEATURES + 1  # two classes: one row of weights and a bias
+
+
+def call(**changes) -> Announcement:
+    """An announcement of an auction round."""
+    terms = dict(  # noqa: C408
+        task="t", buyer="buyer", market="auction", round_index=0, rounds=5, features=FEATURES, classes=2,
+        perturbation="laplace-l1", clip=1.0, parameters=LENGTH, steps=1, batch_size=0, learning_rate=0.1, l2=0.0,
+    )  # fmt: skip
+    return Announcement(**(terms | changes))
+
+
+def order(**changes) -> Order:
+    """The order that follows from it, at a price that its owner accepts."""
+    terms = dict(  # noqa: C408
+        task="t", buyer="buyer", market="auction", round_index=0, rounds=5, owner=NUMBER, epsilon=0.5,
+        price_micros=20_000_000, records=RECORDS, features=FEATURES, classes=2, perturbation="laplace-l1", clip=1.0,
+        steps=1, batch_size=0, learning_rate=0.1, l2=0.0,
+    ) | changes  # fmt: skip
+    first = 0 if terms["market"] in ("reward", "joint") else terms["round_index"]
+    return Order(**({"award": f"{terms['task']}/{first}/{terms['owner']}"} | terms))
+
+
+def make_owner(folder, **changes) -> Owner:
+    """An owner with records of her own: her noise is the secure one, unless a seed is given."""
+    rng = np.random.default_rng(0)
+    values = dict(  # noqa: C408
+        number=NUMBER, x=rng.normal(size=(RECORDS, FEATURES)), y=np.arange(RECORDS) % 2, privacy_budget=0.5,
+        valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=PureDp(2.0), record=folder / f"owner-{NUMBER}",
+    )  # fmt: skip
+    return Owner(**(values | changes))
+
+
+class Desk:
+    """One owner's shipped app, and a ledger of the server's own that really holds the prices."""
+
+    def __init__(self, folder, compute=raw_update, app=client_app, ledger=None, **changes):
+        self.owner = make_owner(folder, **changes)
+        self.grid = InProcessGrid(app(lambda context: self.owner, compute), 1)
+        self.ledger = MemoryLedger() if ledger is None else ledger
+        self.seen = None
+
+    def send(self, kind, content):
+        (node,) = self.grid.get_node_ids()
+        (answer,) = self.grid.send_and_receive([Message(content, node, kind)])
+        return answer
+
+    def bid(self, announcement=None, **changes):
+        announcement = replace(call() if announcement is None else announcement, **changes)
+        answer = self.send(BID, pack(announcement, head=self.ledger.head()))
+        if answer.has_content() and unpack(Bid, answer) is not None:
+            self.seen = unpack_head(answer)
+        return answer
+
+    def train(self, wanted=None, parameters=None, held=True, **changes):
+        wanted = order(**changes) if wanted is None else replace(wanted, **changes)
+        start = np.zeros(LENGTH) if parameters is None else parameters
+        return self.send(TRAIN, pack(wanted, start, escrow=self.proof(wanted) if held else None))
+
+    def release(self, wanted):
+        return self.send(RELEASE, pack(wanted))
+
+    def proof(self, wanted):
+        """A true proof that the order's price is in escrow, where the server's ledger can give one."""
+        account, price = self.owner.account or owner_account(wanted.owner), wanted.price_micros
+        try:
+            self.ledger.deposit(f"{wanted.award}/{price}", "buyer", price)
+            self.ledger.hold(Award(wanted.award, wanted.round_index, "buyer", account, 1.0, price))
+            since = {} if self.seen is None else {wanted.award: self.seen}
+            return self.ledger.hold_receipts([wanted.award], since)[wanted.award]
+        except FlmarketError:
+            return None
+
+    @property
+    def account(self):
+        return DurableAccount.open(self.owner.record.with_suffix(".account.sqlite"))
+
+    @property
+    def releases(self):
+        with self.account as account:
+            return [release.award_id for release in account.releases()]
+
+    @property
+    def spent(self):
+        with self.account as account:
+            return account.spent
+
+
+def visible(answer):
+    """Everything that the server sees of an answer but the numbers of its vector."""
+    if answer.has_error():
+        return ("error", answer.error.code)
+    records = {name: dict(record) for name, record in answer.content.config_records.items()}
+    arrays = {
+        (name, key): (array.dtype, tuple(array.shape), len(array.data))
+        for name, record in answer.content.array_records.items()
+        for key, array in record.items()
+    }
+    return (
+        answer.metadata.message_type,
+        records,
+        arrays,
+        sorted(answer.content),
+        sorted(answer.content.metric_records),
+    )
+
+
+class TwoWorlds:
+    """The same messages to two owners whose records differ; `AssertionError` once an answer tells them apart."""
+
+    def __init__(self, folder, first, second, compute=raw_update, app=client_app, **changes):
+        ledger = MemoryLedger(clock=lambda: 0)
+        self.desks = [
+            Desk(folder / name, compute=compute, app=app, ledger=ledger, **(changes | data))
+            for name, data in (("first", first), ("second", second))
+        ]
+        self.messages = 0
+
+    def send(self, kind, content):
+        answers = [desk.send(kind, content) for desk in self.desks]
+        self.messages += 1
+        first, second = (visible(answer) for answer in answers)
+        assert first == second, f"an answer depends on records: {first} or {second}"
+        return answers[0]
+
+    def bid(self, announcement=None, **changes):
+        announcement = replace(call() if announcement is None else announcement, **changes)
+        answer = self.send(BID, pack(announcement, head=self.desks[0].ledger.head()))
+        if answer.has_content() and unpack(Bid, answer) is not None:
+            self.desks[0].seen = unpack_head(answer)
+        return answer
+
+    def train(self, wanted=None, parameters=None, **changes):
+        wanted = order(**changes) if wanted is None else replace(wanted, **changes)
+        start = np.zeros(LENGTH) if parameters is None else parameters
+        return self.send(TRAIN, pack(wanted, start, escrow=self.desks[0].proof(wanted)))
+
+    def release(self, wanted):
+        return self.send(RELEASE, pack(wanted))
+
+    def check_accounts(self):
+        """Both accounts say the same, and hold."""
+        assert self.desks[0].releases == self.desks[1].releases
+        for desk in self.desks:
+            with desk.account as account:
+                assert account.spent <= getattr(account.cap, "epsilon", np.inf) * (1 + 1e-9)
+
+
+def refused(answer, code):
+    """A refusal with this code, and nothing beside it."""
+    refusal = unpack(Refusal, answer)
+    assert refusal is not None, "something other than a refusal left"
+    assert refusal.code == code, refusal
+    assert set(answer.content) == {"refusal"}
+    return True
+
+
+def delivered(answer):
+    """The vector of a delivery."""
+    assert unpack(Delivery, answer) is not None, unpack(Refusal, answer)
+    assert set(answer.content) == {"delivery", "vector"}
+    return unpack_vector(answer)
+
+
+def too_good(wins: int, trials: int, epsilon: float, *, alpha: float = 1e-6) -> bool:
+    """Whether so many right guesses between two worlds refute ε-DP, with a false alarm in one of 1/α cases.
+
+    Under ε-DP nobody guesses a fair coin's side right more often than e^ε/(1 + e^ε) (Kairouz, Oh, Viswanath 2015).
+    """
+    return bool(stats.binom.sf(wins - 1, trials, np.exp(epsilon) / (1 + np.exp(epsilon))) < alpha)
