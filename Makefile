@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OUT    ?= out
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench attack docs clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -25,6 +25,9 @@ lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
 
 bench: $(VENV)/.installed-dev  ## speed against named peers, measured in the same run
 	$(BIN)/python -m benchmarks
+
+attack: $(VENV)/.installed-dev  ## the long attacks on guard and broker (an hour or two); `make test` runs short ones
+	FLMARKET_HOSTILE_MESSAGES=10000 $(BIN)/python -m pytest -q tests/attacks/test_hostile_server.py
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in out/site; needs no network to build or to read
 	$(BIN)/python -m mkdocs build --strict --quiet --site-dir $(OUT)/site

@@ -24,7 +24,7 @@ MARKETS = {"auction": "auctions", "sampling": "client sampling", "reward": "the 
 OWNER_TEMPLATE = """\
 # Your side of the market. Paths are relative to this file; `flmarket owner status` shows what you have sold.
 owner = {number}                   # your number, as the broker registered you
-# account = "owner-{number}"       # your account in the broker's ledger: prices must be in escrow for it
+account = "{account}"         # yours in the buyer's ledger: prices must be in escrow for it. A broker says which
 data = "records.npz"        # x (records, features) and y (records,); or a .csv with the class in the last column
 # classes = 2               # how many your records have; without it you bid for tasks with any number of classes
 record = "record"           # your privacy account and journal: keep this folder for ever, and never restore a backup
@@ -226,17 +226,21 @@ def _show(facts: dict[str, Any]) -> None:
 def owner_init(
     folder: Annotated[Path, typer.Argument(help="Where owner.toml and the key pair go.")],
     number: Annotated[int, typer.Option(min=0, help="Your number in the market.")] = 0,
+    account: Annotated[
+        str, typer.Option(help="Your account in the buyer's ledger, at a broker your party's id; owner-NUMBER if none.")
+    ] = "",
 ) -> None:
     """Write an owner.toml to fill in, and make a key pair for the SuperNode."""
     from flmarket.cli.output import print_path, screen
     from flmarket.engines.flower.certificates import node_keys
     from flmarket.errors import ConfigError
+    from flmarket.market import owner_account
 
     path = folder / "owner.toml"
     if path.exists():
         raise ConfigError("folder", str(folder), "a folder without an owner.toml")
     keys = node_keys(folder, "key")
-    path.write_text(OWNER_TEMPLATE.format(number=number), encoding="utf-8")
+    path.write_text(OWNER_TEMPLATE.format(number=number, account=account or owner_account(number)), encoding="utf-8")
     print_path("configuration", path)
     print_path("public key   ", keys.public)
     screen.print("Send the public key to the broker; it registers it with: flwr supernode register key.pub")
