@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flmarket.errors import MissingDependency
 from flmarket.ledger.books import EXPIRY
 from flmarket.ledger.entry import Entry, EntryKind
-from flmarket.ledger.errors import LedgerCorrupt, LedgerUnavailable, ReplayRefused
+from flmarket.ledger.errors import HoldNotProven, LedgerCorrupt, LedgerUnavailable, ReplayRefused
 from flmarket.ledger.journal import (
     BANK,
     ESCROW,
@@ -26,7 +26,7 @@ from flmarket.ledger.memory import MemoryLedger
 from flmarket.ledger.merkle import Head
 from flmarket.ledger.money import MICROS, format_micros, payments_to_micros, to_micros
 from flmarket.ledger.owner_account import DurableAccount
-from flmarket.ledger.receipt import Receipt
+from flmarket.ledger.receipt import HoldReceipt, Receipt, hold_receipt, hold_receipts
 
 if TYPE_CHECKING:
     from flmarket.ledger.sql import SqlLedger
@@ -43,6 +43,8 @@ __all__ = [
     "Entry",
     "EntryKind",
     "Head",
+    "HoldNotProven",
+    "HoldReceipt",
     "Ledger",
     "LedgerCorrupt",
     "LedgerUnavailable",
@@ -54,6 +56,8 @@ __all__ = [
     "SqlLedger",
     "Transfer",
     "format_micros",
+    "hold_receipt",
+    "hold_receipts",
     "payments_to_micros",
     "to_micros",
 ]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from flmarket.errors import InvalidInput, SettlementError
-from flmarket.ledger.entry import GENESIS, Entry, EntryKind
+from flmarket.ledger.entry import Entry, EntryKind
 from flmarket.ledger.journal import Award, AwardState, Release, Resolution, Transfer
 from flmarket.ledger.lines import release_of, transfer_of
 from flmarket.ledger.merkle import Head, Tree
-from flmarket.ledger.receipt import Receipt, make_receipt
+from flmarket.ledger.receipt import HoldReceipt, Receipt, make_hold_receipts, make_receipt
 from flmarket.ledger.rules import Draft
 from flmarket.privacy import Cap
 
@@ -105,16 +105,24 @@ class Books(ABC):
 
     def head(self, size: int | None = None) -> Head:
         """What commits to the first `size` entries (default all): publish it, and the past cannot change unseen."""
-        tree = self._tree(size)
-        last = next(self.entries(tree.size - 1, tree.size)).hash if tree.size else GENESIS
-        return Head(tree.size, last, tree.root().hex())
+        return self._tree(size).head()
 
     def receipt(self, award_id: str, size: int | None = None) -> Receipt:
         """All entries of an award with proofs that they are in the log of `size` entries; can be checked without it."""
-        tree, entries = self._tree(size), self._award_entries(award_id)
+        tree, entries = self._tree(size), self._award_entries([award_id])
         if not entries:
             raise SettlementError(f"there is no award {award_id}")
-        return make_receipt(award_id, entries, tree, self.head(tree.size))
+        return make_receipt(award_id, entries, tree)
+
+    def hold_receipts(
+        self, award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
+    ) -> dict[str, HoldReceipt]:
+        """For each of these awards, all pending, a proof that its price is in escrow (`receipt.HoldReceipt`).
+
+        `since` is the head that the owners have seen, or by award the one that its owner has seen, if any.
+        """
+        tree, ids = self._tree(None), list(award_ids)
+        return make_hold_receipts(ids, self._award_entries(ids), tree, since)
 
     def consistency(self, old_size: int, size: int | None = None) -> tuple[str, ...]:
         """Proof that the log of `size` entries (default all) begins with the log of `old_size` (`merkle`)."""
@@ -133,8 +141,8 @@ class Books(ABC):
         """Make a draft that sees what is wanted, apply the change, commit it whole."""
 
     @abstractmethod
-    def _award_entries(self, award_id: str) -> Sequence[Entry]:
-        """Hold, release and resolution of an award, those there are."""
+    def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
+        """Holds, releases and resolutions of these awards, those there are."""
 
     @abstractmethod
     def _size(self) -> int:

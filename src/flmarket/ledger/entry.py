@@ -19,7 +19,7 @@ from typing import Any
 from flmarket.errors import InvalidInput
 from flmarket.ledger.journal import AwardState
 
-__all__ = ["GENESIS", "RESOLUTIONS", "Entry", "EntryKind", "Line", "canonical", "sealed"]
+__all__ = ["GENESIS", "OF_AWARDS", "RESOLUTIONS", "Entry", "EntryKind", "Line", "canonical", "sealed"]
 
 GENESIS = "0" * 64  # the predecessor of the first entry
 
@@ -39,6 +39,7 @@ class EntryKind(StrEnum):
 
 
 RESOLUTIONS = {AwardState(kind.value): kind for kind in (EntryKind.POSTED, EntryKind.VOIDED, EntryKind.EXPIRED)}
+OF_AWARDS = (EntryKind.HOLD, EntryKind.RELEASE, *RESOLUTIONS.values())
 
 
 @dataclass(frozen=True, slots=True)

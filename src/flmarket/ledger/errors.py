@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from flmarket.errors import FlmarketError, SettlementError
 
-__all__ = ["LedgerCorrupt", "LedgerUnavailable", "ReplayRefused"]
+__all__ = ["HoldNotProven", "LedgerCorrupt", "LedgerUnavailable", "ReplayRefused"]
 
 
 class LedgerCorrupt(SettlementError):
@@ -15,6 +17,20 @@ class LedgerCorrupt(SettlementError):
     def __init__(self, message: str, seq: int | None = None) -> None:
         self.seq = seq
         super().__init__(message if seq is None else f"entry {seq}: {message}")
+
+
+class HoldNotProven(SettlementError):
+    """What was shown does not prove that a price is in escrow.
+
+    `part` is what is wrong: "award" (another award, party, price or privacy loss), "entry", "inclusion", "head" (its
+    last hash), or "consistency" (the log does not continue the one that was seen before).
+    """
+
+    exit_code = 9
+
+    def __init__(self, part: Literal["award", "entry", "inclusion", "head", "consistency"], message: str) -> None:
+        self.part = part
+        super().__init__(message)
 
 
 class ReplayRefused(SettlementError):

@@ -22,7 +22,7 @@ from flmarket.privacy import Cap, Event, PrivacyAccount
 if TYPE_CHECKING:
     from flmarket.ledger.entry import Entry
     from flmarket.ledger.merkle import Head
-    from flmarket.ledger.receipt import Receipt
+    from flmarket.ledger.receipt import HoldReceipt, Receipt
 
 __all__ = ["BANK", "ESCROW", "FEES", "Award", "AwardState", "Ledger", "Release", "Resolution", "Transfer"]
 
@@ -156,6 +156,11 @@ class Ledger(Protocol):
 
     def receipt(self, award_id: str, size: int | None = None) -> Receipt:
         """All entries of an award with proofs that they are in the log of `size` entries; can be checked without it."""
+
+    def hold_receipts(
+        self, award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
+    ) -> dict[str, HoldReceipt]:
+        """For each of these awards, all pending, a proof that its price is in escrow (`receipt.HoldReceipt`)."""
 
     def consistency(self, old_size: int, size: int | None = None) -> tuple[str, ...]:
         """Proof that the log of `size` entries (default all) begins with the log of `old_size` (`merkle`)."""

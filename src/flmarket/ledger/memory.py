@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from itertools import islice
 from typing import TypeVar
 
 from flmarket.ledger.books import Books, Wanted
-from flmarket.ledger.entry import GENESIS, Entry, EntryKind, Line, sealed
+from flmarket.ledger.entry import GENESIS, OF_AWARDS, Entry, EntryKind, Line, sealed
 from flmarket.ledger.errors import LedgerCorrupt
 from flmarket.ledger.journal import BANK, ESCROW, Award, AwardState
 from flmarket.ledger.lines import release_of
@@ -36,6 +35,7 @@ class MemoryLedger(Books):
         self._clock = clock
         self._journal: list[tuple[int, Line]] = []
         self._sealed: list[Entry] = []
+        self._places: dict[Key, int] = {}
         self._nodes: dict[int, list[bytes]] = {0: []}
         self._lines: dict[Key, Line] = {}
         self._balances: dict[str, int] = {BANK: 0, ESCROW: 0}
@@ -82,7 +82,7 @@ class MemoryLedger(Books):
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """The log, oldest first: entries `start` to before `stop`."""
         self._seal()
-        return islice(tuple(self._sealed), start, stop)
+        return iter(self._sealed[start:stop])
 
     def verify(self, known: Head | None = None) -> Head:
         """Replay the whole log; raise LedgerCorrupt naming the first bad entry, or return the head."""
@@ -111,9 +111,10 @@ class MemoryLedger(Books):
         lines = (line for _, line in self._journal)
         return (release_of(line).guarantee for line in lines if line.kind is EntryKind.RELEASE and line.owner == owner)
 
-    def _award_entries(self, award_id: str) -> Sequence[Entry]:
-        kinds = (EntryKind.HOLD, EntryKind.RELEASE, EntryKind.POSTED, EntryKind.VOIDED, EntryKind.EXPIRED)
-        return [entry for entry in self.entries() if entry.line.ref == award_id and entry.line.kind in kinds]
+    def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
+        self._seal()
+        places = (self._places.get((kind, award_id)) for award_id in award_ids for kind in OF_AWARDS)
+        return [self._sealed[seq] for seq in places if seq is not None]
 
     def _size(self) -> int:
         return len(self._journal)
@@ -130,6 +131,7 @@ class MemoryLedger(Books):
             time_us, line = self._journal[seq]
             entry = sealed(line, seq, time_us, last)
             self._sealed.append(entry)
+            self._places[line.kind, line.ref] = seq
             last = entry.hash
         new = [bytes.fromhex(entry.hash) for entry in self._sealed[size:]]
         self._nodes[0] += new

@@ -6,8 +6,9 @@ that one log is the beginning of another (RFC 6962, sections 2.1.1 and 2.1.2; ch
 2.1.4.2). A proof is worth as much as the head it is checked against: take that from where the broker publishes it.
 
 Stores keep every complete node whose level is a multiple of `TILE` beside the leaves (R. Cox, "Transparent logs for
-skeptical clients", 2019), one for 256 entries. Any proof then reads a few runs of at most 256 hashes, whatever the
-size of the log.
+skeptical clients", 2019), one for 256 entries. Any proof then reads a few tiles of at most 256 hashes, whatever the
+size of the log; a `Tree` reads each tile once, and keeps the nodes it computed, so that many proofs cost little more
+than one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from flmarket.errors import InvalidInput
+from flmarket.ledger.entry import GENESIS
 
 __all__ = ["TILE", "Head", "Tree", "checked_consistency", "checked_inclusion", "digest", "node_hash", "tiles"]
 
@@ -66,14 +68,25 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class Tree:
-    """Roots and proofs over the first `size` leaves, reading stored hashes through `fetch`."""
+    """Roots and proofs over the first `size` leaves, reading stored hashes through `fetch`, a tile at a time."""
 
     def __init__(self, size: int, fetch: Fetch) -> None:
-        self.size, self._fetch = size, fetch
+        self.size, self.fetch = size, fetch
+        self._tiles: dict[tuple[int, int], Sequence[bytes]] = {}
+        self._known: dict[tuple[int, int], bytes] = {}
+
+    def leaf(self, index: int) -> bytes:
+        """One leaf."""
+        return self._range(index, index + 1)
 
     def root(self) -> bytes:
         """The Merkle tree hash of all leaves."""
         return self._range(0, self.size) if self.size else hashlib.sha256(b"").digest()
+
+    def head(self) -> Head:
+        """What commits to all leaves."""
+        last = self.leaf(self.size - 1).hex() if self.size else GENESIS
+        return Head(self.size, last, self.root().hex())
 
     def inclusion(self, index: int) -> tuple[bytes, ...]:
         """The audit path of a leaf, from the bottom up."""
@@ -113,13 +126,19 @@ class Tree:
         """The hash over leaves low to high, where low is a multiple of the power of two at or above high − low."""
         count = high - low
         level = (count - 1).bit_length()
-        if count == 1 << level:
-            base = level - level % TILE
-            return _fold(self._fetch(base, low >> base, 1 << (level - base)))
-        if count < _WIDTH:
-            return _fold(self._fetch(0, low, count))
-        middle = low + _split(count)
-        return node_hash(self._range(low, middle), self._range(middle, high))
+        if count == 1 << level and level % TILE == 0:
+            tile, place = divmod(low >> level, _WIDTH)
+            return self._tile(level, tile)[place]
+        if (low, high) not in self._known:
+            middle = low + _split(count)
+            self._known[low, high] = node_hash(self._range(low, middle), self._range(middle, high))
+        return self._known[low, high]
+
+    def _tile(self, level: int, tile: int) -> Sequence[bytes]:
+        if (level, tile) not in self._tiles:
+            first = tile << TILE
+            self._tiles[level, tile] = self.fetch(level, first, min(_WIDTH, (self.size >> level) - first))
+        return self._tiles[level, tile]
 
 
 def tiles(old: int, more: int, fetch: Fetch) -> Iterator[tuple[int, int, bytes]]:

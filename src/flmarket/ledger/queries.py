@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, insert, select
 
 from flmarket.errors import InvalidInput
-from flmarket.ledger.entry import GENESIS, RESOLUTIONS, Entry, EntryKind, Line, sealed
+from flmarket.ledger.entry import GENESIS, OF_AWARDS, RESOLUTIONS, Entry, EntryKind, Line, sealed
 from flmarket.ledger.errors import LedgerCorrupt
 from flmarket.ledger.journal import Award, AwardState
 from flmarket.ledger.lines import award_of
@@ -33,7 +33,6 @@ _NAMES = ("seq", "time_us", "previous", "hash", *Line.__slots__)
 _WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
 _COLUMNS = tuple(entries.c[name] for name in _NAMES)
 _RESOLVED = [kind.value for kind in RESOLUTIONS.values()]
-_OF_AWARDS = [EntryKind.HOLD.value, EntryKind.RELEASE.value, *_RESOLVED]
 
 
 def entry_of(row: Row[Any]) -> Entry:
@@ -58,10 +57,10 @@ def entries_between(connection: Connection, start: int, stop: int | None) -> Seq
     return [entry_of(row) for row in connection.execute(query)]
 
 
-def award_entries(connection: Connection, award_id: str) -> Sequence[Entry]:
-    """Everything about one award."""
-    query = select(*_COLUMNS).where(entries.c.kind.in_(_OF_AWARDS))
-    parts = (query.where(entries.c.ref.in_(some)) for some in chunks([award_id]))
+def award_entries(connection: Connection, award_ids: Iterable[str]) -> Sequence[Entry]:
+    """Everything about these awards."""
+    query = select(*_COLUMNS).where(entries.c.kind.in_([kind.value for kind in OF_AWARDS]))
+    parts = (query.where(entries.c.ref.in_(some)) for some in chunks(award_ids))
     return [entry_of(row) for part in parts for row in connection.execute(part)]
 
 

@@ -1,26 +1,42 @@
-"""A receipt: the entries of one award, each with a proof that it stands in the log that a head commits to.
+"""Receipts: entries of one award, each with a proof that it stands in the log that a head commits to.
 
 Whoever trusts the head can check a receipt without the log, the database or the broker: the entries hash to leaves, the
 leaves lead to the head's root, and hold, release and payment belong together. What it cannot show is that the broker
 shows everybody the same head: compare heads with others, or take them from where they are published.
+
+A `Receipt` is for afterwards. A `HoldReceipt` is for before: an owner asks for it while the award is pending, and lets
+nothing leave her machine without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flmarket.errors import InvalidInput
+from flmarket.errors import InvalidInput, SettlementError
 from flmarket.ledger.entry import RESOLUTIONS, Entry, EntryKind
-from flmarket.ledger.errors import LedgerCorrupt
+from flmarket.ledger.errors import HoldNotProven, LedgerCorrupt
 from flmarket.ledger.journal import ESCROW, Award, AwardState, Release
 from flmarket.ledger.lines import award_of, release_of
-from flmarket.ledger.merkle import Head, Tree, checked_inclusion, digest
+from flmarket.ledger.merkle import Head, Tree, checked_consistency, checked_inclusion, digest
 
-__all__ = ["Proof", "Receipt", "make_receipt"]
+if TYPE_CHECKING:
+    from flmarket.ledger.journal import Ledger
+
+__all__ = [
+    "HoldReceipt",
+    "Proof",
+    "Receipt",
+    "hold_receipt",
+    "hold_receipts",
+    "make_hold_receipts",
+    "make_receipt",
+]
 
 _VERSION = 1
+# no log has 2⁶² entries, so no proof has more steps; and no entry that a ledger writes has longer texts
+_LONGEST_PATH, _LONGEST_TEXT = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -75,29 +91,196 @@ class Receipt:
         return cls(award, proofs, head)
 
 
-def make_receipt(award_id: str, entries: Iterable[Entry], tree: Tree, head: Head) -> Receipt:
+@dataclass(frozen=True)
+class HoldReceipt:
+    """That an award's price is in escrow, for its owner to check before anything leaves her machine.
+
+    It proves, by hashes alone: the log that `head` commits to contains the hold (this much money, from this buyer to
+    escrow, for this owner and this award), and that log continues the one whose head she saw before. So the broker
+    cannot take the hold back, nor show her another past, without a log that contradicts a head she keeps.
+
+    It does not prove that nothing follows the hold: a ledger makes this receipt for pending awards only, but a log
+    cannot prove an absence, and the broker may void the award right after (then its log shows a void that she can hold
+    against an update she delivered: ask for the full `Receipt` under a later head). Nor that the buyer's money is more
+    than a number in this broker's books, nor, at the first contact (`seen` None), that others see the same log.
+    """
+
+    hold: Proof
+    head: Head
+    newest: tuple[str, ...]  # audit path of the head's last entry
+    since: int = 0  # size of the log that `consistency` starts from; 0 without one
+    consistency: tuple[str, ...] = ()
+
+    def verify(
+        self,
+        *,
+        award_id: str,
+        owner: str,
+        price_micros: int,
+        buyer: str | None = None,
+        epsilon: float | None = None,
+        round_index: int | None = None,
+        seen: Head | None = None,
+    ) -> Head:
+        """The head to keep as the next `seen`; HoldNotProven if anything is not as expected.
+
+        `seen` is the last head that she accepted from this broker, None only if there was none. Terms given as None
+        are not compared.
+        """
+        award = _held(self.hold.entry)
+        if award is None:
+            raise HoldNotProven("entry", f"entry {self.hold.entry.seq} does not hold the price of an award in escrow")
+        expected = {"id": award_id, "owner": owner, "price_micros": price_micros}
+        optional = {"buyer": buyer, "epsilon": epsilon, "round_index": round_index}
+        for name, value in (expected | {name: value for name, value in optional.items() if value is not None}).items():
+            if getattr(award, name) != value:
+                raise HoldNotProven("award", f"the hold is for {name} {getattr(award, name)}, expected {value}")
+        try:
+            _check_proof(self.hold, self.head)
+        except LedgerCorrupt as error:
+            raise HoldNotProven("inclusion", str(error)) from None
+        if not _leads_to_root(self.head.last, self.head.size - 1, self.newest, self.head):
+            raise HoldNotProven("head", "the head's last hash is not in its tree")
+        self._check_past(seen)
+        return self.head
+
+    def _check_past(self, seen: Head | None) -> None:
+        old_size = 0 if seen is None else seen.size
+        if old_size > self.head.size:
+            raise HoldNotProven("consistency", f"a log of {self.head.size} entries; one of {old_size} was seen before")
+        if self.since != old_size or (self.consistency and not old_size):
+            raise HoldNotProven("consistency", f"a proof from {self.since} entries on; a log of {old_size} was seen")
+        if seen is None or not old_size:
+            return
+        try:
+            path = [bytes.fromhex(step) for step in self.consistency]
+            root = checked_consistency(old_size, bytes.fromhex(seen.root), self.head.size, path).hex()
+        except (InvalidInput, ValueError) as error:
+            raise HoldNotProven("consistency", f"the log does not continue the one seen before ({error})") from None
+        if root != self.head.root or (old_size == self.head.size and seen != self.head):
+            raise HoldNotProven("consistency", f"another log than the one of {old_size} entries seen before")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "version": _VERSION,
+            "entry": self.hold.entry.to_dict(),
+            "path": list(self.hold.path),
+            "head": self.head.to_dict(),
+            "newest": list(self.newest),
+            "since": self.since,
+            "consistency": list(self.consistency),
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> HoldReceipt:
+        """The receipt that `to_dict` wrote; checks its form, not its truth. Anything longer than needed is refused."""
+        names = ("version", "entry", "path", "head", "newest", "since", "consistency")
+        if not isinstance(data, dict) or set(data) != set(names) or repr(data["version"]) != repr(_VERSION):
+            raise InvalidInput("hold receipt", type(data).__name__, f"version {_VERSION} with " + ", ".join(names))
+        entry, since = data["entry"], data["since"]
+        if not isinstance(entry, dict) or any(isinstance(v, str) and len(v) > _LONGEST_TEXT for v in entry.values()):
+            raise InvalidInput("hold receipt.entry", type(entry).__name__, "an entry of a ledger")
+        if type(since) is not int or not 0 <= since < 2**62:
+            raise InvalidInput("hold receipt.since", type(since).__name__, "a whole number of at least 0")
+        hold = Proof(Entry.from_dict(entry), _path("path", data["path"]))
+        newest, consistency = _path("newest", data["newest"]), _path("consistency", data["consistency"])
+        return cls(hold, Head.from_dict(data["head"]), newest, since, consistency)
+
+
+def hold_receipt(ledger: Ledger, award_id: str, since: Head | None = None) -> HoldReceipt:
+    """The receipt for one pending award, from the head that its owner has seen on."""
+    return ledger.hold_receipts([award_id], since)[award_id]
+
+
+def hold_receipts(
+    ledger: Ledger, award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
+) -> dict[str, HoldReceipt]:
+    """Receipts for a round's pending awards, by award; `since` may differ by award. Far cheaper than one by one."""
+    return ledger.hold_receipts(award_ids, since)
+
+
+def make_hold_receipts(
+    award_ids: Iterable[str], entries: Iterable[Entry], tree: Tree, since: Head | Mapping[str, Head] | None
+) -> dict[str, HoldReceipt]:
+    """Receipts for these awards, whose entries are given; an award that is not pending is refused."""
+    holds, ended = dict[str, Entry](), dict[str, EntryKind]()
+    for entry in entries:
+        if entry.line.kind is EntryKind.HOLD:
+            holds[entry.line.ref] = entry
+        elif entry.line.kind in RESOLUTIONS.values():
+            ended[entry.line.ref] = entry.line.kind
+    head, newest, found = tree.head(), _hex(tree.inclusion(tree.size - 1)) if tree.size else (), {}
+    pasts: dict[Head, tuple[str, ...]] = {}
+    for award_id in award_ids:
+        if award_id not in holds:
+            raise SettlementError(f"there is no award {award_id}")
+        if award_id in ended:
+            raise SettlementError(f"award {award_id} is {ended[award_id]}: nothing is held for it")
+        seen = since if isinstance(since, Head) or since is None else since.get(award_id)
+        if seen is not None and seen not in pasts:
+            pasts[seen] = _consistency(tree, seen)
+        hold = Proof(holds[award_id], _hex(tree.inclusion(holds[award_id].seq)))
+        past = () if seen is None else pasts[seen]
+        found[award_id] = HoldReceipt(hold, head, newest, 0 if seen is None else seen.size, past)
+    return found
+
+
+def make_receipt(award_id: str, entries: Iterable[Entry], tree: Tree) -> Receipt:
     """The receipt for these entries of an award, those within the tree."""
     proofs = tuple(
-        Proof(entry, tuple(step.hex() for step in tree.inclusion(entry.seq)))
+        Proof(entry, _hex(tree.inclusion(entry.seq)))
         for entry in sorted(entries, key=lambda entry: entry.seq)
         if entry.seq < tree.size
     )
     if not proofs:
         raise InvalidInput("award", award_id, f"an award held within the first {tree.size} entries")
-    return Receipt(award_id, proofs, head)
+    return Receipt(award_id, proofs, tree.head())
+
+
+def _consistency(tree: Tree, seen: Head) -> tuple[str, ...]:
+    """The proof from a head on; what is no head of this log is the asker's mistake, or this log was changed."""
+    if seen.size > tree.size or Tree(seen.size, tree.fetch).head() != seen:
+        raise InvalidInput("since", seen.to_dict(), f"a head of this ledger, which has {tree.size} entries")
+    return _hex(tree.consistency(seen.size))
+
+
+def _held(entry: Entry) -> Award | None:
+    line = entry.line
+    complete = line.debit is not None and line.owner is not None and line.round_index is not None
+    if line.kind is not EntryKind.HOLD or line.credit != ESCROW or not complete:
+        return None
+    try:
+        return award_of(line, None)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _hex(path: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(step.hex() for step in path)
+
+
+def _path(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > _LONGEST_PATH:
+        raise InvalidInput(f"hold receipt.{name}", type(value).__name__, f"a list of at most {_LONGEST_PATH} hashes")
+    return tuple(digest(f"hold receipt.{name}", step).hex() for step in value)
 
 
 def _check_proof(proof: Proof, head: Head) -> None:
     entry = proof.entry
     if entry.computed_hash() != entry.hash:
         raise LedgerCorrupt("the content does not match the hash", entry.seq)
-    try:
-        path = [bytes.fromhex(step) for step in proof.path]
-        root = checked_inclusion(bytes.fromhex(entry.hash), entry.seq, path, head.size)
-    except (InvalidInput, ValueError) as error:
-        raise LedgerCorrupt(f"the proof is malformed ({error})", entry.seq) from None
-    if root.hex() != head.root:
+    if not _leads_to_root(entry.hash, entry.seq, proof.path, head):
         raise LedgerCorrupt("the entry is not in the log of the head", entry.seq)
+
+
+def _leads_to_root(leaf: str, index: int, path: Iterable[str], head: Head) -> bool:
+    """Whether a leaf's path, neither longer nor shorter than it must be, leads to the head's root."""
+    try:
+        steps = [bytes.fromhex(step) for step in path]
+        return checked_inclusion(bytes.fromhex(leaf), index, steps, head.size).hex() == head.root
+    except (InvalidInput, ValueError):
+        return False
 
 
 def _check_story(award_id: str, entries: tuple[Entry, ...]) -> tuple[Award, Release | None]:

@@ -83,7 +83,7 @@ class SqlLedger(Books):
 
     def award(self, award_id: str) -> Award:
         """One award as it stands."""
-        lines = {entry.line.kind: entry.line for entry in self._award_entries(award_id)}
+        lines = {entry.line.kind: entry.line for entry in self._award_entries([award_id])}
         if EntryKind.HOLD not in lines:
             raise SettlementError(f"there is no award {award_id}")
         ending = next((line for kind, line in lines.items() if kind not in (EntryKind.HOLD, EntryKind.RELEASE)), None)
@@ -221,9 +221,9 @@ class SqlLedger(Books):
             known = self._accounts(connection, {owner}).get(owner)
         return None if known is None else known.account
 
-    def _award_entries(self, award_id: str) -> Sequence[Entry]:
+    def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
         with store.reading(self.engine) as connection:
-            return queries.award_entries(connection, award_id)
+            return queries.award_entries(connection, award_ids)
 
     def _size(self) -> int:
         with store.reading(self.engine) as connection:
