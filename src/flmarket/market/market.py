@@ -132,7 +132,7 @@ class Market:
 
     def deliver(self, round_: Round, owner: int, update: ArrayLike) -> bool:
         """Take an owner's update; False, and her award voided, if it is not a finite vector of the right length."""
-        identifier = self._pending(round_, owner)
+        award = self._pending(round_, owner)
         problem = ""
         try:
             vector = np.asarray(update, dtype=np.float64)
@@ -143,23 +143,23 @@ class Market:
         elif not problem and not np.isfinite(vector).all():
             problem = "not finite"
         if problem:
-            end = Resolution(identifier, AwardState.VOIDED, f"bad update: {problem}", self._release(round_, owner))
-            self._resolve([end])
+            self._resolve([Resolution(award.id, AwardState.VOIDED, f"bad update: {problem}", self._release(award))])
             return False
         round_.updates[owner] = vector
         return True
 
     def void(self, round_: Round, owner: int, reason: str) -> None:
         """An owner refuses or drops out: her award goes back to the buyer."""
-        self.ledger.void(self._pending(round_, owner), reason)
+        self.ledger.void(self._pending(round_, owner).id, reason)
 
     def close(self, round_: Round) -> tuple[RoundRecord, FloatArray]:
         """Aggregate what was delivered, pay for it, expire the rest; returns the record and the aggregate update."""
         if round_.closed:
             raise SettlementError(f"round {round_.index} is closed already")
-        settled = self._settle(round_)
-        final = [settled.get(owner) for owner in round_.bidders.tolist()]
-        delivered = np.array([end is not None and end.state is AwardState.POSTED for end in final], dtype=bool)
+        settled, owners = self._settle(round_), round_.bidders.tolist()
+        final = [settled.get(owner) for owner in owners]
+        paid = {owner for owner, end in settled.items() if end.state is AwardState.POSTED}
+        delivered = np.array([owner in paid and owner in round_.updates for owner in owners], dtype=bool)
         epsilon = np.where(delivered, round_.epsilon, 0.0)
         weights, aggregate, bound = np.zeros(len(epsilon)), np.zeros(self.dimension), np.inf
         if delivered.any():
@@ -196,7 +196,7 @@ class Market:
         """Every award as it ends, by owner: all that are still open are resolved in one call."""
         awards = {owner: self.ledger.award(identifier) for owner, identifier in round_.awards.items()}
         resolved = self._resolve(
-            Resolution(award.id, AwardState.POSTED, release=self._release(round_, owner))
+            Resolution(award.id, AwardState.POSTED, release=self._release(award))
             if owner in round_.updates
             else Resolution(award.id, AwardState.EXPIRED, EXPIRY)
             for owner, award in awards.items()
@@ -215,18 +215,17 @@ class Market:
                 return [self.ledger.void(ends[0].award_id, f"past the registered cap: {refusal}")]
             return [award for end in ends for award in self._resolve([end])]
 
-    def _release(self, round_: Round, owner: int) -> Release | None:
-        """What an owner's update gives away, if the market knows its noise."""
+    def _release(self, award: Award) -> Release | None:
+        """What an update for this award gives away, if the market knows its noise."""
         if not isinstance(self.perturbation, Perturbation):
             return None
-        epsilon = float(round_.epsilon[round_.bidders == owner][0])
-        return Release(round_.awards[owner], self.perturbation.name, self.perturbation.guarantee(epsilon))
+        return Release(award.id, self.perturbation.name, self.perturbation.guarantee(award.epsilon))
 
-    def _pending(self, round_: Round, owner: int) -> str:
+    def _pending(self, round_: Round, owner: int) -> Award:
         if round_.closed or owner not in round_.awards:
             raise SettlementError(f"owner {owner} has no award in round {round_.index} that is still open")
-        identifier = round_.awards[owner]
-        state = self.ledger.award(identifier).state
-        if owner in round_.updates or state is not AwardState.PENDING:
-            raise SettlementError(f"award {identifier} is {'delivered' if owner in round_.updates else state} already")
-        return identifier
+        award = self.ledger.award(round_.awards[owner])
+        if owner in round_.updates or award.state is not AwardState.PENDING:
+            state = "delivered" if owner in round_.updates else award.state
+            raise SettlementError(f"award {award.id} is {state} already")
+        return award
