@@ -12,10 +12,15 @@ import pytest
 from flmarket.errors import FlmarketError, InvalidInput, SettlementError
 from flmarket.ledger import (
     Award,
+    AwardState,
     Head,
     HoldNotProven,
     HoldReceipt,
+    LedgerCorrupt,
     MemoryLedger,
+    Receipt,
+    Release,
+    Resolution,
     SqlLedger,
     hold_receipt,
     hold_receipts,
@@ -23,6 +28,7 @@ from flmarket.ledger import (
 from flmarket.ledger.entry import EntryKind, Line, sealed
 from flmarket.ledger.merkle import Tree
 from flmarket.ledger.receipt import Proof
+from flmarket.privacy import PureDp
 
 _spec = importlib.util.spec_from_file_location("_ledger_fixtures", Path(__file__).parents[1] / "ledger" / "conftest.py")
 _ledger = importlib.util.module_from_spec(_spec)
@@ -209,6 +215,52 @@ def test_a_flood_is_not_read():
     for data in (None, [], {}, "x"):
         with pytest.raises(InvalidInput):
             HoldReceipt.from_dict(data)
+
+
+@pytest.mark.parametrize("end", [AwardState.POSTED, AwardState.VOIDED, AwardState.EXPIRED])
+def test_a_receipt_with_an_entry_left_out_is_refused(held, end):
+    """The broker shows her the hold and not the payment, the payment and not the release, or the other way round."""
+    given = Release("t/1/7", "laplace-l1", PureDp(0.5))
+    held.resolve_many([Resolution("t/1/7", end, "", given)])
+    held.void("t/1/8", "no update came")
+    head, whole = held.head(), held.receipt("t/1/7")
+    award, release = whole.check(head)
+    assert (award.state, release) == (end, given)
+    assert [proof.entry.line.kind for proof in whole.proofs] == [EntryKind.HOLD, EntryKind.RELEASE, EntryKind(end)]
+    hold, left, ending = whole.proofs
+    missing = [(hold,), (hold, left), (left, ending), (ending,), (), (hold, hold, left, ending), (hold, left, left)]
+    missing += [(hold, ending)] if end is AwardState.POSTED else []  # a void without release: nothing left
+    for proofs in missing:
+        with pytest.raises(LedgerCorrupt):
+            Receipt("t/1/7", proofs, head).check(head)
+    assert held.receipt("t/1/8").check(head)[1] is None
+    with pytest.raises(LedgerCorrupt, match="neither payment nor refund"):
+        held.receipt("t/1/9").check(head)
+    assert held.receipt("t/1/9").check(head, pending=True)[0].state is AwardState.PENDING
+
+
+def test_a_payment_for_nothing_said_is_no_receipt(held):
+    """An owner without a registered cap may be paid with no release on record; a receipt that hides it is refused."""
+    held.post("t/1/7")
+    with pytest.raises(LedgerCorrupt, match="without its release"):
+        held.receipt("t/1/7").check(held.head())
+    for award_id, epsilon in (("refund", 0.0), ("raw", float("inf"))):
+        held.hold(Award(award_id, 0, "buyer", "owner-1", epsilon, 1))
+        held.post(award_id)
+        assert held.receipt(award_id).check(held.head())[0].state is AwardState.POSTED
+
+
+def test_receipts_have_no_node_too_many_or_too_few(held):
+    held.void("t/1/7", "no update came")
+    head, good = held.head(), held.receipt("t/1/7")
+    good.check(head)
+    for path in ((*good.proofs[1].path, head.root), good.proofs[1].path[:-1], ()):
+        with pytest.raises(LedgerCorrupt):
+            Receipt("t/1/7", (good.proofs[0], Proof(good.proofs[1].entry, path)), head).check(head)
+    flood = good.to_dict()
+    flood["proofs"][0]["path"] = ["0" * 64] * 65
+    with pytest.raises(InvalidInput, match="path"):
+        Receipt.from_dict(flood)
 
 
 def test_a_round_of_receipts_reads_little(tmp_path, monkeypatch):

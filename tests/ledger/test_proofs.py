@@ -150,13 +150,13 @@ def test_a_receipt_is_checked_with_nothing_but_the_head(settled):
     award, release = receipt.check(head)
     assert (award.owner, award.price_micros, award.state) == ("owner-7", 7, AwardState.POSTED)
     assert release == Release("t/0/7", "laplace-l1", PureDp(1.0))
-    award, release = settled.receipt("t/0/30").check(head)
+    award, release = settled.receipt("t/0/30").check(head, pending=True)
     assert award.state is AwardState.PENDING
     assert release is None
     settled.void("t/0/30", "late")
     with pytest.raises(LedgerCorrupt, match="another head"):
         settled.receipt("t/0/30").check(head)
-    assert settled.receipt("t/0/30", head.size).check(head)[0].state is AwardState.PENDING
+    assert settled.receipt("t/0/30", head.size).check(head, pending=True)[0].state is AwardState.PENDING
     assert settled.receipt("t/0/30").check(settled.head())[0].reason == "late"
     with pytest.raises(SettlementError, match="no award"):
         settled.receipt("t/0/99")
@@ -205,9 +205,11 @@ def test_a_receipt_cannot_mix_awards():
     book = MemoryLedger(clock=lambda: 5)
     book.deposit("d", "buyer", 100)
     book.hold_many([_award(i) for i in range(5)])
-    book.resolve_many([Resolution(f"a{i}", AwardState.POSTED) for i in (1, 2)])
+    given = {i: Release(f"a{i}", "m", PureDp(0.5)) for i in (1, 2)}
+    book.resolve_many([Resolution(f"a{i}", AwardState.POSTED, release=given[i]) for i in (1, 2)])
     one, two = book.receipt("a1"), book.receipt("a2")
-    for proofs in ((one.proofs[0], two.proofs[1]), one.proofs[1:], (*one.proofs, *one.proofs[1:]), ()):
+    one.check(book.head())
+    for proofs in ((*one.proofs[:2], two.proofs[2]), one.proofs[1:], (*one.proofs, *one.proofs[1:]), ()):
         with pytest.raises(LedgerCorrupt):
             Receipt("a1", proofs, one.head).check(book.head())
 

@@ -158,6 +158,24 @@ def test_changed_inner_nodes_are_seen(tmp_path, award):
             book.verify()
 
 
+def test_extra_nodes_are_seen(tmp_path, award):
+    """A node that no entry makes: it would serve to prove what is not there, once the log grows that far."""
+    for count, level, position in ((5, 8, 0), (300, 8, 1), (300, 16, 0), (300, 3, 7)):
+        with SqlLedger(f"sqlite:///{tmp_path}/{count}-{level}-{position}.db") as book:
+            book.deposit("d1", "buyer", 10**6)
+            book.hold_many([award(id=f"a{i}", price=1) for i in range(count)])
+            book.verify()
+            with book.engine.begin() as connection:
+                for (name,) in connection.exec_driver_sql(
+                    "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'ledger_nodes'"
+                ).fetchall():
+                    connection.exec_driver_sql(f"DROP TRIGGER {name}")
+                extra = f"INSERT INTO ledger_nodes VALUES ({level}, {position}, '{'0' * 64}')"
+                connection.exec_driver_sql(extra)
+            with pytest.raises(LedgerCorrupt, match="nodes of the tree are kept"):
+                book.verify()
+
+
 @pytest.fixture
 def memory(award):
     book = MemoryLedger(clock=lambda: 1)
@@ -180,6 +198,29 @@ LIES = {
     "a release after payment": Line(
         "release", "a00", owner="owner-0", detail='{"guarantee":{"kind":"pure-dp","epsilon":1.0}}'
     ),
+    "a release of more than was awarded": Line(
+        "release", "a33", owner="owner-3", detail='{"guarantee":{"kind":"pure-dp","epsilon":1.1},"mechanism":"m"}'
+    ),
+    "a release of more under a delta": Line(
+        "release",
+        "a33",
+        owner="owner-3",
+        detail='{"guarantee":{"delta":1e-05,"epsilon":1.1,"kind":"approx-dp"},"mechanism":"m"}',
+    ),
+    "a release of more by zCDP": Line(
+        "release", "a33", owner="owner-3", detail='{"guarantee":{"kind":"zcdp","rho":1.1},"mechanism":"gaussian-zcdp"}'
+    ),
+    "a release of hardly any noise": Line(
+        "release",
+        "a33",
+        owner="owner-3",
+        detail='{"guarantee":{"kind":"gaussian","noise_multiplier":0.7},"mechanism":"gaussian-l2"}',
+    ),
+    "a release for no award": Line(
+        "release", "x", owner="owner-3", detail='{"guarantee":{"kind":"pure-dp","epsilon":1.0},"mechanism":"m"}'
+    ),
+    "a void of no award": Line("voided", "x", "escrow", "buyer", 5, "owner-3"),
+    "an expiry to the owner": Line("expired", "a33", "escrow", "owner-3", 10, "owner-3"),
     "a broken cap": Line("cap", "x", owner="owner-3", spent_pico=0, limit_pico=1, detail="{}"),
     "a low total": Line(
         "cap", "x", owner="owner-1", spent_pico=0, limit_pico=5, detail='{"cap":{"kind":"pure-dp","epsilon":5.0}}'

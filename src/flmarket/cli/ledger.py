@@ -27,7 +27,11 @@ OutFile = Annotated[Path | None, typer.Option("--out", help="Write to this file 
 
 @app.command(epilog="Example: `flmarket ledger verify --db sqlite:///market.db --head head.json`.")
 def verify(db: Database = None, head: KnownHead = None, json: Json = False) -> None:
-    """Replay every entry, and print the head; the first bad entry is named, and the exit code is then 9."""
+    """Replay every entry, and print the head; the first bad entry is named, and the exit code is then 9.
+
+    Checked are hashes, balances, that every payment, refund and release has its award and terms, that no release gives
+    away more than its award is for, that nobody passes her cap, and the nodes of the tree, none missing, none extra.
+    """
     from flmarket.cli.ledger_work import run_verify
 
     run_verify(db, head, json)
@@ -68,6 +72,7 @@ def receipt(
     db: Database = None,
     check: Annotated[Path | None, typer.Option("--check", help="Check this receipt instead.")] = None,
     head: KnownHead = None,
+    pending: Annotated[bool, typer.Option("--pending", help="Accept one that shows no payment or refund yet.")] = False,
     out: OutFile = None,
     json: Json = False,
 ) -> None:
@@ -78,7 +83,7 @@ def receipt(
     if award is not None and check is None:
         run_receipt(db, award, head, out)
     elif check is not None and award is None:
-        run_check(check, head, json)
+        run_check(check, head, pending, json)
     else:
         raise InvalidInput("receipt", award, "either an award's id or --check FILE")
 

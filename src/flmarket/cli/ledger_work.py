@@ -78,7 +78,7 @@ def run_receipt(db: str | None, award: str, head: Path | None, out: Path | None)
     known = _read_head(head)
     with _open(db) as books:
         made = books.receipt(award, None if known is None else known.size)
-    made.check(known)
+    made.check(known, pending=True)
     text = _line(made.to_dict())
     if out is None:
         print(text)
@@ -87,10 +87,10 @@ def run_receipt(db: str | None, award: str, head: Path | None, out: Path | None)
     print_path("receipt", out)
 
 
-def run_check(path: Path, head: Path | None, as_json: bool) -> None:
+def run_check(path: Path, head: Path | None, pending: bool, as_json: bool) -> None:
     """Check a receipt without the log."""
     known, given = _read_head(head), Receipt.from_dict(_read_json(path))
-    award, release = given.check(known)
+    award, release = given.check(known, pending=pending)
     if as_json:
         print_json(
             {"ok": True, "head_known": known is not None, **_story(award, release), "head": given.head.to_dict()}

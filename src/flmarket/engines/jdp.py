@@ -31,8 +31,8 @@ from flmarket.errors import InvalidInput
 from flmarket.learning import DataSet, OwnerStreams, Partition, Purpose, stream
 from flmarket.learning.adversaries import Adversary
 from flmarket.learning.local_model import LocalModel
-from flmarket.ledger import MICROS, Award, AwardState, Ledger, MemoryLedger, payments_to_micros, to_micros
-from flmarket.market import MarketResult, OwnerStatement, RoundRecord, Task, award_id, owner_account
+from flmarket.ledger import MICROS, Award, AwardState, Ledger, Release, Resolution, payments_to_micros, to_micros
+from flmarket.market import MarketResult, OwnerStatement, RoundRecord, Task, award_id, new_task, owner_account
 from flmarket.privacy import Event, GaussianRelease, PrivacyAccount, PureDp, ZCdp
 from flmarket.privacy.composition import zcdp_rho
 from flmarket.privacy.events import checked_number
@@ -130,13 +130,19 @@ class JdpTraining:
         return Selection(clients, malicious, outcome.epsilon, sold.astype(np.int64), paid, budget)
 
     def run(self, progress: Progress | None = None, ledger: Ledger | None = None) -> JdpResult:
-        """Select, hold the prices, train, pay; if nobody is chosen nothing is trained and nobody is paid."""
-        chosen, books = self.select(), MemoryLedger() if ledger is None else ledger
+        """Select, hold the prices, train, pay; if nobody is chosen nothing is trained and nobody is paid.
+
+        `ledger` must not have this task yet.
+        """
+        chosen, books = self.select(), new_task(ledger, self.name)
         books.deposit(f"{self.name}/budget", _SERVER, max(chosen.budget_micros, int(chosen.paid_micros.sum())))
-        for i in chosen.clients.tolist():
-            price = int(chosen.paid_micros[i])
-            terms = (award_id(self.name, 0, i), 0, _SERVER, owner_account(i), float(chosen.epsilon[i]), price)
-            books.hold(Award(*terms))
+        books.hold_many(
+            Award(
+                award_id(self.name, 0, i), 0, _SERVER, owner_account(i), float(chosen.epsilon[i]),
+                int(chosen.paid_micros[i]),
+            )
+            for i in chosen.clients.tolist()
+        )  # fmt: skip
         return JdpRun(self, chosen, books).play(progress)
 
 
@@ -246,8 +252,8 @@ class JdpRun:
                 progress(rounds[-1])
         if rounds:
             rounds[-1] = self.paying(rounds[-1])
-        for i in self.clients[self.alive].tolist():
-            self.books.post(award_id(spec.name, 0, i))
+        ends = [(place, AwardState.POSTED, "") for place in np.flatnonzero(self.alive).tolist()]
+        self.books.resolve_many(self.ending(*end, len(rounds)) for end in ends)
         self.books.verify()
         spent = {i: account.spent for i, account in zip(self.clients.tolist(), self.accounts, strict=False)}
         seen = np.array(included, dtype=bool).reshape(len(rounds), self.clients.size)
@@ -265,7 +271,7 @@ class JdpRun:
         overflowed = ~np.isfinite(trained).all(axis=1)
         trained[overflowed] = self.own[overflowed]
         uploads = self.uploads(index, trained)
-        self.drop(~np.isfinite(uploads).all(axis=1) & self.alive)
+        self.drop(~np.isfinite(uploads).all(axis=1) & self.alive, index + 1)
         present = np.flatnonzero(self.alive)
         combined = spec.aggregation.combine(
             uploads[present],
@@ -293,12 +299,20 @@ class JdpRun:
                 sent[place] = spec.adversary.upload(sent[place], self.public, draw)
         return sent
 
-    def drop(self, bad: NDArray[np.bool_]) -> None:
+    def drop(self, bad: NDArray[np.bool_], uploads: int) -> None:
         for place in np.flatnonzero(bad).tolist():
-            i = int(self.clients[place])
-            self.books.void(award_id(self.spec.name, 0, i), "an upload that is not finite numbers")
-            self.voided.append(i)
+            end = self.ending(place, AwardState.VOIDED, "an upload that is not finite numbers", uploads)
+            self.books.resolve_many([end])
+            self.voided.append(int(self.clients[place]))
             self.alive[place] = False
+
+    def ending(self, place: int, state: AwardState, reason: str, uploads: int) -> Resolution:
+        """How a client's award ends, with what so many uploads gave away: one of a √k-th of the noise."""
+        award, noise, release = award_id(self.spec.name, 0, int(self.clients[place])), self.spec.perturbation, None
+        if noise is not None:
+            guarantee = GaussianRelease(self.releases[place].noise_multiplier / np.sqrt(uploads))
+            release = Release(award, noise.name, guarantee)
+        return Resolution(award, state, reason, release)
 
     def accuracy(self, candidates: FloatArray, rows: IntArray) -> FloatArray:
         data = self.spec.data

@@ -69,6 +69,11 @@ class LocalPerturbation:
             if getattr(self, name) not in accepted:
                 raise InvalidInput(name, getattr(self, name), " or ".join(accepted))
 
+    @property
+    def name(self) -> str:
+        """How messages and books name these choices."""
+        return f"m3-{self.clipped}-{self.calibration}-{self.unit}"
+
     def sigma(self, epsilon: ArrayLike, records: ArrayLike) -> FloatArray:
         """The standard deviation in each coordinate for clients of so many records."""
         eps, size = np.broadcast_arrays(checked_array("epsilon", epsilon), checked_array("records", records))

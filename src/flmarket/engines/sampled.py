@@ -32,8 +32,8 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket.bids import checked_array
 from flmarket.errors import InvalidInput
 from flmarket.learning import DataSet, OwnerStreams, Partition, Purpose, SoftmaxRegression, fedavg
-from flmarket.ledger import Award, Ledger, MemoryLedger, to_micros
-from flmarket.market import owner_account
+from flmarket.ledger import Award, AwardState, Ledger, Resolution, to_micros
+from flmarket.market import award_id, new_task, owner_account
 from flmarket.sampling import FedAvgConstants, convergence_bound
 
 __all__ = [
@@ -141,8 +141,8 @@ class SampledTraining:
 
     `learning_rate` is a function of the round; None is the paper's 2/(max(8L, μE) + μr), the one the bound is for.
     `ids` name the clients in random streams and accounts, so that reordering clients changes nothing. `c_max`, the
-    highest cost the mechanism accepts, is needed with a hard cap: truthful payments never exceed it. `name`, `scheme`
-    and `budget_micros`, what the terms were meant to cost a round, are for the report.
+    highest cost the mechanism accepts, is needed with a hard cap: truthful payments never exceed it. `name` is the
+    task's in the ledger; `scheme` and `budget_micros`, what the terms were meant to cost a round, are for the report.
     """
 
     data: DataSet
@@ -239,8 +239,8 @@ class SampledTraining:
     def run(
         self, progress: Callable[[SampledRound], None] | None = None, ledger: Ledger | None = None
     ) -> SampledResult:
-        """Play every round; `progress` is called with each round's record."""
-        return SampledRun(self, MemoryLedger() if ledger is None else ledger).play(progress)
+        """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
+        return SampledRun(self, new_task(ledger, self.name)).play(progress)
 
 
 class SampledRun:
@@ -313,13 +313,15 @@ class SampledRun:
         return np.sort(queue[fits]), np.sort(queue[~fits])
 
     def pay(self, index: int, kept: IntArray) -> int:
-        """Deposit the round's bill, then hold and post each payment once."""
+        """Deposit the round's bill, hold all payments, post all payments."""
         bill = int(self.price[kept].sum())
-        self.ledger.deposit(f"sampled/{index}/bill", BUYER, bill)
-        for client, price in zip(self.ids[kept].tolist(), self.price[kept].tolist(), strict=True):
-            award = Award(f"sampled/{index}/{client}", index, BUYER, owner_account(client), float("inf"), price)
-            self.ledger.hold(award)
-            self.ledger.post(award.id)
+        task, terms = self.spec.name, zip(self.ids[kept].tolist(), self.price[kept].tolist(), strict=True)
+        self.ledger.deposit(f"{task}/{index}/bill", BUYER, bill)
+        held = self.ledger.hold_many(
+            Award(award_id(task, index, client), index, BUYER, owner_account(client), float("inf"), price)
+            for client, price in terms
+        )
+        self.ledger.resolve_many(Resolution(award.id, AwardState.POSTED) for award in held)
         return bill
 
     def aggregate(self, index: int, kept: IntArray, rate: float) -> FloatArray:

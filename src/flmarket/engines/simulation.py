@@ -8,6 +8,7 @@ to release; a deployment uses the secure source.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,8 +21,8 @@ from flmarket.bids import Auction, BidProfile
 from flmarket.engines.owners import OwnerPool, PrivacyCap
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
 from flmarket.learning import DataSet, OwnerStreams, Partition, Purpose, SoftmaxRegression, fedavg, fedsgd, stream
-from flmarket.ledger import Ledger, MemoryLedger, to_micros
-from flmarket.market import Market, MarketResult, OwnerStatement, Round, RoundRecord, Task, owner_account
+from flmarket.ledger import AwardState, Ledger, to_micros
+from flmarket.market import Market, MarketResult, OwnerStatement, Round, RoundRecord, Task, new_task, owner_account
 from flmarket.privacy import Perturbation, PrivacyAccount
 
 __all__ = ["LocalTraining", "OpenRound", "RunState", "Simulation", "SimulationRun"]
@@ -74,8 +75,8 @@ class Simulation:
             raise InvalidInput("dropout, faulty", (self.dropout, self.faulty), "probabilities that sum to at most 1")
 
     def run(self, ledger: Ledger | None = None, progress: Progress | None = None) -> MarketResult:
-        """Play every round; `progress` is called with each round's record."""
-        return SimulationRun(self, MemoryLedger() if ledger is None else ledger).play(progress)
+        """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
+        return SimulationRun(self, new_task(ledger, self.task.name)).play(progress)
 
 
 @dataclass(frozen=True)
@@ -284,7 +285,10 @@ class SimulationRun:
 
     def statements(self) -> tuple[OwnerStatement, ...]:
         """What each owner sold and earned so far."""
-        pool = self.owners
+        pool, paid = self.owners, Counter[str]()
+        for award in self.ledger.awards(state=AwardState.POSTED):
+            if award.id.startswith(f"{self.spec.task.name}/"):  # her account may hold what other tasks paid
+                paid[award.owner] += award.price_micros
         return tuple(
             OwnerStatement(
                 owner=i,
@@ -292,7 +296,7 @@ class SimulationRun:
                 bids=int(pool.offers[i]),
                 releases=pool.accounts[i].releases,
                 refusals=int(pool.refusals[i]),
-                paid_micros=self.ledger.balance(owner_account(i)),
+                paid_micros=paid[owner_account(i)],
                 epsilon_total=pool.accounts[i].spent,
                 epsilon_cap=pool.cap.epsilon,
             )

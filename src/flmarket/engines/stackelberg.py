@@ -30,9 +30,9 @@ from flmarket.errors import InvalidInput
 from flmarket.games import Equilibrium, Stackelberg
 from flmarket.games.server import NoiseAccount
 from flmarket.learning import DataSet, Partition, Purpose, SoftmaxRegression, stream
-from flmarket.ledger import MICROS, Award, AwardState, Ledger, MemoryLedger, payments_to_micros, to_micros
-from flmarket.market import MarketResult, OwnerStatement, RoundRecord, Task, award_id, owner_account
-from flmarket.privacy import PrivacyAccount, ZCdp, as_noise_source, gaussian_epsilon
+from flmarket.ledger import MICROS, Award, AwardState, Ledger, Release, Resolution, payments_to_micros, to_micros
+from flmarket.market import MarketResult, OwnerStatement, RoundRecord, Task, award_id, new_task, owner_account
+from flmarket.privacy import GaussianZCdp, PrivacyAccount, ZCdp, as_noise_source, gaussian_epsilon
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 
 __all__ = ["StackelbergResult", "StackelbergTraining", "clipped_gradients"]
@@ -198,21 +198,27 @@ class StackelbergTraining:
         return StackelbergResult(self, outcome, micros, paid, nothing, releases, sigma, epsilon, weights, start)
 
     def run(self, progress: Progress | None = None, ledger: Ledger | None = None) -> StackelbergResult:
-        """Announce, collect ρ, train, pay; at R = 0 nobody takes part, nothing is trained and nobody is paid."""
-        terms, books = self.announced(), MemoryLedger() if ledger is None else ledger
+        """Announce, collect ρ, train, pay; at R = 0 nobody takes part, nothing is trained and nobody is paid.
+
+        `ledger` must not have this task yet.
+        """
+        terms, books = self.announced(), new_task(ledger, self.name)
         users = np.flatnonzero(terms.rho > 0).tolist()
         if not users:
             return terms
         books.deposit(f"{self.name}/reward", _SERVER, terms.reward_micros)
         awards = {i: award_id(self.name, 0, i) for i in users}
-        for i, award in awards.items():
-            price = terms.paid_micros.item(i)
-            books.hold(Award(award, 0, _SERVER, owner_account(i), terms.epsilon.item(i), price))
+        books.hold_many(
+            Award(award, 0, _SERVER, owner_account(i), terms.epsilon.item(i), terms.paid_micros.item(i))
+            for i, award in awards.items()
+        )
         # accounts count in units of 2⁻¹⁰⁰, each charge rounded up: room for that, and for no more
         accounts = {i: PrivacyAccount(ZCdp(float(terms.rho[i]) + self.rounds * 2.0**-100)) for i in users}
         rounds, parameters = _train(terms, accounts, progress)
-        for award in awards.values():
-            books.post(award)
+        books.resolve_many(
+            Resolution(award, AwardState.POSTED, release=Release(award, GaussianZCdp.name, ZCdp(terms.rho.item(i))))
+            for i, award in awards.items()
+        )
         books.verify()
         for i, account in accounts.items():
             terms.spent_rho[i], terms.releases[i] = account.spent, account.releases

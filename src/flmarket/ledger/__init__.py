@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flmarket.errors import MissingDependency
 from flmarket.ledger.books import EXPIRY
 from flmarket.ledger.entry import Entry, EntryKind
-from flmarket.ledger.errors import HoldNotProven, LedgerCorrupt, LedgerUnavailable, ReplayRefused
+from flmarket.ledger.errors import HoldNotProven, IdReused, LedgerCorrupt, LedgerUnavailable, ReplayRefused
 from flmarket.ledger.journal import (
     BANK,
     ESCROW,
@@ -45,6 +45,7 @@ __all__ = [
     "Head",
     "HoldNotProven",
     "HoldReceipt",
+    "IdReused",
     "Ledger",
     "LedgerCorrupt",
     "LedgerUnavailable",

@@ -129,6 +129,10 @@ class Books(ABC):
         return tuple(step.hex() for step in self._tree(size).consistency(old_size))
 
     @abstractmethod
+    def has_task(self, task: str) -> bool:
+        """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
+
+    @abstractmethod
     def balances(self) -> Mapping[str, int]:
         """All accounts ever used."""
 

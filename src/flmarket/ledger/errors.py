@@ -6,7 +6,7 @@ from typing import Literal
 
 from flmarket.errors import FlmarketError, SettlementError
 
-__all__ = ["HoldNotProven", "LedgerCorrupt", "LedgerUnavailable", "ReplayRefused"]
+__all__ = ["HoldNotProven", "IdReused", "LedgerCorrupt", "LedgerUnavailable", "ReplayRefused"]
 
 
 class LedgerCorrupt(SettlementError):
@@ -31,6 +31,13 @@ class HoldNotProven(SettlementError):
     def __init__(self, part: Literal["award", "entry", "inclusion", "head", "consistency"], message: str) -> None:
         self.part = part
         super().__init__(message)
+
+
+class IdReused(SettlementError):
+    """An id that the ledger has with other content (another amount, party, price, privacy loss, kind of entry, task).
+
+    Nothing was booked: a call repeated with the same content succeeds, one with other content never does.
+    """
 
 
 class ReplayRefused(SettlementError):

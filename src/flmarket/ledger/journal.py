@@ -122,6 +122,9 @@ class Ledger(Protocol):
     def award(self, award_id: str) -> Award:
         """One award as it stands."""
 
+    def has_task(self, task: str) -> bool:
+        """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
+
     def awards(
         self, *, state: AwardState | None = None, owner: str | None = None, round_index: int | None = None
     ) -> Iterator[Award]:

@@ -5,11 +5,28 @@ from __future__ import annotations
 from flmarket.errors import InvalidInput
 from flmarket.ledger.entry import Line
 from flmarket.ledger.journal import Award, AwardState, Release, Transfer
+<<<<<<< HEAD
 from flmarket.privacy import ApproxDp, Cap, PrivacyAccount, PureDp, Uncapped, ZCdp, event_from_dict
+=======
+from flmarket.privacy import (
+    ApproxDp,
+    Cap,
+    GaussianL2,
+    GaussianRelease,
+    GaussianZCdp,
+    PrivacyAccount,
+    PureDp,
+    ZCdp,
+    event_from_dict,
+)
+from flmarket.privacy.composition import zcdp_rho
+>>>>>>> ledger
 
-__all__ = ["award_of", "cap_of", "limit_of", "pico", "release_of", "transfer_of"]
+__all__ = ["ROUNDING", "award_of", "cap_of", "limit_of", "loss_of", "pico", "release_of", "transfer_of"]
 
 PICO = 10**12
+# an award's release may exceed the awarded privacy loss by floating-point rounding only
+ROUNDING = 1e-9
 
 
 def award_of(held: Line, resolved: Line | None) -> Award:
@@ -27,6 +44,20 @@ def release_of(line: Line) -> Release:
     """A release from its line."""
     terms = line.terms
     return Release(line.ref, terms["mechanism"], event_from_dict(terms["guarantee"]))
+
+
+def loss_of(release: Release) -> float:
+    """The part of a release that its award's number bounds.
+
+    ε for pure and approximate guarantees; ρ for zCDP and for an auction's Gaussian noise. Under "gaussian-zcdp" the
+    award's number is ρ. Under "gaussian-l2" it is ε at a δ that the ledger does not know; ρ is below that ε at any δ in
+    use (δ ≤ 0.01), so this finds gross lies and no honest release. Other Gaussian releases are those of joint markets,
+    whose award states one upload and whose release all of them: only the owner's cap bounds those.
+    """
+    guarantee = release.guarantee
+    if isinstance(guarantee, GaussianRelease):
+        return zcdp_rho(guarantee) if release.mechanism in (GaussianL2.name, GaussianZCdp.name) else 0.0
+    return guarantee.rho if isinstance(guarantee, ZCdp) else guarantee.epsilon
 
 
 def cap_of(line: Line) -> Cap:

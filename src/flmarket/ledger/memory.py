@@ -59,6 +59,10 @@ class MemoryLedger(Books):
             and round_index in (None, award.round_index)
         )
 
+    def has_task(self, task: str) -> bool:
+        """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
+        return any(ref.startswith(f"{task}/") for kind, ref in self._lines if kind is not EntryKind.CAP)
+
     def cap(self, owner: str) -> Cap | None:
         """An owner's registered cap; None without one."""
         return self._accounts[owner].cap if owner in self._accounts else None

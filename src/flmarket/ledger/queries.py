@@ -22,8 +22,10 @@ __all__ = [
     "awards_after",
     "balances",
     "entries_between",
+    "has_task",
     "hashes",
     "lines_about",
+    "node_count",
     "owner_lines",
     "size",
 ]
@@ -72,6 +74,20 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
             line = entry_of(row).line
             found[line.kind, line.ref] = line
     return found
+
+
+def has_task(connection: Connection, task: str) -> bool:
+    """Whether any id but a cap's begins with this name and a slash."""
+    prefix = f"{task}/"
+    if next(chunks([prefix]), None) is None:
+        return False
+    named = (entries.c.kind != EntryKind.CAP.value) & (func.substr(entries.c.ref, 1, len(prefix)) == prefix)
+    return connection.execute(select(entries.c.seq).where(named).limit(1)).first() is not None
+
+
+def node_count(connection: Connection) -> int:
+    """How many nodes of the tree are kept, leaves left out."""
+    return int(connection.execute(select(func.count()).select_from(nodes)).scalar_one())
 
 
 def owner_lines(connection: Connection, owners: Iterable[str], kind: EntryKind, start: int = 0) -> Iterator[Entry]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.ledger.entry import RESOLUTIONS, Entry, EntryKind
 from flmarket.ledger.errors import HoldNotProven, LedgerCorrupt
 from flmarket.ledger.journal import ESCROW, Award, AwardState, Release
-from flmarket.ledger.lines import award_of, release_of
+from flmarket.ledger.lines import ROUNDING, award_of, loss_of, release_of
 from flmarket.ledger.merkle import Head, Tree, checked_consistency, checked_inclusion, digest
 
 if TYPE_CHECKING:
@@ -55,10 +56,12 @@ class Receipt:
     proofs: tuple[Proof, ...]
     head: Head
 
-    def check(self, known: Head | None = None) -> tuple[Award, Release | None]:
-        """The award as this receipt proves it, and its release; LedgerCorrupt if anything does not fit.
+    def check(self, known: Head | None = None, *, pending: bool = False) -> tuple[Award, Release | None]:
+        """The award as this receipt proves it, and its release; LedgerCorrupt if anything does not fit or is left out.
 
-        `known` is the head as published. Without it the receipt is only checked against the head that it carries.
+        `known` is the head as published. Without it the receipt is only checked against the head that it carries. A
+        receipt shows how the award ended, and a paid one for what (unless ε is 0, or ∞: nothing was promised). Since a
+        log cannot prove that no more entries follow, one without an end is refused, unless `pending` expects it.
         """
         if known is not None and known != self.head:
             raise LedgerCorrupt(
@@ -66,7 +69,14 @@ class Receipt:
             )
         for proof in self.proofs:
             _check_proof(proof, self.head)
-        return _check_story(self.award_id, tuple(proof.entry for proof in self.proofs))
+        award, release = _check_story(self.award_id, tuple(proof.entry for proof in self.proofs))
+        if award.state is AwardState.PENDING and not pending:
+            raise LedgerCorrupt(
+                f"the receipt shows neither payment nor refund of award {award.id}: ask for a later one"
+            )
+        if award.state is AwardState.POSTED and release is None and 0 < award.epsilon < inf:
+            raise LedgerCorrupt(f"the receipt shows award {award.id} paid without its release")
+        return award, release
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -81,10 +91,7 @@ class Receipt:
         try:
             award, head = str(data["award"]), Head.from_dict(data["head"])
             proofs = tuple(
-                Proof(
-                    Entry.from_dict(proof["entry"]), tuple(digest("receipt.path", step).hex() for step in proof["path"])
-                )
-                for proof in data["proofs"]
+                Proof(Entry.from_dict(proof["entry"]), _path("receipt.path", proof["path"])) for proof in data["proofs"]
             )
         except (KeyError, TypeError) as error:
             raise InvalidInput("receipt", data, f"an award, proofs and a head ({error})") from None
@@ -183,9 +190,8 @@ class HoldReceipt:
             raise InvalidInput("hold receipt.entry", type(entry).__name__, "an entry of a ledger")
         if type(since) is not int or not 0 <= since < 2**62:
             raise InvalidInput("hold receipt.since", type(since).__name__, "a whole number of at least 0")
-        hold = Proof(Entry.from_dict(entry), _path("path", data["path"]))
-        newest, consistency = _path("newest", data["newest"]), _path("consistency", data["consistency"])
-        return cls(hold, Head.from_dict(data["head"]), newest, since, consistency)
+        path, newest, past = (_path(f"hold receipt.{name}", data[name]) for name in ("path", "newest", "consistency"))
+        return cls(Proof(Entry.from_dict(entry), path), Head.from_dict(data["head"]), newest, since, past)
 
 
 def hold_receipt(ledger: Ledger, award_id: str, since: Head | None = None) -> HoldReceipt:
@@ -260,10 +266,10 @@ def _hex(path: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(step.hex() for step in path)
 
 
-def _path(name: str, value: object) -> tuple[str, ...]:
+def _path(field: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > _LONGEST_PATH:
-        raise InvalidInput(f"hold receipt.{name}", type(value).__name__, f"a list of at most {_LONGEST_PATH} hashes")
-    return tuple(digest(f"hold receipt.{name}", step).hex() for step in value)
+        raise InvalidInput(field, type(value).__name__, f"a list of at most {_LONGEST_PATH} hashes")
+    return tuple(digest(field, step).hex() for step in value)
 
 
 def _check_proof(proof: Proof, head: Head) -> None:
@@ -300,6 +306,8 @@ def _check_story(award_id: str, entries: tuple[Entry, ...]) -> tuple[Award, Rele
         (line.debit, line.credit, line.amount_micros) != (ESCROW, payee, award.price_micros) for line in ending
     )
     late = award.state is AwardState.POSTED and bool(release) and lines[-1] is not ending[0]
-    if wrong_owner or wrong_money or late:
+    given = release_of(release[0]) if release else None
+    excess = given is not None and loss_of(given) > award.epsilon * (1 + ROUNDING)
+    if wrong_owner or wrong_money or late or excess:
         raise LedgerCorrupt(f"the entries of award {award_id} do not belong together")
-    return award, release_of(release[0]) if release else None
+    return award, given

@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
 from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, canonical
+from flmarket.ledger.errors import IdReused
 from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, Release, Resolution
-from flmarket.ledger.lines import award_of, limit_of, pico, release_of
+from flmarket.ledger.lines import ROUNDING, award_of, limit_of, loss_of, pico, release_of
 from flmarket.ledger.money import MAX_MICROS, format_micros
 from flmarket.privacy import (
     ApproxDp,
@@ -32,8 +33,8 @@ __all__ = ["LARGEST_CAP", "Draft", "Key", "checked_name"]
 RESERVED = (BANK, ESCROW, FEES)
 LARGEST_CAP = 1e6  # so that totals in 10⁻¹² fit a 64-bit integer
 LONGEST_NAME, LONGEST_REASON = 200, 500
-# an award's release may exceed the awarded privacy loss by floating-point rounding only
-_ROUNDING = 1e-9
+# what callers name: one id is used once, whatever for (a cap's id is the ledger's own)
+_NAMED = (EntryKind.DEPOSIT, EntryKind.WITHDRAWAL, EntryKind.FEE, EntryKind.HOLD)
 
 Key = tuple[EntryKind, str]
 K = TypeVar("K")
@@ -93,7 +94,7 @@ class Draft:
         if (EntryKind.HOLD, award.id) in self.lines:
             known = self.award(award.id)
             if replace(known, state=award.state, reason=award.reason) != award:
-                raise SettlementError(f"award {award.id} exists with other terms")
+                raise IdReused(f"award {award.id} exists with other terms")
             return known
         if award.state is not AwardState.PENDING:
             raise SettlementError(f"award {award.id} is {award.state}: only a pending award can be held")
@@ -163,12 +164,12 @@ class Draft:
         known = self.lines.get((EntryKind.RELEASE, award.id))
         if known is not None:
             if known.detail != detail:
-                raise SettlementError(f"award {award.id} has another release on record")
+                raise IdReused(f"award {award.id} has another release on record")
             return
         if award.state is AwardState.POSTED:
             raise SettlementError(f"award {award.id} is posted already: its release belongs before the payment")
-        given = getattr(release.guarantee, "epsilon", 0.0)
-        if given > award.epsilon * (1 + _ROUNDING):
+        given = loss_of(release)
+        if given > award.epsilon * (1 + ROUNDING):
             raise SettlementError(f"award {award.id} is for ε = {award.epsilon:g}, the release gives away {given:g}")
         account = self.accounts.get(award.owner)
         if account is not None:
@@ -191,7 +192,7 @@ class Draft:
         if known is None:
             self._move(line)
         elif known != line:
-            raise SettlementError(f"{line.kind} {line.ref} exists with other terms")
+            raise IdReused(f"{line.kind} {line.ref} exists with other terms")
 
     def _move(self, line: Line) -> None:
         amount, debit, credit = line.amount_micros, line.debit, line.credit
@@ -209,6 +210,10 @@ class Draft:
         self._add(line)
 
     def _add(self, line: Line) -> None:
+        if line.kind in _NAMED:
+            for kind in _NAMED:
+                if kind is not line.kind and (kind, line.ref) in self.lines:
+                    raise IdReused(f"{line.kind} {line.ref}: this id is a {kind}'s already")
         self.lines[line.kind, line.ref] = line
         self.new.append(line)
 

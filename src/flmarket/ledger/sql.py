@@ -109,6 +109,11 @@ class SqlLedger(Books):
         with store.reading(self.engine) as connection:
             return iter(_releases(connection, owner))
 
+    def has_task(self, task: str) -> bool:
+        """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
+        with store.reading(self.engine) as connection:
+            return queries.has_task(connection, task)
+
     def cap(self, owner: str) -> Cap | None:
         """An owner's registered cap; None without one."""
         account = self._account(owner)
@@ -252,3 +257,6 @@ def _check_nodes(replay: Replay, connection: Connection) -> None:
             raise LedgerCorrupt(f"a kept node of level {level} of the tree is not what the entries make it")
         level += TILE
         nodes = replay.nodes(level)
+    kept, made = queries.node_count(connection), sum(len(replay.nodes(step)) for step in range(TILE, level, TILE))
+    if kept != made:
+        raise LedgerCorrupt(f"{kept} nodes of the tree are kept, the entries make {made}")

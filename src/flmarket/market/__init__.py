@@ -1,6 +1,6 @@
 """The market: tasks, rounds and awards, from bids to settlement. No I/O; engines drive it."""
 
-from flmarket.market.market import Market, Round, award_id, owner_account
+from flmarket.market.market import Market, Round, award_id, new_task, owner_account
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "RoundRecord",
     "Task",
     "award_id",
+    "new_task",
     "owner_account",
 ]

@@ -3,11 +3,13 @@
 Engine-agnostic and free of I/O: an engine brings bids and updates, the market decides and moves the money. A round goes
 one way, `clear` then `deliver` or `void` per award, then `close`; what is not delivered by then expires. A mechanism's
 outcome is checked before any money moves: it may not spend more than the budget, ask for more privacy than was offered,
-or pay a loser. Updates are checked on arrival; a bad one voids its award and does not touch the others.
+or pay a loser. Updates are checked on arrival; a bad one voids its award and does not touch the others. What left an
+owner's machine is booked as a release with the end of its award, paid or not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,11 +17,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from flmarket.aggregation import Aggregation, HasNoiseEnergy, error_bound
 from flmarket.bids import Auction, BidProfile
-from flmarket.errors import InvalidInput, MechanismViolation, SettlementError
-from flmarket.ledger import EXPIRY, MICROS, Award, AwardState, Ledger, Resolution, payments_to_micros
+from flmarket.errors import InvalidInput, MechanismViolation, PrivacyBudgetExhausted, SettlementError
+from flmarket.ledger import (
+    EXPIRY,
+    MICROS,
+    Award,
+    AwardState,
+    IdReused,
+    Ledger,
+    MemoryLedger,
+    Release,
+    Resolution,
+    payments_to_micros,
+)
 from flmarket.market.task import RoundRecord
+from flmarket.privacy import Perturbation
 
-__all__ = ["Market", "Round", "award_id", "owner_account"]
+__all__ = ["Market", "Round", "award_id", "new_task", "owner_account"]
 
 FloatArray = NDArray[np.float64]
 
@@ -35,6 +49,17 @@ def owner_account(owner: int) -> str:
 def award_id(task: str, round_index: int, owner: int) -> str:
     """One award per task, round and owner: repeating a round's clearing cannot pay twice."""
     return f"{task}/{round_index}/{owner}"
+
+
+def new_task(ledger: Ledger | None, task: str) -> Ledger:
+    """The ledger (or one in memory) for a run of a task that it does not know yet; IdReused if it does.
+
+    A second run under the same name would meet its own ids: what it reports as paid would have been paid before.
+    """
+    books = MemoryLedger() if ledger is None else ledger
+    if books.has_task(task):
+        raise IdReused(f"this ledger has entries of a task {task!r}: give this run a name of its own")
+    return books
 
 
 @dataclass
@@ -107,7 +132,7 @@ class Market:
 
     def deliver(self, round_: Round, owner: int, update: ArrayLike) -> bool:
         """Take an owner's update; False, and her award voided, if it is not a finite vector of the right length."""
-        identifier = self._pending(round_, owner)
+        award = self._pending(round_, owner)
         problem = ""
         try:
             vector = np.asarray(update, dtype=np.float64)
@@ -118,20 +143,23 @@ class Market:
         elif not problem and not np.isfinite(vector).all():
             problem = "not finite"
         if problem:
-            self.ledger.void(identifier, f"bad update: {problem}")
+            self._resolve([Resolution(award.id, AwardState.VOIDED, f"bad update: {problem}", self._release(award))])
             return False
         round_.updates[owner] = vector
         return True
 
     def void(self, round_: Round, owner: int, reason: str) -> None:
         """An owner refuses or drops out: her award goes back to the buyer."""
-        self.ledger.void(self._pending(round_, owner), reason)
+        self.ledger.void(self._pending(round_, owner).id, reason)
 
     def close(self, round_: Round) -> tuple[RoundRecord, FloatArray]:
         """Aggregate what was delivered, pay for it, expire the rest; returns the record and the aggregate update."""
         if round_.closed:
             raise SettlementError(f"round {round_.index} is closed already")
-        delivered = np.array([int(owner) in round_.updates for owner in round_.bidders], dtype=bool)
+        settled, owners = self._settle(round_), round_.bidders.tolist()
+        final = [settled.get(owner) for owner in owners]
+        paid = {owner for owner, end in settled.items() if end.state is AwardState.POSTED}
+        delivered = np.array([owner in paid and owner in round_.updates for owner in owners], dtype=bool)
         epsilon = np.where(delivered, round_.epsilon, 0.0)
         weights, aggregate, bound = np.zeros(len(epsilon)), np.zeros(self.dimension), np.inf
         if delivered.any():
@@ -149,8 +177,6 @@ class Market:
                     perturbation=self.perturbation,
                 )
             )
-        settled = self._settle(round_)
-        final = [settled.get(owner) for owner in round_.bidders.tolist()]
         round_.closed = True
         record = RoundRecord(
             round_.index,
@@ -169,8 +195,8 @@ class Market:
     def _settle(self, round_: Round) -> dict[int, Award]:
         """Every award as it ends, by owner: all that are still open are resolved in one call."""
         awards = {owner: self.ledger.award(identifier) for owner, identifier in round_.awards.items()}
-        resolved = self.ledger.resolve_many(
-            Resolution(award.id, AwardState.POSTED)
+        resolved = self._resolve(
+            Resolution(award.id, AwardState.POSTED, release=self._release(award))
             if owner in round_.updates
             else Resolution(award.id, AwardState.EXPIRED, EXPIRY)
             for owner, award in awards.items()
@@ -179,11 +205,27 @@ class Market:
         ended = {award.id: award for award in resolved}
         return {owner: ended.get(award.id, award) for owner, award in awards.items()}
 
-    def _pending(self, round_: Round, owner: int) -> str:
+    def _resolve(self, resolutions: Iterable[Resolution]) -> Sequence[Award]:
+        """All in one call; past a cap that an owner registered, her award alone is void."""
+        ends = list(resolutions)
+        try:
+            return self.ledger.resolve_many(ends)
+        except PrivacyBudgetExhausted as refusal:
+            if len(ends) == 1:
+                return [self.ledger.void(ends[0].award_id, f"past the registered cap: {refusal}")]
+            return [award for end in ends for award in self._resolve([end])]
+
+    def _release(self, award: Award) -> Release | None:
+        """What an update for this award gives away, if the market knows its noise."""
+        if not isinstance(self.perturbation, Perturbation):
+            return None
+        return Release(award.id, self.perturbation.name, self.perturbation.guarantee(award.epsilon))
+
+    def _pending(self, round_: Round, owner: int) -> Award:
         if round_.closed or owner not in round_.awards:
             raise SettlementError(f"owner {owner} has no award in round {round_.index} that is still open")
-        identifier = round_.awards[owner]
-        state = self.ledger.award(identifier).state
-        if owner in round_.updates or state is not AwardState.PENDING:
-            raise SettlementError(f"award {identifier} is {'delivered' if owner in round_.updates else state} already")
-        return identifier
+        award = self.ledger.award(round_.awards[owner])
+        if owner in round_.updates or award.state is not AwardState.PENDING:
+            state = "delivered" if owner in round_.updates else award.state
+            raise SettlementError(f"award {award.id} is {state} already")
+        return award

@@ -39,7 +39,7 @@ _STAYS_OUT = 1e12
 
 def perturbation_name(noise: LocalPerturbation | None) -> str:
     """How messages name M3's choices (`owner.joint_noise` reads it); empty without noise."""
-    return "" if noise is None else f"m3-{noise.clipped}-{noise.calibration}-{noise.unit}"
+    return "" if noise is None else noise.name
 
 
 class JointMarket:
