@@ -5,9 +5,6 @@ from __future__ import annotations
 from flmarket.errors import InvalidInput
 from flmarket.ledger.entry import Line
 from flmarket.ledger.journal import Award, AwardState, Release, Transfer
-<<<<<<< HEAD
-from flmarket.privacy import ApproxDp, Cap, PrivacyAccount, PureDp, Uncapped, ZCdp, event_from_dict
-=======
 from flmarket.privacy import (
     ApproxDp,
     Cap,
@@ -16,11 +13,12 @@ from flmarket.privacy import (
     GaussianZCdp,
     PrivacyAccount,
     PureDp,
+    Uncapped,
+    Unprotected,
     ZCdp,
     event_from_dict,
 )
 from flmarket.privacy.composition import zcdp_rho
->>>>>>> ledger
 
 __all__ = ["ROUNDING", "award_of", "cap_of", "limit_of", "loss_of", "pico", "release_of", "transfer_of"]
 
@@ -55,6 +53,8 @@ def loss_of(release: Release) -> float:
     whose award states one upload and whose release all of them: only the owner's cap bounds those.
     """
     guarantee = release.guarantee
+    if isinstance(guarantee, Unprotected):
+        return float("inf")
     if isinstance(guarantee, GaussianRelease):
         return zcdp_rho(guarantee) if release.mechanism in (GaussianL2.name, GaussianZCdp.name) else 0.0
     return guarantee.rho if isinstance(guarantee, ZCdp) else guarantee.epsilon
