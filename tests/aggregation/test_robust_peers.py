@@ -100,6 +100,36 @@ def test_geometric_median_that_is_an_upload():
     )
 
 
+def test_geometric_median_where_nothing_pulls():
+    """The iteration starts on an upload, and the others balance out."""
+    for points in ([[0.0], [1.0], [2.0]], [[0, 0], [1, 1], [-1, -1], [1, -1], [-1, 1]], [[3.0]], [[2.0], [2.0]]):
+        made = robust.get("geometric-median").combine(np.array(points, dtype=float), np.ones(len(points)))
+        np.testing.assert_array_equal(made.average, np.median(points, axis=0))
+        assert made.shares.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_geometric_median_on_a_line_is_the_weighted_median(seed):
+    rng = np.random.default_rng(seed)
+    points, size = rng.integers(-9, 10, 9).astype(float), rng.integers(1, 9, 9).astype(float)
+    order = np.argsort(points)
+    total = np.cumsum(size[order])
+    middle = points[order][total >= total[-1] / 2][0]
+    found = robust.get("geometric-median").combine(points[:, None], size).average[0]
+    assert size @ np.abs(points - found) == pytest.approx(size @ np.abs(points - middle), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_geometric_median_among_grid_points(seed):
+    """Uploads that coincide, lie on lines and are often the median: no point found by a general method is better."""
+    rng = np.random.default_rng(100 + seed)
+    vectors, size = rng.integers(-2, 3, (6, 2)).astype(float), rng.integers(1, 5, 6).astype(float)
+    found = robust.get("geometric-median").combine(vectors, size).average
+    candidates = [brute("geometric-median", vectors, size), *vectors]
+    least = min(float(size @ np.linalg.norm(vectors - point, axis=1)) for point in candidates)
+    assert size @ np.linalg.norm(vectors - found, axis=1) <= least * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "m"),
     [

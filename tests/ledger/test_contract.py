@@ -2,6 +2,7 @@
 
 import pytest
 
+from flmarket import privacy
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
 from flmarket.ledger import (
     BANK,
@@ -9,6 +10,7 @@ from flmarket.ledger import (
     FEES,
     AwardState,
     EntryKind,
+    IdReused,
     MemoryLedger,
     Release,
     Resolution,
@@ -50,13 +52,13 @@ def test_repeats_are_harmless_and_contradictions_refused(ledger, award):
     ledger.deposit("d1", "buyer", 1000)
     assert ledger.balance("buyer") == 1000
     for account, amount in (("buyer", 2000), ("other", 1000)):
-        with pytest.raises(SettlementError, match="other terms"):
+        with pytest.raises(IdReused, match="other terms"):
             ledger.deposit("d1", account, amount)
     ledger.hold(award())
     ledger.hold(award())
     assert ledger.balance(ESCROW) == 300
     for change in ({"price_micros": 301}, {"owner": "owner-2"}, {"epsilon": 2.0}, {"round_index": 1}, {"buyer": "b2"}):
-        with pytest.raises(SettlementError, match="other terms"):
+        with pytest.raises(IdReused, match="other terms"):
             ledger.hold(award(**change))
     ledger.post("t/0/1")
     assert ledger.hold(award()).state is AwardState.POSTED  # a late retry of the hold does not open it again
@@ -225,6 +227,37 @@ def test_a_release_needs_an_award_that_covers_it(ledger, award):
     ledger.release(Release("late", "laplace-l1", PureDp(1.0)))  # it left, though too late to be paid
     assert len(list(ledger.releases("owner-1"))) == 1
     ledger.verify()
+
+
+@pytest.mark.parametrize("name", privacy.names())
+def test_every_honest_release_fits_its_award(name, award):
+    """What a mechanism promises at the awarded ε is within the award, for every mechanism of the package."""
+    noise, book = privacy.get(name), MemoryLedger()
+    book.deposit("d", "buyer", 100)
+    for i, epsilon in enumerate([1e-3, 0.1, 1.0, 3.0, 8.0, 50.0]):
+        book.hold(award(id=f"a{i}", epsilon=epsilon, price=1))
+        given = Release(f"a{i}", noise.name, noise.guarantee(epsilon))
+        book.resolve_many([Resolution(f"a{i}", AwardState.POSTED, release=given)])
+        assert book.receipt(f"a{i}").check(book.head())[1] == given
+    book.verify()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "guarantee"),
+    [
+        ("laplace-l1", PureDp(1.001)),
+        ("m", ApproxDp(1.001, 1e-5)),
+        ("m", ExponentialRelease(1.001)),
+        ("gaussian-zcdp", ZCdp(1.001)),
+        ("gaussian-zcdp", GaussianRelease(0.706)),  # ρ = 1.003
+        ("gaussian-l2", GaussianRelease(0.706)),
+    ],
+)
+def test_a_release_beyond_its_award_is_refused(ledger, award, mechanism, guarantee):
+    ledger.hold(award())
+    with pytest.raises(SettlementError, match="is for ε = 1"):
+        ledger.release(Release("t/0/1", mechanism, guarantee))
+    assert list(ledger.releases()) == []
 
 
 def test_no_owner_above_her_cap(ledger, award):

@@ -33,6 +33,17 @@ def test_overspending_is_refused_whole():
         payments_to_micros([1.5, 1.5], 2_000_000)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), -1.0, -1e-9, 1e300])
+def test_what_is_no_amount_is_refused_whole(bad):
+    for payment in ([bad], [1.0, bad, 0.0], np.array([[bad], [1.0]])):
+        with pytest.raises(MechanismViolation, match="no amount of money"):
+            payments_to_micros(payment, 10**12)
+    with pytest.raises(InvalidInput, match="payment"):
+        payments_to_micros(["x"], 10**12)
+    assert payments_to_micros([], 0).tolist() == []
+    assert payments_to_micros([-0.0], 0).tolist() == [0]
+
+
 def test_amounts_read_well():
     assert format_micros(1_234_567_890) == "1,234.56789"
     assert format_micros(-2_500_000) == "-2.50"

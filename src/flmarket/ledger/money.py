@@ -31,8 +31,14 @@ def to_micros(name: str, amount: float) -> int:
 
 
 def payments_to_micros(payment: ArrayLike, budget_micros: int) -> NDArray[np.int64]:
-    """One round's payments as money, each rounded down; refused whole if they do not fit the budget."""
-    exact = np.asarray(payment, dtype=np.float64) * MICROS
+    """One round's payments as money, each rounded down; refused whole if one is none or they do not fit the budget."""
+    try:
+        exact = np.asarray(payment, dtype=np.float64) * MICROS
+    except (TypeError, ValueError):
+        raise InvalidInput("payment", type(payment).__name__, "an array of numbers") from None
+    wrong = exact[~((exact >= 0) & (exact <= MAX_MICROS))]  # NaN is neither
+    if wrong.size:
+        raise MechanismViolation(f"a payment of {wrong.flat[0] / MICROS} is no amount of money: nothing was awarded")
     if exact.sum() > budget_micros * (1 + _ROUNDING) + 1:
         spent, limit = format_micros(int(exact.sum())), format_micros(budget_micros)
         raise MechanismViolation(f"payments of {spent} exceed the budget of {limit}: nothing was awarded")

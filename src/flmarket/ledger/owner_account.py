@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted
 from flmarket.ledger.entry import canonical
 from flmarket.ledger.errors import ReplayRefused
+from flmarket.ledger.files import keep_private
 from flmarket.ledger.rules import checked_name
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, cap_from_dict, event_from_dict, event_to_dict
 
@@ -85,6 +86,7 @@ class DurableAccount:
             raise ConfigError("privacy account", str(path), "a file that exists, or a cap to start one with")
         if cap is not None:
             PrivacyAccount(cap)  # refuses what is no cap before a file is made
+        keep_private(path)
         try:
             connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:

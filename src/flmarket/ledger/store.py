@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 
 from flmarket.errors import ConfigError, FlmarketError, MissingDependency, SettlementError
 from flmarket.ledger.errors import LedgerUnavailable
+from flmarket.ledger.files import keep_private
 
 __all__ = [
     "NEWEST",
@@ -43,6 +44,7 @@ def open_engine(url: str) -> Engine:
     target = _checked_url(url)
     try:
         if target.get_backend_name() == "sqlite":
+            keep_private(str(target.database))
             engine = create_engine(target, connect_args={"timeout": _WAIT_SECONDS})
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)

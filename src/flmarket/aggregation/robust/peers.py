@@ -149,17 +149,27 @@ class GeometricMedian(_Statistic):
         scale = float(np.median(np.linalg.norm(uploads - here, axis=1))) or float(np.abs(uploads).max()) or 1.0
         pull = weights
         for _ in range(self.steps):
-            distance = np.linalg.norm(uploads - here, axis=1)
-            at = distance <= 1e-14 * scale
-            pull = np.divide(weights, distance, out=np.zeros_like(weights), where=~at)
-            if not pull.any():
-                break
-            there = pull @ uploads / pull.sum()
-            held = float(weights[at].sum())
-            force = float(np.linalg.norm(pull @ (uploads - here)))
-            stay = min(1.0, held / force) if held else 0.0  # 1: the upload we stand on is the median
-            moved = (1.0 - stay) * (there - here) if force or not held else np.zeros_like(here)
+            moved, pull = _towards_median(uploads, weights, here, scale)
             here = here + moved
             if np.linalg.norm(moved) <= self.tolerance * scale:
                 break
+        # towards an upload that is the median the steps get ever shorter: look whether it is
+        nearest = uploads[np.argmin(np.linalg.norm(uploads - here, axis=1))]
+        moved, there = _towards_median(uploads, weights, nearest, scale)
+        if not moved.any():
+            here, pull = nearest, there
         return here, pull / pull.sum() if pull.any() else weights
+
+
+def _towards_median(
+    uploads: FloatArray, weights: FloatArray, here: FloatArray, scale: float
+) -> tuple[FloatArray, FloatArray]:
+    """One step of the iteration, and each upload's share in it: 0 if it is where we stand."""
+    distance = np.linalg.norm(uploads - here, axis=1)
+    at = distance <= 1e-14 * scale
+    pull = np.divide(weights, distance, out=np.zeros_like(weights), where=~at)
+    if not pull.any():
+        return np.zeros_like(here), pull
+    held, force = float(weights[at].sum()), float(np.linalg.norm(pull @ (uploads - here)))
+    stay = held / force if held < force else 1.0  # 1: the others pull no more than what we stand on holds
+    return (1.0 - stay) * (pull @ uploads / pull.sum() - here), pull

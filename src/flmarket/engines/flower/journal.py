@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.ledger import Head
+from flmarket.ledger.files import keep_private
 
 __all__ = ["OwnerJournal"]
 
@@ -49,6 +50,7 @@ class OwnerJournal:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        keep_private(path)
         self._connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
         self._connection.execute("pragma synchronous = normal")
         if self._connection.execute("pragma user_version").fetchone()[0] < _VERSION:

@@ -1,0 +1,79 @@
+"""Whoever shares the machine with a broker or an owner cannot read their books."""
+
+import os
+import sqlite3
+import stat
+
+import pytest
+
+from flmarket.errors import FlmarketError
+from flmarket.ledger import Award, DurableAccount, SqlLedger
+from flmarket.privacy import PureDp
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=lambda mask: f"umask {mask:03o}")
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def modes(folder):
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+def write_ledger(path):
+    book = SqlLedger(f"sqlite:///{path}")
+    book.deposit(f"d{book.head().size}", "buyer", 1000)
+    book.hold(Award(f"a{book.head().size}", 0, "buyer", "owner-1", 1.0, 1))
+    return book
+
+
+def write_account(path):
+    account = DurableAccount.open(path, PureDp(5.0))
+    account.charge(f"a{len(list(account.releases()))}", "buyer", PureDp(1.0))
+    return account
+
+
+def write_journal(path):
+    journal = pytest.importorskip("flmarket.engines.flower.journal").OwnerJournal(path)
+    journal.claim("a1", "task", "terms")
+    return journal
+
+
+WRITERS = [write_ledger, write_account, write_journal]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_files_are_the_owners_alone(tmp_path, umask, write):
+    open_ = write(tmp_path / "books.db")
+    found = modes(tmp_path)
+    assert set(found) == {"books.db", "books.db-wal", "books.db-shm"}
+    assert set(found.values()) == {0o600}
+    open_.close()
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_wider_files_of_before_are_tightened(tmp_path, write):
+    path = tmp_path / "books.db"
+    write(path).close()
+    # as an older version left it, with a write-ahead log that a crash kept
+    crashed = sqlite3.connect(path)
+    crashed.execute("PRAGMA journal_mode = WAL")
+    crashed.execute("BEGIN IMMEDIATE")
+    crashed.execute("ROLLBACK")
+    for name in modes(tmp_path):
+        (tmp_path / name).chmod(0o664)
+    write(path).close()
+    assert set(modes(tmp_path).values()) == {0o600}
+    crashed.close()
+
+
+def test_what_cannot_be_made_is_refused_as_before(tmp_path):
+    with pytest.raises(FlmarketError):
+        SqlLedger(f"sqlite:///{tmp_path}/no/such/folder/books.db")
+    with pytest.raises(FlmarketError):
+        DurableAccount.open(tmp_path / "no" / "account.db", PureDp(1.0))
+    with pytest.raises(FlmarketError):
+        SqlLedger(f"sqlite:///{tmp_path}/none.db", create=False)
+    assert not (tmp_path / "none.db").exists()
