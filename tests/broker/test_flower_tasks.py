@@ -16,6 +16,7 @@ pytest.importorskip("flwr")
 
 from power_cuts import PowerCut, cut, swap
 
+from flmarket.broker import endings
 from flmarket.broker.books import Books
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Conflict
@@ -393,7 +394,9 @@ def test_a_cancelled_task_whose_run_is_gone(stage, monkeypatch, name, rounds):
     one.check()
 
 
-@pytest.mark.parametrize("point", [None, (closing, "settle_round"), (SqlLedger, "void"), (Books, "refund")])
+@pytest.mark.parametrize(
+    "point", [None, (closing, "resolve_each"), (endings, "void_round"), (SqlLedger, "resolve_many"), (Books, "refund")]
+)
 def test_a_run_that_keeps_dying_fails_the_task_and_deliveries_are_paid(stage, monkeypatch, point):
     """Also if the worker dies while it closes the task."""
     one = stage()
