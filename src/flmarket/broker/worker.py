@@ -71,7 +71,10 @@ class Worker:
         self._audits.join()
         self._check.join()
         self._flower.join()
-        self._lease.give_back()
+        try:
+            self._lease.give_back()
+        except Exception:  # it runs out by itself
+            log.exception("the lease could not be given back")
 
     def step(self) -> bool:
         """One turn over all tasks that are due; whether anything was done."""
