@@ -353,7 +353,7 @@ def _wrong_statements(connection, holds, ends, given, balances):
     ):
         seen.add(award)
         owner = party or f"{task}/owner-{slot}"
-        if award not in holds or (owner, price, epsilon) != holds[award][1:] or ends[award][0] != state:
+        if award not in holds or (owner, price, epsilon) != holds[award][1:] or ends.get(award, ("pending",))[0] != state:
             yield f"the statement of {award} says {owner}, {state}, {price}, {epsilon}: {holds.get(award)}"
         earned[owner] += price if state == "posted" else 0
         sold[owner] += epsilon if award in given else 0

@@ -27,7 +27,10 @@ OutFile = Annotated[Path | None, typer.Option("--out", help="Write to this file 
 
 @app.command(epilog="Example: `flmarket ledger verify --db sqlite:///market.db --head head.json`.")
 def verify(db: Database = None, head: KnownHead = None, json: Json = False) -> None:
-    """Replay every entry, and print the head; the first bad entry is named, and the exit code is then 9."""
+    """Replay every entry, and print the head; the first bad entry is named, and the exit code is then 9.
+
+    In a broker's database, bills, statements and tasks must also be what the log makes them.
+    """
     from flmarket.cli.ledger_work import run_verify
 
     run_verify(db, head, json)
