@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 from power_cuts import PowerCut, cut, swap
-from sqlalchemy import text, update
+from sqlalchemy import create_engine, event, text, update
 from sqlalchemy.engine.default import DefaultDialect
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from flmarket.broker import rounds
 from flmarket.broker import worker as worker_module
@@ -355,41 +355,34 @@ def test_faults_of_the_database_fail_no_task(market, monkeypatch, seed):
     market.check()
 
 
-def test_connections_cut_by_the_server_fail_no_task(postgres, joined, order, cheap_bid):
+def test_connections_cut_by_the_server_fail_no_task(postgres, joined, order, cheap_bid, monkeypatch):
+    """The server ends 25 of the worker's connections just before it speaks on them."""
     broker = Broker.open(Settings(database_url=postgres(tables=False), run_worker=False))
-    market = Market(broker, joined, order, cheap_bid)
-    ids, worker, killer, stop = [market.post() for _ in range(4)], Worker(broker), Broker.open(broker.settings), False
-    cuts = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    market, killer = Market(broker, joined, order, cheap_bid), create_engine(broker.database.url)
+    monkeypatch.setattr(worker_module, "_FIRST_REST", 0.001, raising=False)
+    ids, worker, rng, done = [market.post() for _ in range(4)], Worker(broker), random.Random(1), []
 
-    def cut_connections():
-        done = 0
-        while not stop and done < 25:
-            with killer.database.engine.connect() as connection:
-                done += len(connection.execute(text(f"{cuts} AND pid <> pg_backend_pid()")).all()) > 0
-            time.sleep(0.05)
+    def cut_connection(connection, *_):
+        if len(done) < 25 and rng.random() < 0.03:
+            done.append(connection.connection.dbapi_connection.info.backend_pid)
+            with killer.connect() as other:
+                other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": done[-1]})
 
-    thread = threading.Thread(target=cut_connections)
-    thread.start()
-    until = time.monotonic() + 120
-    while {market_state(broker, market, one) for one in ids} != {"finished"} and time.monotonic() < until:
-        try:
-            worker.step()
-        except Exception:
-            time.sleep(0.02)
-    stop = True
-    thread.join()
+    engines = (broker.database.engine, broker.books.ledger.engine)
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", cut_connection)
+    idle = False
+    while not idle:
+        with suppress(DBAPIError, LedgerUnavailable):  # as the worker's own loop does
+            worker.run_until_idle()
+            idle = True
+    for engine in engines:
+        event.remove(engine, "before_cursor_execute", cut_connection)
+    assert len(done) == 25
     assert [market.task(task_id).state for task_id in ids] == ["finished"] * 4
     market.check()
-    killer.close()
+    killer.dispose()
     broker.close()
-
-
-def market_state(broker, market, task_id):
-    while True:
-        try:
-            return market.task(task_id).state
-        except Exception:
-            time.sleep(0.02)
 
 
 # ---- an owner who changes her cap

@@ -39,6 +39,11 @@ class Held:
 
     def take(self) -> bool:
         """Take the lease or renew it; False if another process has it."""
+        with self.database.read() as session:
+            known = session.get(Lease, self.name)
+        if known is not None and self._is_anothers(known):  # seen without a lock that would hold its holder up
+            self.token = 0
+            return False
         try:
             with fenced(None), self.database.write() as session:
                 lease = session.get(Lease, self.name, with_for_update=True)
@@ -46,7 +51,7 @@ class Held:
                     lease = Lease(name=self.name, holder="", token=0, expires_at=0)
                     session.add(lease)
                     session.flush()
-                if lease.holder != self.holder and lease.expires_at > now() and may_run(lease.holder):
+                if self._is_anothers(lease):
                     self.token = 0
                     return False
                 if (lease.holder, lease.token) != (self.holder, self.token):
@@ -57,6 +62,9 @@ class Held:
             return False
         self.token = token
         return True
+
+    def _is_anothers(self, lease: Lease) -> bool:
+        return lease.holder != self.holder and lease.expires_at > now() and may_run(lease.holder)
 
     def check(self, connection: Connection) -> None:
         """Replaced unless the lease is still this process's; it stays so until the transaction ends."""
