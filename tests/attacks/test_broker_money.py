@@ -631,6 +631,27 @@ def test_a_task_under_way_is_no_finding(market):
     assert seen > 10
 
 
+@pytest.mark.parametrize("name", ["hold", "post"])
+def test_a_refund_under_way_is_no_finding(market, monkeypatch, name):
+    task_id = market.post()
+    with monkeypatch.context() as patch:
+        original = getattr(SqlLedger, name)
+
+        def stop(self, what):
+            result = original(self, what)
+            if (what if name == "post" else what.id) == f"{task_id}/refund":
+                raise PowerCut
+            return result
+
+        swap(patch, SqlLedger, name, stop)
+        with pytest.raises(PowerCut):
+            Worker(market.broker).run_until_idle()
+    assert rules(market.broker) == set()
+    market.restart()
+    market.play()
+    market.check()
+
+
 # ---- files
 
 

@@ -127,7 +127,8 @@ def _bills(connection: Connection) -> Iterator[Finding]:
 def _escrow(connection: Connection) -> Iterator[Finding]:
     open_ = select(hold.c.ref, hold.c.amount_micros).outerjoin(end, _ended)
     mine = TaskRow.id.in_([hold.c.debit, hold.c.owner])
-    over = TaskRow.state.in_(ENDED) | and_(hold.c.debit == TaskRow.id, hold.c.round_index < TaskRow.rounds_done)
+    award = and_(hold.c.debit == TaskRow.id, hold.c.ref != TaskRow.id + "/refund")
+    over = TaskRow.state.in_(ENDED) | and_(award, hold.c.round_index < TaskRow.rounds_done)
     open_ = open_.join(TaskRow, mine).where(_is_hold, end.c.ref.is_(None), over)
     for ref, amount in connection.execute(open_):
         yield Finding("escrow", ref, f"{amount} micro-units are held for what is over")
