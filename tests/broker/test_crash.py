@@ -28,7 +28,7 @@ POINTS = [
     (TaskLedger, "flush_holds"),
     (rounds, "_awarded"),
     (rounds, "_event"),
-    (TaskLedger, "flush_resolutions"),
+    (TaskLedger, "settle"),
     (rounds, "_settle"),
     (Books, "refund"),
 ]

@@ -16,6 +16,7 @@ pytest.importorskip("flwr")
 
 from power_cuts import PowerCut, cut, swap
 
+from flmarket.broker import endings
 from flmarket.broker.books import Books
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Conflict
@@ -41,7 +42,17 @@ from flmarket.engines.flower.messages import (
 from flmarket.engines.flower.play import Dealer, market_kind, store_spec
 from flmarket.engines.flower.record import close_records
 from flmarket.errors import InvalidInput, SettlementError
-from flmarket.ledger import ESCROW, Award, AwardState, DurableAccount, MemoryLedger, Receipt, Release, SqlLedger
+from flmarket.ledger import (
+    ESCROW,
+    Award,
+    AwardState,
+    DurableAccount,
+    LedgerUnavailable,
+    MemoryLedger,
+    Receipt,
+    Release,
+    SqlLedger,
+)
 from flmarket.privacy import PureDp
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -393,7 +404,9 @@ def test_a_cancelled_task_whose_run_is_gone(stage, monkeypatch, name, rounds):
     one.check()
 
 
-@pytest.mark.parametrize("point", [None, (closing, "settle_round"), (SqlLedger, "void"), (Books, "refund")])
+@pytest.mark.parametrize(
+    "point", [None, (closing, "resolve_each"), (endings, "void_round"), (SqlLedger, "resolve_many"), (Books, "refund")]
+)
 def test_a_run_that_keeps_dying_fails_the_task_and_deliveries_are_paid(stage, monkeypatch, point):
     """Also if the worker dies while it closes the task."""
     one = stage()
@@ -436,6 +449,50 @@ def test_a_run_says_why_it_ended(stage, monkeypatch):
     assert (one.run().state, one.run().holder) == ("ended", "")
     assert "internal error" in one.run().error
     assert "secret" not in one.run().error
+
+
+def test_a_fault_of_the_database_is_waited_out(stage, monkeypatch):
+    """The same run goes on: no attempt is lost."""
+    one, original, calls = stage(), SqlLedger.resolve_many, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) in (2, 3):
+            if len(calls) == 3:
+                original(*arguments)  # it happened, and nobody heard of it
+            raise LedgerUnavailable("the connection broke")
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        swap(patch, SqlLedger, "resolve_many", failing)
+        one.play(sleep=lambda _: None)
+    assert one.look().state == "finished"
+    assert [command[0] for command in one.commands] == ["run"]
+    assert len(calls) == 4
+    one.check()
+
+
+def test_a_cap_that_is_raised_again_after_a_crash_fails_no_run(stage, monkeypatch):
+    """Her award was void because her cap was too low; the run dies, she raises it, the next run goes on."""
+    one = stage(rounds=1)
+    seller = one.owners[1]
+
+    def lower(message):
+        if kind_of(message) == TRAIN:
+            statements.set_cap(one.broker, seller, 1e-6)
+
+    one.grid.before[1] = lower
+    with monkeypatch.context() as patch:
+        cut(patch, SqlLedger, "void", after=True, skip=0)
+        with pytest.raises(PowerCut):
+            one.play()
+    statements.set_cap(one.broker, seller, 100.0)
+    one.lapse()
+    assert one.finish().state == "finished"
+    states = {award.slot: award.state for award in tasks.round_detail(one.broker, one.buyer, one.task_id, 0).awards}
+    assert states == {0: "posted", 1: "voided", 2: "posted"}
+    assert one.broker.books.ledger.privacy_spent(seller.id) == 0
+    one.check()
 
 
 def test_a_lost_folder_is_noticed(stage, monkeypatch):

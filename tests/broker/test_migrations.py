@@ -1,13 +1,21 @@
 """The migrations make the tables that the code uses, on both databases; and they can be taken back."""
 
+import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from power_cuts import PowerCut, cut
 from sqlalchemy import inspect, text
 
+from flmarket.broker import rounds
+from flmarket.broker.core import Broker
 from flmarket.broker.database import _MIGRATIONS, Database
 from flmarket.broker.models import Base, PartyRow
+from flmarket.broker.reconcile import reconcile
+from flmarket.broker.services import offers, tasks
+from flmarket.broker.settings import Settings
+from flmarket.broker.worker import Worker
 
 
 def migrate(database, revision, direction=command.upgrade):
@@ -52,3 +60,31 @@ def test_a_market_of_the_first_version_is_kept(url):
         assert connection.execute(text("SELECT id, name FROM broker_parties")).all() == [("p_1", "Anna")]
         assert connection.execute(text("SELECT party_id FROM broker_keys")).all() == [("p_1",)]
     database.close()
+
+
+def test_a_market_of_the_second_version_goes_on(url, joined, order, cheap_bid, monkeypatch):
+    """Cut off in a round whose buyer then cancels, taken back to the tables of that version, and opened again."""
+    broker = Broker.open(Settings(database_url=url, run_worker=False))
+    buyer, owner = joined(broker, "buyer").party, joined(broker, "owner").party
+    task = tasks.post_task(broker, buyer, order())
+    offers.place_bid(broker, owner, task.id, cheap_bid())
+    with monkeypatch.context() as patch:
+        cut(patch, rounds, "_settle", after=False, skip=1)
+        with pytest.raises(PowerCut):
+            Worker(broker).run_until_idle()
+    tasks.cancel_task(broker, buyer, task.id)
+    broker.close()
+    database = Database(url)
+    migrate(database, "0002", command.downgrade)
+    assert "broker_checks" not in inspect(database.engine).get_table_names()
+    assert "token" not in {column["name"] for column in inspect(database.engine).get_columns("broker_leases")}
+    with database.engine.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM broker_leases")).scalar() == 1
+        connection.execute(text("UPDATE broker_leases SET expires_at = 0"))
+    database.close()
+    again = Broker.open(broker.settings)
+    Worker(again).run_until_idle()
+    done = tasks.get_task(again, buyer, task.id)
+    assert (done.state, done.rounds_done) == ("cancelled", 2)
+    assert reconcile(again.database.engine) == ()
+    again.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 
 from flmarket.audit import audit
 from flmarket.broker.clock import now
 from flmarket.broker.core import Broker
+from flmarket.broker.database import fenced, is_transient
+from flmarket.broker.holders import Replaced
 from flmarket.broker.models import AuditJob
 from flmarket.broker.schemas import AuditRequest
 from flmarket.errors import FlmarketError
@@ -25,15 +28,24 @@ class _Stopped(Exception):
 
 
 class AuditRuns:
-    """A thread that lives while there are audits to run."""
+    """A thread that lives while there are audits to run; `check` says whether this process may still write."""
 
-    def __init__(self, broker: Broker, stop: threading.Event) -> None:
-        self._broker, self._stop = broker, stop
+    def __init__(
+        self, broker: Broker, stop: threading.Event, check: Callable[[Connection], None] | None = None
+    ) -> None:
+        self._broker, self._stop, self._check = broker, stop, check
         self._thread: threading.Thread | None = None
+        self._cut_off = False
 
     def ensure_running(self) -> None:
         """Start the thread if there is work and it does not run."""
-        if (self._thread is None or not self._thread.is_alive()) and self._next() is not None:
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._cut_off:
+            with fenced(self._check):
+                self.requeue()
+            self._cut_off = False
+        if self._next() is not None:
             self._thread = threading.Thread(target=self._work, name="flmarket-audits", daemon=True)
             self._thread.start()
 
@@ -54,10 +66,12 @@ class AuditRuns:
 
     def _work(self) -> None:
         try:
-            self.run_all()
+            with fenced(self._check):
+                self.run_all()
         except Exception:
+            self._cut_off = True
             if not self._stop.is_set():  # else the database was closed under it, as announced
-                log.exception("the audit thread failed")
+                log.exception("the audit thread failed; what it was at is begun again")
 
     def _next(self) -> str | None:
         with self._broker.database.read() as session:
@@ -89,11 +103,15 @@ class AuditRuns:
             self._update(audit_id, state="done", progress=1.0, note="done", report=report.to_dict(), finished_at=now())
         except _Stopped:
             self._update(audit_id, state="queued", progress=0.0, note="waiting")
+        except Replaced:
+            raise
         except FlmarketError as error:
             self._update(audit_id, state="failed", note=str(error)[:200], finished_at=now())
-        except Exception:
+        except Exception as error:
             if self._stop.is_set():
                 return
+            if is_transient(error):
+                raise
             log.exception("audit %s failed unexpectedly", audit_id)
             self._update(audit_id, state="failed", note="an internal error", finished_at=now())
 

@@ -4,24 +4,24 @@ Accounts: a party's is her id, a task's is its id, a simulated owner's is `<task
 its whole budget from the buyer's account to the task's, through the ledger's escrow; the rounds pay from there, and
 the rest goes back the same way. All ids follow from the task's: a call repeated after a crash changes nothing.
 
-`TaskLedger` stands between a task's market and the ledger. It collects a round's holds, and later its resolutions with
-the releases they pay for, and hands each lot over in one transaction (`hold_many`, `resolve_many`). So a crash leaves a
-round's awards all held or none, all resolved or none; and since it judges an award's state by what this run of the
-round did, a round can be played again from its beginning: on the ledger, whatever was done already stays as it is.
+`TaskLedger` stands between a task's market and the ledger. It collects a round's holds and hands them over in one
+transaction; the round's ends are another, and there the ledger decides: an award that it has resolved already, or whose
+release it refuses, ends as the ledger says, and the others are not touched by that. So a round can be played again from
+its bids at any time: on the ledger, whatever was done already stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from flmarket.broker.errors import Conflict
-from flmarket.errors import SettlementError
-from flmarket.ledger import Award, AwardState, Ledger, Release, Resolution, format_micros
+from flmarket.errors import PrivacyBudgetExhausted, SettlementError
+from flmarket.ledger import EXPIRY, Award, AwardState, Ledger, LedgerCorrupt, Release, Resolution, format_micros
 from flmarket.privacy import Event, PureDp
 
-__all__ = ["Books", "TaskLedger", "slot_account", "task_award"]
+__all__ = ["Books", "TaskLedger", "resolve_each", "slot_account", "task_award"]
 
 
 def slot_account(task_id: str, slot: int) -> str:
@@ -35,6 +35,27 @@ def task_award(award: Award, task_id: str, account_of: Callable[[int], str]) -> 
     return owner, replace(award, buyer=task_id, owner=account_of(owner))
 
 
+def resolve_each(ledger: Ledger, ends: Sequence[Resolution]) -> list[Award]:
+    """Resolve awards, together if possible; what the ledger refuses ends alone, and the others as they should.
+
+    An award that was resolved before stays as it is. One whose release would pass its owner's cap is void.
+    """
+    if not ends:
+        return []
+    try:
+        return list(ledger.resolve_many(ends))
+    except (PrivacyBudgetExhausted, SettlementError) as refusal:
+        if len(ends) > 1:
+            half = len(ends) // 2
+            return [*resolve_each(ledger, ends[:half]), *resolve_each(ledger, ends[half:])]
+        known = ledger.award(ends[0].award_id)
+        if known.state is not AwardState.PENDING:
+            return [known]
+        if isinstance(refusal, PrivacyBudgetExhausted):
+            return [ledger.void(known.id, f"refused: {refusal}")]
+        raise
+
+
 class Books:
     """What the broker does with the ledger, beyond one round."""
 
@@ -44,9 +65,12 @@ class Books:
     @classmethod
     def open(cls, url: str) -> Books:
         """The ledger in this database."""
+        from flmarket.broker.database import respect_fence
         from flmarket.ledger import SqlLedger
 
-        return cls(SqlLedger(url))
+        ledger = SqlLedger(url)
+        respect_fence(ledger.engine)
+        return cls(ledger)
 
     def close(self) -> None:
         """Give the ledger's connections back."""
@@ -55,11 +79,16 @@ class Books:
             close()
 
     def fund(self, task_id: str, buyer: str, amount_micros: int) -> None:
-        """The task's budget from the buyer to the task; Conflict, and nothing moved, if she has less."""
-        award = Award(f"{task_id}/escrow", 0, buyer, task_id, 0.0, amount_micros)
+        """The task's budget from the buyer to the task; Conflict, and nothing moved, if she has less or it was dropped.
+
+        The ledger decides between this and `drop`: whoever comes first has the id.
+        """
+        award = Award(_escrow(task_id), 0, buyer, task_id, 0.0, amount_micros)
         try:
             self.ledger.hold(award)
         except SettlementError:
+            if self._find(award.id) is not None:
+                raise Conflict(f"the posting of task {task_id} took too long and was given up") from None
             available = self.ledger.balance(buyer)
             if available >= amount_micros:
                 raise
@@ -67,37 +96,47 @@ class Books:
             raise Conflict(f"the task needs {needs} in escrow and your account holds {has}") from None
         self.ledger.post(award.id)
 
-    def is_funded(self, task_id: str) -> bool:
-        """Whether the task's budget is in its account, which a crash may have prevented."""
-        try:
-            award = self.ledger.award(f"{task_id}/escrow")
-        except SettlementError:
+    def drop(self, task_id: str, buyer: str) -> bool:
+        """Give a posting up unless its money is there already: then False, and it is in the task's account."""
+        nothing = Award(_escrow(task_id), 0, buyer, task_id, 0.0, 0)
+        with suppress(SettlementError):
+            self.ledger.hold(nothing)
+        known = self.ledger.award(nothing.id)
+        if known.price_micros:
+            self.ledger.post(known.id)
             return False
-        if award.state is AwardState.PENDING:
-            self.ledger.post(award.id)
-        return award.state in (AwardState.PENDING, AwardState.POSTED)
+        if known.state is AwardState.PENDING:
+            self.ledger.void(known.id, "the posting was given up")
+        return True
+
+    def is_dropped(self, task_id: str) -> bool:
+        """Whether a posting was given up under this id."""
+        known = self._find(_escrow(task_id))
+        return known is not None and not known.price_micros
 
     def refund(self, task_id: str, buyer: str) -> int:
         """Everything left in the task's account back to the buyer; returns how much, also when repeated."""
         identifier = f"{task_id}/refund"
-        with suppress(SettlementError):
-            return self.ledger.post(self.ledger.award(identifier).id).price_micros
-        left = self.ledger.balance(task_id)
-        if left:
-            self.ledger.hold(Award(identifier, 0, task_id, buyer, 0.0, left))
-            self.ledger.post(identifier)
-        return left
+        known = self._find(identifier)
+        if known is None:
+            left = self.ledger.balance(task_id)
+            if not left:
+                return 0
+            known = self.ledger.hold(Award(identifier, 0, task_id, buyer, 0.0, left))
+        return self.ledger.post(known.id).price_micros
 
-    def void_pending(self, award_ids: list[str], reason: str) -> int:
-        """Give up a round: what is still held goes back to the task; returns how many awards."""
-        pending = []
-        for identifier in award_ids:
-            with suppress(SettlementError):
-                if self.ledger.award(identifier).state is AwardState.PENDING:
-                    pending.append(Resolution(identifier, AwardState.VOIDED, reason))
-        if pending:
-            self.ledger.resolve_many(pending)
-        return len(pending)
+    def round_awards(self, award_ids: dict[int, str]) -> dict[int, Award]:
+        """Those of these awards that were made, as they stand."""
+        found = {owner: self._find(identifier) for owner, identifier in award_ids.items()}
+        return {owner: award for owner, award in found.items() if award is not None}
+
+    def _find(self, award_id: str) -> Award | None:
+        try:
+            return self.ledger.award(award_id)
+        except LedgerCorrupt:
+            raise
+        except SettlementError:
+            return None
 
     def privacy(self, party_id: str) -> tuple[float | None, float]:
         """An owner's registered cap, if any, and what she has spent of it: total ε."""
@@ -137,15 +176,20 @@ class TaskLedger:
         if self._held:
             self._ledger.hold_many(list(self._held.values()))
 
-    def flush_resolutions(self) -> None:
-        """Record what was released and resolve all of the round's awards, or none."""
-        if self._resolved:
-            self._ledger.resolve_many([self._resolution(award) for award in self._resolved.values()])
+    def settle(self, *, delivered: Collection[str], released: Collection[str]) -> None:
+        """End all of the round's awards on the ledger: delivered ones are paid, silent ones expire.
 
-    @property
-    def award_ids(self) -> list[str]:
-        """The round's awards."""
-        return list(self._held)
+        `released` are those for which something left the owner's side, paid or not; that is charged to her account.
+        """
+        ends = []
+        for award in map(self.award, self._held):
+            end = Resolution(award.id, award.state, award.reason)
+            if award.state is AwardState.PENDING:
+                paid = award.id in delivered
+                end = Resolution(award.id, *((AwardState.POSTED, "") if paid else (AwardState.EXPIRED, EXPIRY)))
+            release = Release(award.id, self._mechanism, self._guarantee(award.epsilon))
+            ends.append(replace(end, release=release if award.id in released else None))
+        self._resolved |= {award.id: award for award in resolve_each(self._ledger, ends)}
 
     def deposit(self, id: str, account: str, amount_micros: int) -> None:
         """A round's budget is in the task's account since the task was posted: nothing to bring in."""
@@ -163,19 +207,19 @@ class TaskLedger:
         return tuple(self.hold(award) for award in awards)
 
     def post(self, award_id: str) -> Award:
-        """Collect a payment for `flush_resolutions`."""
+        """Collect a payment for `settle`."""
         return self._resolve(award_id, AwardState.POSTED, "")
 
     def void(self, award_id: str, reason: str) -> Award:
-        """Collect a void for `flush_resolutions`."""
+        """Collect a void for `settle`."""
         return self._resolve(award_id, AwardState.VOIDED, reason)
 
     def expire(self, award_id: str) -> Award:
-        """Collect an expiry for `flush_resolutions`."""
-        return self._resolve(award_id, AwardState.EXPIRED, "deadline passed")
+        """Collect an expiry for `settle`."""
+        return self._resolve(award_id, AwardState.EXPIRED, EXPIRY)
 
     def resolve_many(self, resolutions: list[Resolution]) -> tuple[Award, ...]:
-        """Collect resolutions for `flush_resolutions`."""
+        """Collect resolutions for `settle`; afterwards, say how they ended."""
         return tuple(self._resolve(one.award_id, one.state, one.reason) for one in resolutions)
 
     def award(self, award_id: str) -> Award:
@@ -197,7 +241,6 @@ class TaskLedger:
         self._resolved[award_id] = replace(award, state=state, reason=reason)
         return self._resolved[award_id]
 
-    def _resolution(self, award: Award) -> Resolution:
-        delivered = award.state is AwardState.POSTED or award.reason.startswith("bad update")
-        release = Release(award.id, self._mechanism, self._guarantee(award.epsilon)) if delivered else None
-        return Resolution(award.id, award.state, award.reason, release)
+
+def _escrow(task_id: str) -> str:
+    return f"{task_id}/escrow"

@@ -3,25 +3,56 @@
 SQLite has one writer. A transaction that reads first and writes later can find that somebody wrote in between, and
 fails at once, whatever the timeout; so a writing transaction says so when it begins (BEGIN IMMEDIATE) and waits its
 turn. For the same reason nobody may call the ledger, which has its own connection, inside `write`.
+
+A process may lose its right to write while it is not looking (`holders`). Inside `fenced`, every writing transaction of
+this thread, the ledger's included, begins with a check of that right, which then holds until the transaction ends.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
 from sqlalchemy.orm import Session
 
-__all__ = ["Database"]
+from flmarket.ledger.errors import LedgerUnavailable
+
+__all__ = ["Database", "fenced", "is_transient", "respect_fence"]
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_SECONDS = 30
+_FAULTS = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.PendingRollbackError, LedgerUnavailable)
+
+Check = Callable[[Connection], None]
+_fence: ContextVar[Check | None] = ContextVar("flmarket_fence", default=None)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the database is at fault (away, locked, cut off), and not what was asked of it: trying again may help."""
+    return isinstance(error, _FAULTS) or (isinstance(error, exc.DBAPIError) and error.connection_invalidated)
+
+
+@contextmanager
+def fenced(check: Check | None) -> Iterator[None]:
+    """Every writing transaction of this thread begins with `check`, which raises if the right to write is lost."""
+    before = _fence.set(check)
+    try:
+        yield
+    finally:
+        _fence.reset(before)
+
+
+def respect_fence(engine: Engine) -> None:
+    """Let an engine's writing transactions be checked; the ledger's are marked `flmarket_write`."""
+    event.listen(engine, "begin", _check_fence)
 
 
 class Database:
@@ -33,12 +64,13 @@ class Database:
         self.is_sqlite = address.get_backend_name() == "sqlite"
         if self.is_sqlite:
             if address.database and address.database != ":memory:":
-                Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+                _private_file(Path(address.database))
             self.engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})
             event.listen(self.engine, "connect", _sqlite_settings)
             event.listen(self.engine, "begin", _sqlite_begin)
         else:
             self.engine = create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
+        respect_fence(self.engine)
         self._writer: Engine = self.engine.execution_options(writes=True)
         # SQLite lets a waiting writer sleep and try again, and the unlucky starve; within a process they queue here.
         self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
@@ -66,6 +98,19 @@ class Database:
     def close(self) -> None:
         """Give all connections back."""
         self.engine.dispose()
+
+
+def _private_file(path: Path) -> None:
+    """A new database is its owner's alone, whatever the umask; SQLite gives its side files the same mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _check_fence(connection: Connection) -> None:
+    check, options = _fence.get(), connection.get_execution_options()
+    if check is not None and (options.get("writes") or options.get("flmarket_write")):
+        check(connection)
 
 
 def _sqlite_settings(connection: Any, _record: Any) -> None:

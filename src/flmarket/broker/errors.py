@@ -41,8 +41,8 @@ class Conflict(BrokerError):
     status, title = 409, "Conflict"
 
 
-class KeyReused(BrokerError):
-    """An idempotency key came back with another request."""
+class KeyReused(Conflict):
+    """An idempotency key came back with another request: nothing was done."""
 
     status, title = 422, "Idempotency key reused"
 

@@ -17,6 +17,7 @@ __all__ = [
     "AuditLog",
     "Base",
     "Bid",
+    "Check",
     "Event",
     "FlowerRun",
     "IdempotentCall",
@@ -264,9 +265,19 @@ class AuditJob(Base):
 
 
 class Lease(Base):
-    """Which process works the queue: one at a time, and another takes over when it stops renewing."""
+    """Which process works the queue (`holders`): `token` grows with every holder."""
 
     __tablename__ = "broker_leases"
     name: Mapped[str] = mapped_column(String(24), primary_key=True)
     holder: Mapped[str] = mapped_column(String(64))
     expires_at: Mapped[int] = mapped_column(BigInteger)
+    token: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
+class Check(Base):
+    """What a standing check found last (`reconcile`); an empty list is good news."""
+
+    __tablename__ = "broker_checks"
+    name: Mapped[str] = mapped_column(String(24), primary_key=True)
+    at: Mapped[int] = mapped_column(BigInteger)
+    findings: Mapped[list[dict[str, str]]] = mapped_column(JSON)

@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, undefer
 
+from flmarket.broker.books import slot_account
 from flmarket.broker.checkpoints import vector_bytes
 from flmarket.broker.clock import now
 from flmarket.broker.models import Event, Release, RoundRow, TaskRow
+from flmarket.ledger import Award, AwardState
 from flmarket.market import RoundRecord, award_id
 
-__all__ = ["Winner", "add_event", "award_round", "open_round", "settle_round", "take_bids"]
+__all__ = ["AWARDED", "Winner", "add_event", "award_round", "open_round", "settle_round", "take_bids", "void_round"]
 
+AWARDED = "awarded"
 _SHOWN = 200
 
 
@@ -51,7 +54,7 @@ def take_bids(session: Session, task_id: str, index: int, document: dict[str, An
 def award_round(session: Session, task_id: str, index: int, winners: Sequence[Winner]) -> None:
     """Prices are in escrow."""
     row = session.get_one(RoundRow, (task_id, index))
-    row.state, row.winners = "awarded", len(winners)
+    row.state, row.winners = AWARDED, len(winners)
     held, shown = sum(one.price_micros for one in winners), [asdict(one) for one in winners[:_SHOWN]]
     add_event(session, task_id, index, "awards", {"awards": len(winners), "held_micros": held, "winners": shown})
 
@@ -71,7 +74,7 @@ def settle_round(
     `parameters` is the buyer's model now; None leaves the one that is there.
     """
     index, at = record.index, now()
-    task = session.get_one(TaskRow, task_id)
+    task = session.get_one(TaskRow, task_id, with_for_update=True)
     if task.rounds_done > index:
         return False
     row = session.get_one(RoundRow, (task_id, index))
@@ -101,6 +104,41 @@ def settle_round(
         },
     )
     return True
+
+
+def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> None:
+    """The task ends in the middle of a round: its awards are booked as the ledger has them, and no model comes of it.
+
+    A round that nobody had bid in is forgotten. Whatever was paid is on the bill.
+    """
+    row, at = session.get(RoundRow, (task.id, task.rounds_done), options=[undefer(RoundRow.opened)]), now()
+    if row is None:
+        return
+    if row.opened is None:
+        session.delete(row)
+        return
+    records = dict(zip(row.opened["bidders"], row.opened["data_size"], strict=True))
+    posted = [award for award in awards.values() if award.state is AwardState.POSTED]
+    row.state, row.closed_at, row.winners = "void", at, len(awards)
+    row.delivered, row.spent_micros = len(posted), sum(award.price_micros for award in posted)
+    task.spent_micros += row.spent_micros
+    session.add_all(
+        Release(
+            task_id=task.id,
+            index=row.index,
+            slot=owner,
+            party_id=None if award.owner == slot_account(task.id, owner) else award.owner,
+            epsilon=award.epsilon,
+            records=float(records[owner]),
+            weight=0.0,
+            price_micros=award.price_micros,
+            state=award.state.value,
+            reason=award.reason,
+            award_id=award.id,
+            at=at,
+        )
+        for owner, award in awards.items()
+    )
 
 
 def add_event(session: Session, task_id: str, index: int, kind: str, data: dict[str, Any]) -> None:

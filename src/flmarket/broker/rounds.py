@@ -5,7 +5,8 @@
 `play_round` is a generator that stops after each step, so that the worker can serve other tasks in between and people
 can watch. The bids of a round are stored before it is cleared, and the engine's state after the round before it; a
 round that was cut off is therefore played again from its bids, to the same awards and releases, and the ledger, whose
-ids are the same, pays nobody twice. The last step writes everything a round changed in one transaction.
+ids are the same, pays nobody twice. How awards end is the ledger's word, also after an owner has changed her cap; the
+model is made of what was paid for. The last step writes everything a round changed in one transaction.
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ from flmarket.broker.models import Bid, RoundRow, Slot, TaskRow
 from flmarket.broker.round_rows import Winner, add_event, award_round, open_round, settle_round, take_bids
 from flmarket.broker.schemas import TaskRequest
 from flmarket.engines import OpenRound, Simulation, SimulationRun
-from flmarket.errors import PrivacyBudgetExhausted
 from flmarket.ledger import AwardState
-from flmarket.market import Round, RoundRecord, award_id
+from flmarket.market import Round, RoundRecord
 from flmarket.privacy import PrivacyAccount, PureDp
 
-__all__ = ["NotEnoughBids", "pending_awards", "play_round"]
+__all__ = ["NotEnoughBids", "play_round"]
 
 
 class NotEnoughBids(Exception):
@@ -69,22 +69,15 @@ def play_round(broker: Broker, task_id: str) -> Iterator[str]:
     playing.ledger.flush_holds()
     _awarded(broker, playing, round_)
     yield "awards"
-    run.collect(round_)
+    released = _collect(run, round_)
     _event(broker, playing, "updates", {"delivered": len(round_.updates), "awards": len(round_.awards)})
     yield "updates"
-    _refuse_past_caps(broker, playing, round_)
-    record = run.close(round_)
-    playing.ledger.flush_resolutions()
-    _settle(broker, playing, record)
-
-
-def pending_awards(broker: Broker, task_id: str) -> list[str]:
-    """The ids of all awards that the round under way may have made."""
-    with broker.database.read() as session:
-        task = session.get_one(TaskRow, task_id)
-        row = session.get(RoundRow, (task_id, task.rounds_done), options=[undefer(RoundRow.opened)])
-        bidders = row.opened["bidders"] if row is not None and row.opened is not None else []
-    return [award_id(task_id, task.rounds_done, owner) for owner in bidders]
+    delivered = {round_.awards[owner] for owner in round_.updates}
+    playing.ledger.settle(delivered=delivered, released={round_.awards[owner] for owner in released})
+    for owner, award in round_.awards.items():
+        if playing.ledger.award(award).state is not AwardState.POSTED:
+            round_.updates.pop(owner, None)
+    _settle(broker, playing, run.close(round_))
 
 
 def _check_enough_bids(broker: Broker, task_id: str) -> None:
@@ -199,23 +192,11 @@ def _awarded(broker: Broker, playing: _Playing, round_: Round) -> None:
         award_round(session, playing.task.id, playing.index, winners)
 
 
-def _refuse_past_caps(broker: Broker, playing: _Playing, round_: Round) -> None:
-    """Registered owners who have sold in other tasks since they bid, and whose caps this release would pass, refuse.
-
-    An award that a cut-off run of this round has settled already counts in her account, and stays as it is.
-    """
-    ledger, delivered = broker.books.ledger, [owner for owner in round_.updates if owner in playing.parties]
-    accounts = ledger.privacy_accounts(playing.parties[owner] for owner in delivered)
-    epsilon = dict(zip(round_.bidders.tolist(), round_.epsilon.tolist(), strict=True))
-    for owner in delivered:
-        account = accounts.get(playing.parties[owner])
-        if account is None or ledger.award(round_.awards[owner]).state is not AwardState.PENDING:
-            continue
-        try:
-            account.compose(playing.run.spec.perturbation.guarantee(epsilon[owner]))
-        except PrivacyBudgetExhausted as refusal:
-            del round_.updates[owner]
-            playing.run.market.void(round_, owner, f"refused: {refusal}")
+def _collect(run: SimulationRun, round_: Round) -> list[int]:
+    """Take deliveries; returns the owners who released something, whether it can be used or not."""
+    before = {owner: run.owners.accounts[owner].releases for owner in round_.awards}
+    run.collect(round_)
+    return [owner for owner, count in before.items() if run.owners.accounts[owner].releases > count]
 
 
 def _settle(broker: Broker, playing: _Playing, record: RoundRecord) -> None:

@@ -31,6 +31,7 @@ def verify(db: Database = None, head: KnownHead = None, json: Json = False) -> N
 
     Checked are hashes, balances, that every payment, refund and release has its award and terms, that no release gives
     away more than its award is for, that nobody passes her cap, and the nodes of the tree, none missing, none extra.
+    In a broker's database, bills, statements and tasks must also be what the log makes them.
     """
     from flmarket.cli.ledger_work import run_verify
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -14,24 +15,34 @@ from typing import TYPE_CHECKING, Any
 from flmarket import ledger
 from flmarket.cli.output import print_json, print_path, screen, table
 from flmarket.errors import ConfigError
-from flmarket.ledger import Award, Entry, Head, Receipt, Release, format_micros
+from flmarket.ledger import Award, Entry, Head, LedgerCorrupt, Receipt, Release, format_micros
 from flmarket.privacy import event_to_dict
 
 if TYPE_CHECKING:
+    from flmarket.broker.reconcile import Finding
     from flmarket.ledger import SqlLedger
 
 __all__ = ["run_balance", "run_check", "run_export", "run_head", "run_migrate", "run_receipt", "run_show", "run_verify"]
 
 
 def run_verify(db: str | None, head: Path | None, as_json: bool) -> None:
-    """Replay the log, against a known head if there is one."""
+    """Replay the log, against a known head if there is one; in a broker's database, compare bills and statements."""
     known = _read_head(head)
     with _open(db) as books:
         found, balances = books.verify(known), books.balances()
+        wrong = _broker_findings(books)
     if as_json:
-        print_json({"ok": True, "head": found.to_dict(), "balances_micros": dict(balances)})
+        agreed = {} if wrong is None else {"findings": [asdict(one) for one in wrong]}
+        print_json({"ok": not wrong, "head": found.to_dict(), "balances_micros": dict(balances), **agreed})
+    if wrong:
+        for one in () if as_json else wrong:
+            screen.print(f"[red]{one.rule}[/] {one.subject}: {one.message}", soft_wrap=True, highlight=False)
+        raise LedgerCorrupt(f"{len(wrong)} bills, statements or tasks say something else than the log")
+    if as_json:
         return
     screen.print(f"[green]sound[/]: {found.size} entries, {len(balances)} accounts")
+    if wrong is not None:
+        screen.print("the broker's bills and statements agree with it")
     if known is not None:
         screen.print(f"begins with the {known.size} entries of the known head")
     screen.print(f"[bold]head[/]  {_line(found.to_dict())}", soft_wrap=True, highlight=False)
@@ -130,6 +141,17 @@ def run_migrate(db: str | None) -> None:
     books = _open(db, create=True, upgrade=True)
     books.close()
     screen.print("the ledger is up to date")
+
+
+def _broker_findings(books: SqlLedger) -> tuple[Finding, ...] | None:
+    """What a broker's rows in this database say otherwise; None if it is no broker's."""
+    from sqlalchemy import inspect
+
+    if not inspect(books.engine).has_table("broker_tasks"):
+        return None
+    from flmarket.broker.reconcile import reconcile
+
+    return reconcile(books.engine)
 
 
 def _story(award: Award, release: Release | None) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from flmarket.errors import (
     PrivacyBudgetExhausted,
     SettlementError,
 )
+from flmarket.ledger.errors import LedgerUnavailable
 
 __all__ = ["PROBLEMS", "Problem", "file_response", "install", "problem"]
+
 
 log = logging.getLogger("flmarket.broker")
 MEDIA_TYPE = "application/problem+json"
@@ -92,6 +94,8 @@ def from_error(error: FlmarketError) -> JSONResponse:
     if isinstance(error, InvalidInput):
         field = error.field.removeprefix("task: ")
         return problem(422, "Not accepted", str(error), [{"field": field, "problem": f"expected {error.accepted}"}])
+    if isinstance(error, LedgerUnavailable):
+        return problem(503, "Not now", str(error), headers={"Retry-After": "1"})
     if isinstance(error, _CONFLICTS):
         return problem(409, "Conflict", str(error))
     log.error("an unforeseen refusal: %s", error)

@@ -67,7 +67,8 @@ class RunFile:
     def save(self, task_id: str) -> Path:
         """Write it into the task's folder, for this user only."""
         folder = task_folder(Path(self.folder), task_id)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         part, path = folder / f"{_NAME}.part", folder / _NAME
         part.unlink(missing_ok=True)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as handle:

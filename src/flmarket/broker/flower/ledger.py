@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flmarket.broker.books import task_award
 from flmarket.broker.round_rows import Winner
+from flmarket.engines.flower.deliveries import BadUpdate
 from flmarket.errors import PrivacyBudgetExhausted
 from flmarket.ledger import Award, AwardState, Head, HoldReceipt, Ledger, Release, Resolution
 from flmarket.privacy import Event
@@ -65,7 +66,7 @@ class RunLedger:
 
     def void(self, award_id: str, reason: str) -> Award:
         """Back to the task. A bad update has left the owner's machine, so it counts in her account, if it still can."""
-        if reason.startswith("bad update"):
+        if isinstance(reason, BadUpdate):
             award = self._ledger.award(award_id)
             release = Release(award_id, self._mechanism, self._guarantee(award.epsilon))
             try:

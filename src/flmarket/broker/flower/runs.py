@@ -28,6 +28,7 @@ from flmarket.broker.endings import begin, ending
 from flmarket.broker.flower.closing import close_task, give_up
 from flmarket.broker.flower.files import RunFile, copy_app
 from flmarket.broker.flower.tenancy import ENDED, SUBMITTED, at_work, run_of
+from flmarket.broker.holders import Replaced
 from flmarket.broker.models import FlowerRun, RoundRow, TaskRow
 from flmarket.broker.services.log import note
 
@@ -63,6 +64,8 @@ class FlowerRuns:
         """See to one task, and say when to look again."""
         try:
             pause = self._look(task_id)
+        except Replaced:
+            raise
         except Exception:  # e.g. the database is away; a run that is at work goes on meanwhile
             log.exception("task %s: its Flower run could not be seen to", task_id)
             pause = _TROUBLE_MS
@@ -85,8 +88,7 @@ class FlowerRuns:
             if task.rounds_done > run.rounds_done:
                 run.rounds_done, run.tries = task.rounds_done, 0
             self._count(session, task)
-            row = session.get(RoundRow, (task_id, task.rounds_done))
-            state = None if row is not None and row.state == "awarded" else ending(task)
+            state = ending(session, task)
             if at_work(run) or (run.state == SUBMITTED and state is None and now() < self._start_by(run)):
                 return _LOOK_MS
             lost = run.tries >= self.broker.settings.flower_tries

@@ -10,6 +10,7 @@ the task. A round with awards is always played to its end: owners may have deliv
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,13 +21,14 @@ from sqlalchemy import select
 
 from flmarket.broker.checkpoints import order_of
 from flmarket.broker.core import Broker
+from flmarket.broker.database import is_transient
 from flmarket.broker.endings import INTERNAL, ending
 from flmarket.broker.flower.files import RunFile, task_folder
 from flmarket.broker.flower.ledger import RunLedger
 from flmarket.broker.flower.market import TaskMarket, TooFewBids
 from flmarket.broker.flower.tenancy import Tenancy
 from flmarket.broker.models import PartyRow, RoundRow, Slot, TaskRow
-from flmarket.broker.round_rows import Winner, add_event, award_round, open_round, settle_round, take_bids
+from flmarket.broker.round_rows import AWARDED, Winner, add_event, award_round, open_round, settle_round, take_bids
 from flmarket.engines.flower.kinds import RoundPlan, record_from_dict
 from flmarket.engines.flower.node import run_setting
 from flmarket.engines.flower.store import RoundStore
@@ -37,6 +39,8 @@ __all__ = ["TaskServer", "app", "play_task", "serve"]
 
 _LOOK_SECONDS = 1.0
 _WAIT_FOR_BIDS_SECONDS = 10.0
+_LONGEST_REST_SECONDS = 30.0
+log = logging.getLogger("flmarket.broker")
 
 app = ServerApp()
 
@@ -86,25 +90,39 @@ class TaskServer:
         self.parties: dict[int, str] = {}
 
     def play(self) -> None:
-        """All rounds that are left, or up to a cancellation or the deadline."""
+        """All rounds that are left, or up to a cancellation or the deadline; faults of the database are waited out."""
+        faults = 0
         while True:
-            self.tenancy.step()
-            index = self.catch_up()
-            if self.store.plan(index) is None and self._ended():
-                return
-            due = time.monotonic() + self.order.round_seconds
             try:
-                self.round(index)
-            except TooFewBids:
-                due = max(due, time.monotonic() + _WAIT_FOR_BIDS_SECONDS)
-            self._wait_until(due)
+                if not self._play_next():
+                    return
+                faults = 0
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                faults += 1
+                log.warning("task %s: the database failed, its round is taken up again (%s)", self.task_id, error)
+                self.sleep(min(_LONGEST_REST_SECONDS, 0.1 * 2**faults))
+
+    def _play_next(self) -> bool:
+        """One round, from wherever it stands; False if it is time to end."""
+        self.tenancy.step()
+        index = self.catch_up()
+        if self.store.plan(index) is None and self._ended():
+            return False
+        due = time.monotonic() + self.order.round_seconds
+        try:
+            self.round(index)
+        except TooFewBids:
+            due = max(due, time.monotonic() + _WAIT_FOR_BIDS_SECONDS)
+        self._wait_until(due)
+        return True
 
     def round(self, index: int) -> None:
         """Play one round, from wherever it stands, to its record in the store."""
         known = self._seat_owners()
         if self.store.plan(index) is None:
             with self.broker.database.write() as session:
-                self.tenancy.check(session)
                 open_round(session, self.task_id, index)
         perturbation, settings = self.spec.perturbation, self.broker.settings
         ledger = RunLedger(
@@ -135,7 +153,7 @@ class TaskServer:
             self._read_seats(session.scalars(select(Slot).where(Slot.task_id == self.task_id)).all())
         saved = self.store.checkpoint()
         reached = 0 if saved is None else saved.next_round
-        awarded = row is not None and row.state == "awarded"
+        awarded = row is not None and row.state == AWARDED
         if reached < done or (awarded and reached == done and self.store.plan(done) is None):
             raise SettlementError(f"the folder of task {self.task_id} does not hold the round that the books are at")
         for index in range(done, reached):
@@ -146,7 +164,6 @@ class TaskServer:
             market = self._market()
             market.parameters, market.history = saved.parameters, list(saved.history)
             with self.broker.database.write() as session:
-                self.tenancy.check(session)
                 settle_round(
                     session,
                     self.task_id,
@@ -166,7 +183,6 @@ class TaskServer:
         query = select(PartyRow).where(PartyRow.active, PartyRow.role == "owner", PartyRow.node_id.is_not(None))
         known = {}
         with self.broker.database.write() as session:
-            self.tenancy.check(session)
             for party in session.scalars(query):
                 assert party.node_id is not None
                 assert party.owner_number is not None
@@ -187,24 +203,21 @@ class TaskServer:
 
     def _planned(self, plan: RoundPlan) -> None:
         with self.broker.database.write() as session:
-            self.tenancy.check(session)
             take_bids(session, self.task_id, plan.index, plan.memory, plan.deposit_micros)
 
     def _held(self, index: int, winners: Sequence[Winner]) -> None:
         with self.broker.database.write() as session:
-            self.tenancy.check(session)
-            if session.get_one(RoundRow, (self.task_id, index)).state != "awarded":  # after a crash it may be
+            if session.get_one(RoundRow, (self.task_id, index)).state != AWARDED:  # after a crash it may be
                 award_round(session, self.task_id, index, winners)
 
     def _delivered(self, index: int, count: int) -> None:
         with self.broker.database.write() as session:
-            self.tenancy.check(session)
             awards = session.get_one(RoundRow, (self.task_id, index)).winners
             add_event(session, self.task_id, index, "updates", {"delivered": count, "awards": awards})
 
     def _ended(self) -> bool:
         with self.broker.database.read() as session:
-            return ending(session.get_one(TaskRow, self.task_id)) is not None
+            return ending(session, session.get_one(TaskRow, self.task_id)) is not None
 
     def _wait_until(self, due: float) -> None:
         """Keep the task's pace; a cancellation is seen at once."""

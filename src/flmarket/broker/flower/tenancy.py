@@ -1,8 +1,9 @@
 """Who is at work on a Flower task: one run at a time, known to the service and to the run by one row.
 
 A run takes the task when it starts and renews its tenancy while it works. Every start carries the number of its
-attempt; a run whose number is not the latest may write nothing more. So a run that Flower started late, or one that was
-thought dead, does no harm. A run that makes no progress for much longer than its deadlines allow stops renewing.
+attempt; a run whose number is not the latest may write nothing more, neither rows nor money (`renewing`). So a run that
+Flower started late, or one that was thought dead, does no harm. A run that makes no progress for much longer than its
+deadlines allow stops renewing.
 
 What would break it: clocks of service and run that differ by more than the lease.
 """
@@ -15,23 +16,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.clock import now
 from flmarket.broker.core import Broker
-from flmarket.broker.holders import may_run, new_holder
+from flmarket.broker.database import fenced
+from flmarket.broker.holders import Replaced, may_run, new_holder
 from flmarket.broker.models import FlowerRun, TaskRow
 from flmarket.broker.services.states import PLAYABLE
-from flmarket.errors import SettlementError
 
 __all__ = ["ENDED", "SUBMITTED", "WORKING", "Replaced", "Tenancy", "at_work", "run_of"]
 
 SUBMITTED, WORKING, ENDED = "submitted", "working", "ended"
 log = logging.getLogger("flmarket.broker")
-
-
-class Replaced(SettlementError):
-    """Another run has the task, or it has ended: this one must stop."""
 
 
 def run_of(session: Session, task_id: str) -> FlowerRun:
@@ -71,11 +69,12 @@ class Tenancy:
 
     @contextmanager
     def renewing(self) -> Iterator[None]:
-        """Keep it while the block runs."""
+        """Keep it while the block runs, in which every write of this thread is refused once another run has it."""
         thread = threading.Thread(target=self._renew, name="flmarket-tenancy", daemon=True)
         thread.start()
         try:
-            yield
+            with fenced(self.check):
+                yield
         finally:
             self._stop.set()
             thread.join()
@@ -84,10 +83,11 @@ class Tenancy:
         """There is progress."""
         self._stepped = time.monotonic()
 
-    def check(self, session: Session) -> None:
+    def check(self, connection: Connection | Session) -> None:
         """Replaced unless the task is still this run's, until the transaction ends."""
-        run = session.get(FlowerRun, self.task_id, with_for_update=True, populate_existing=True)
-        if run is None or (run.attempt, run.holder) != (self.attempt, self.holder):
+        known = select(FlowerRun.attempt, FlowerRun.holder).where(FlowerRun.task_id == self.task_id)
+        found = connection.execute(known.with_for_update(read=True)).one_or_none()
+        if found is None or tuple(found) != (self.attempt, self.holder):
             raise Replaced(f"task {self.task_id} has another run")
 
     def end(self, error: str = "") -> None:
@@ -104,8 +104,8 @@ class Tenancy:
                 return
             try:
                 with self.broker.database.write() as session:
+                    session.get_one(FlowerRun, self.task_id, with_for_update=True).expires_at = self._until()
                     self.check(session)
-                    session.get_one(FlowerRun, self.task_id).expires_at = self._until()
             except Replaced as replaced:
                 log.warning("%s", replaced)
                 return

@@ -8,6 +8,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from flmarket.broker.ids import new_id
 from flmarket.broker.pages.context import Form, Operator, OperatorWrites, PageRoute, Visitor, fragment, page
 from flmarket.broker.pages.forms import Reader
+from flmarket.broker.pages.rendering import when
 from flmarket.broker.pages.words import seconds, tone
 from flmarket.broker.schemas import DepositRequest, NodeRequest, PartyRequest
 from flmarket.broker.services import log, operator, parties, tasks
@@ -131,9 +132,23 @@ def _health(view: OperatorView) -> list[tuple[str, str, str]]:
         ),
         ("In escrow now", money(view.escrow_micros), "for awards not yet resolved"),
         ("Ledger", f"{view.ledger_entries:,}", f"entries, in {view.database}"),
+        _books(view),
         (
             "Parties",
             f"{sum(view.parties.values()):,}",
             ", ".join(count(n, role) for role, n in sorted(view.parties.items())),
         ),
     ]
+
+
+def _books(view: OperatorView) -> tuple[str, str, str]:
+    if view.reconciled_at is None:
+        return "Bills and ledger", "–", "not compared yet"
+    if view.findings:
+        first = view.findings[0]
+        return (
+            "Bills and ledger",
+            f"{len(view.findings)} do not agree",
+            f"{first.rule} {first.subject}: {first.message}",
+        )
+    return "Bills and ledger", "Agree", f"compared {when(view.reconciled_at)}"

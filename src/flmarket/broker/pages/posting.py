@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.engines import FLOWER, SIMULATION, engines
-from flmarket.broker.ids import new_id
+from flmarket.broker.ids import derived_id, new_id
 from flmarket.broker.pages.charts import Chart, Column
 from flmarket.broker.pages.context import Buyer, BuyerWrites, Form, PageRoute, Visitor, fragment, page, sentence
 from flmarket.broker.pages.forms import Reader
@@ -90,11 +90,12 @@ def explore_budgets(request: Request, visitor: Buyer) -> HTMLResponse:
 
 @router.post("/tasks/new")
 def post(visitor: BuyerWrites, form: Form) -> Response:
-    """Post the task and put its budget into escrow, once for each form."""
+    """Post the task and put its budget into escrow, once for each form; a form that was edited is another task."""
     reader = Reader(form)
     order = _order(reader)
     if order is not None:
-        key = reader.text("idempotency_key")[:80] or None
+        form_key = reader.text("idempotency_key")
+        key = derived_id("form", form_key, order.model_dump_json()) if form_key else None
         try:
             task = tasks.post_task(visitor.broker, visitor.party, order, key=key)
             return RedirectResponse(f"/tasks/{task.id}/live", 303)

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 
 from flmarket.broker.clock import iso, now
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.errors import NotFound, TooMany
+from flmarket.broker.errors import KeyReused, NotFound, TooMany
 from flmarket.broker.ids import derived_id, new_id
 from flmarket.broker.models import AuditJob
 from flmarket.broker.schemas import AuditRequest
@@ -22,6 +22,8 @@ def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str
     with broker.database.write() as session:
         known = session.get(AuditJob, audit_id)
         if known is not None:
+            if known.request != request.model_dump(mode="json"):
+                raise KeyReused("this idempotency key belongs to another audit")
             return _view(known, whole=True)
         waiting = select(func.count()).where(AuditJob.party_id == party.id, AuditJob.state.in_(("queued", "running")))
         if (session.scalar(waiting) or 0) >= broker.settings.max_active_audits:

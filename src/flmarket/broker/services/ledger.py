@@ -7,14 +7,16 @@ commits to the whole log and is for everybody: whoever keeps one can tell later 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from sqlalchemy import select
 
 from flmarket.broker.clock import iso
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.models import TaskRow
+from flmarket.broker.reconcile import reconcile
 from flmarket.broker.services.log import note
-from flmarket.broker.services.views import LedgerCheck, LedgerEntry, LedgerHead, LedgerPage
+from flmarket.broker.services.views import FindingView, LedgerCheck, LedgerEntry, LedgerHead, LedgerPage
 from flmarket.errors import SettlementError
 from flmarket.ledger import Entry
 
@@ -30,11 +32,15 @@ def head(broker: Broker) -> LedgerHead:
 
 
 def verify(broker: Broker, party: Party) -> LedgerCheck:
-    """Replay the whole log and say what was found; the operator's."""
+    """Replay the whole log, compare it with the broker's rows, and say what was found; the operator's."""
     require(party, "operator")
     try:
         found = broker.books.ledger.verify()
-        check = LedgerCheck(True, "every entry, balance and award follows from the log", found.size, found.root)
+        wrong = tuple(FindingView(**asdict(one)) for one in reconcile(broker.database.engine))
+        said = "every entry, balance and award follows from the log, and so does every bill and statement"
+        if wrong:
+            said = f"the log is sound, but {len(wrong)} bills or statements do not follow from it: {wrong[0].message}"
+        check = LedgerCheck(not wrong, said, found.size, found.root, wrong)
     except SettlementError as error:
         check = LedgerCheck(False, str(error), 0, "")
     with broker.database.write() as session:

@@ -8,13 +8,14 @@ from sqlalchemy.orm import Session
 
 from flmarket.broker.clock import iso, now
 from flmarket.broker.core import Broker, Party, Role, require
-from flmarket.broker.errors import Conflict, NotFound, Unauthenticated
+from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.ids import derived_id, new_id
 from flmarket.broker.keys import format_key, hash_secret, make_secret, split_key, verify_secret
 from flmarket.broker.models import ApiKey, PartyRow, TaskRow
 from flmarket.broker.services.log import note
 from flmarket.broker.services.states import ACTIVE
 from flmarket.broker.services.views import AccountView, KeyPage, KeyView, NewKey, PartyPage, PartyView
+from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
 
 __all__ = [
@@ -193,15 +194,21 @@ def account(broker: Broker, party: Party) -> AccountView:
 def deposit(
     broker: Broker, party: Party | None, party_id: str, amount_micros: int, *, key: str | None = None
 ) -> AccountView:
-    """The operator books money that a buyer paid in; the same `key` books it once."""
+    """The operator books money that a buyer paid in; the same `key` of the same operator books it once."""
     if party is not None:
         require(party, "operator")
     with broker.database.read() as session:
         row = _party_row(session, party_id)
     if row.role != "buyer":
         raise Conflict(f"{party_id} is no buyer")
-    identifier = new_id("d") if key is None else derived_id("d", party_id, key)
-    broker.books.ledger.deposit(identifier, party_id, amount_micros)
+    caller = "" if party is None else party.id
+    identifier = new_id("d") if key is None else derived_id("d", caller, key)
+    try:
+        broker.books.ledger.deposit(identifier, party_id, amount_micros)
+    except SettlementError as error:
+        if key is None:
+            raise
+        raise KeyReused(f"this idempotency key belongs to another deposit, nothing was booked ({error})") from None
     with broker.database.write() as session:
         note(session, party, "deposit", party_id, detail=f"{amount_micros} micro-units, {identifier}")
     return account(broker, as_party(row))

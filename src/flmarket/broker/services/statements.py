@@ -57,10 +57,11 @@ def statement(broker: Broker, party: Party) -> StatementView:
     with broker.database.read() as session:
         rows = session.execute(query).all()
         row = session.get_one(PartyRow, party.id)
+    left = {release.award_id for release in broker.books.ledger.releases(party.id)}
     releases, total, earned, delivered = [], 0.0, 0, 0
     for one, name in rows:
         paid = one.price_micros if one.state == AwardState.POSTED else 0
-        if paid or one.state == AwardState.POSTED or one.reason.startswith("bad update"):
+        if one.award_id in left:
             total += one.epsilon  # it left her machine, whether it was paid or not
         earned += paid
         delivered += one.state == AwardState.POSTED

@@ -1,10 +1,14 @@
 """A buyer's tasks: post, watch, cancel, pay, download.
 
 Posting goes in three steps, each durable: the task is written down (`funding`), its budget moves into escrow, it joins
-the queue. A crash in between is cleared up by the worker: the task is queued if its money arrived and dropped if not.
+the queue. What was cut off in between is cleared up by the worker at any time: the task is queued if its money arrived
+and fails if not. The ledger decides which, so a slow posting that the worker gave up moves no money any more.
 """
 
 from __future__ import annotations
+
+from itertools import count
+from typing import Any
 
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.exc import IntegrityError
@@ -14,7 +18,7 @@ from flmarket.broker.checkpoints import order_of, vector
 from flmarket.broker.clock import iso, now
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.engines import FLOWER, check_engine
-from flmarket.broker.errors import Conflict, NotFound
+from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.ids import derived_id, new_id
 from flmarket.broker.model_files import ModelFormat, model_file
 from flmarket.broker.models import Event, PartyRow, Release, RoundRow, Slot, TaskRow
@@ -48,6 +52,7 @@ __all__ = [
     "model",
     "post_task",
     "receipts",
+    "recover_posting",
     "round_detail",
     "rounds",
     "view_round",
@@ -55,12 +60,17 @@ __all__ = [
 
 
 def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | None = None) -> TaskView:
-    """Check the order, take its budget into escrow and queue it; the same `key` posts it once."""
+    """Check the order, take its budget into escrow and queue it; the same `key` posts the same order once."""
     require(party, "buyer")
     check_engine(broker.settings, request.engine)
     if request.engine == FLOWER and not request.owners.open:
         raise InvalidInput("owners.open", False, "true in a Flower task: its owners are registered ones")
-    task_id = new_id("t") if key is None else derived_id("t", party.id, key)
+    task_id = new_id("t") if key is None else _keyed_id(broker, party, key)
+    spec = request.model_dump(mode="json")
+    with broker.database.read() as session:
+        known = session.get(TaskRow, task_id)
+    if known is not None:
+        return _posted_before(broker, party, known, spec)
     simulation = broker.simulations.build(task_id, request)
     run = SimulationRun(simulation, MemoryLedger())
     at = now()
@@ -69,7 +79,7 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
         buyer_id=party.id,
         name=request.name,
         state="funding",
-        spec=request.model_dump(mode="json"),
+        spec=spec,
         rounds=request.rounds,
         rounds_done=0,
         escrow_micros=request.escrow_micros,
@@ -100,21 +110,66 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
     except IntegrityError:
         if key is None:
             raise  # 80 random bits do not repeat
+        return post_task(broker, party, request, key=key)  # the same request, twice at once: the other one was first
+    return _fund(broker, party, row)
+
+
+def _keyed_id(broker: Broker, party: Party, key: str) -> str:
+    """The id that follows from the key; the next one if a posting under it was given up, which frees the key."""
+    ids = (derived_id("t", party.id, key, *([str(attempt)] if attempt else [])) for attempt in count())
+    return next(task_id for task_id in ids if not broker.books.is_dropped(task_id))
+
+
+def _posted_before(broker: Broker, party: Party, known: TaskRow, spec: dict[str, Any]) -> TaskView:
+    """A key that came back: its task, or KeyReused if it comes with another order."""
+    if known.buyer_id != party.id or known.spec != spec:
+        raise KeyReused("this idempotency key belongs to another order: use a new one")
+    return _fund(broker, party, known) if known.state == "funding" else _view(known)
+
+
+def _fund(broker: Broker, party: Party, row: TaskRow) -> TaskView:
+    """Take a task's budget into escrow and queue it; Conflict, and no task, if the buyer has less."""
     try:
-        broker.books.fund(task_id, party.id, request.escrow_micros)
-    except Conflict:
-        with broker.database.write() as session:
-            _drop(session, session.get_one(TaskRow, task_id))
-            note(session, party, "task.post", task_id, outcome="refused", detail="not enough money")
-        raise
+        broker.books.fund(row.id, party.id, row.escrow_micros)
+    except Conflict as refusal:
+        if broker.books.drop(row.id, row.buyer_id):
+            with broker.database.write() as session:
+                found = session.get(TaskRow, row.id, with_for_update=True)
+                if found is not None and found.state == "funding":
+                    session.execute(delete(Slot).where(Slot.task_id == found.id))
+                    session.delete(found)
+                note(session, party, "task.post", row.id, outcome="refused", detail=str(refusal))
+            raise
+    _queue(broker, party, row.id, "task.post")
+    return get_task(broker, party, row.id)
+
+
+def recover_posting(broker: Broker, task_id: str) -> None:
+    """What is left of a posting that was cut off: the task is queued if its money arrived, else it has failed."""
+    with broker.database.read() as session:
+        row = session.get(TaskRow, task_id)
+    if row is None:  # refused meanwhile, for lack of money
+        return
+    if not broker.books.drop(task_id, row.buyer_id):
+        _queue(broker, None, task_id, "task.recover")
+        return
     with broker.database.write() as session:
-        found = session.get_one(TaskRow, task_id)
+        found = session.get(TaskRow, task_id, with_for_update=True)
+        if found is not None and found.state == "funding":
+            found.state, found.escrow_micros, found.finished_at = "failed", 0, now()
+            found.error = "its budget was not taken into escrow"
+            note(session, None, "task.recover", task_id, outcome="dropped")
+
+
+def _queue(broker: Broker, party: Party | None, task_id: str, action: str) -> None:
+    """The task's money is in its account: let it be played."""
+    with broker.database.write() as session:
+        found = session.get_one(TaskRow, task_id, with_for_update=True)
         if found.state == "funding":
             found.state = "queued"
-            note(session, party, "task.post", task_id, detail=f"{request.escrow_micros} micro-units in escrow")
-            session.add(Event(task_id=task_id, kind="queued", data={"rounds": request.rounds}, at=now()))
+            note(session, party, action, task_id, detail=f"{found.escrow_micros} micro-units in escrow")
+            session.add(Event(task_id=task_id, kind="queued", data={"rounds": found.rounds}, at=now()))
     broker.wake.set()
-    return get_task(broker, party, task_id)
 
 
 def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> TaskPage:
@@ -308,8 +363,3 @@ def _view(row: TaskRow) -> TaskView:
         iso(row.deadline_at) or "",
         row.error,
     )
-
-
-def _drop(session: Session, row: TaskRow) -> None:
-    session.execute(delete(Slot).where(Slot.task_id == row.id))
-    session.delete(row)

@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 from flmarket.engines.flower.messages import REPLAY, Delivery, Order, Refusal, release_id, unpack, unpack_vector
 from flmarket.errors import InvalidInput
 
-__all__ = ["checked_delivery"]
+__all__ = ["BadUpdate", "checked_delivery"]
+
+
+class BadUpdate(str):
+    """The reason of an award that is void because what came was no good: something has left the owner's machine."""
 
 
 def checked_delivery(
@@ -25,18 +29,18 @@ def checked_delivery(
         if refusal is not None:
             return None, REPLAY if refusal.code == REPLAY else f"refused: {refusal.reason}"
         if delivery is None:
-            return None, "bad update: neither a delivery nor a refusal"
+            return None, BadUpdate("bad update: neither a delivery nor a refusal")
         if (delivery.release, delivery.owner) != (release_id(order), order.owner):
-            return None, "bad update: another award's"
+            return None, BadUpdate("bad update: another award's")
         vector = unpack_vector(answer, length)
     except InvalidInput as problem:
-        return None, f"bad update: {problem}"
+        return None, BadUpdate(f"bad update: {problem}")
     if vector.shape != (length,):
-        return None, f"bad update: shape {vector.shape} instead of ({length},)"
+        return None, BadUpdate(f"bad update: shape {vector.shape} instead of ({length},)")
     if not np.isfinite(vector).all():
-        return None, "bad update: not finite"
+        return None, BadUpdate("bad update: not finite")
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(vector))
     if norm > largest_norm:
-        return None, "bad update: longer than clip and noise can make it"
+        return None, BadUpdate("bad update: longer than clip and noise can make it")
     return vector, ""

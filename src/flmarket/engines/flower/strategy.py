@@ -270,8 +270,11 @@ class MarketStrategy(Strategy):
 
     def _book(self, order: Order) -> None:
         """Enter what a stored delivery gave away; past a cap that the owner registered, the award is void."""
-        release = self.kind.release(order)
-        if release is None or self._awards[order.owner].state is AwardState.POSTED:
+        release, state = self.kind.release(order), self._awards[order.owner].state
+        if state not in (AwardState.PENDING, AwardState.POSTED):  # a former run found her cap passed: that stands
+            del self._updates[order.owner]
+            return
+        if release is None or state is AwardState.POSTED:
             return
         try:
             self.ledger.release(release)

@@ -14,6 +14,7 @@ from flmarket.broker.services.views.market import (
     MechanismView,
 )
 from flmarket.broker.services.views.operator import (
+    FindingView,
     LedgerCheck,
     LedgerEntry,
     LedgerHead,
@@ -71,6 +72,7 @@ __all__ = [
     "EventView",
     "ExplorePoint",
     "ExploreView",
+    "FindingView",
     "KeyPage",
     "KeyView",
     "LedgerCheck",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "FindingView",
     "LedgerCheck",
     "LedgerEntry",
     "LedgerHead",
@@ -37,8 +38,17 @@ class LogPage:
 
 
 @dataclass(frozen=True)
+class FindingView:
+    """Something in which the broker's rows and the ledger do not agree."""
+
+    rule: str
+    subject: str
+    message: str
+
+
+@dataclass(frozen=True)
 class OperatorView:
-    """The service at a glance."""
+    """The service at a glance; `findings` are those of the standing check at `reconciled_at`."""
 
     tasks: dict[str, int]
     audits: dict[str, int]
@@ -50,16 +60,19 @@ class OperatorView:
     database: str
     escrow_micros: int
     ledger_entries: int
+    reconciled_at: str | None
+    findings: tuple[FindingView, ...]
 
 
 @dataclass(frozen=True)
 class LedgerCheck:
-    """What a replay of the whole log found; `root` commits to it."""
+    """What a replay of the whole log found, and whether bills and statements follow from it; `root` commits to it."""
 
     ok: bool
     message: str
     entries: int
     root: str
+    findings: tuple[FindingView, ...] = ()
 
 
 @dataclass(frozen=True)
