@@ -113,7 +113,9 @@ def play():
 def serving(app):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1, proxy_headers=False
+        )
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -7,9 +7,10 @@ turn. For the same reason nobody may call the ledger, which has its own connecti
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Database:
         self.is_sqlite = address.get_backend_name() == "sqlite"
         if self.is_sqlite:
             if address.database and address.database != ":memory:":
-                Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+                _make_private(Path(address.database))
             self.engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})
             event.listen(self.engine, "connect", _sqlite_settings)
             event.listen(self.engine, "begin", _sqlite_begin)
@@ -66,6 +67,15 @@ class Database:
     def close(self) -> None:
         """Give all connections back."""
         self.engine.dispose()
+
+
+def _make_private(path: Path) -> None:
+    """The file is its user's alone, also one of an older version; SQLite gives its log the same mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    for name in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with suppress(FileNotFoundError, PermissionError):  # somebody else's file keeps what she gave it
+            name.chmod(0o600)
 
 
 def _sqlite_settings(connection: Any, _record: Any) -> None:

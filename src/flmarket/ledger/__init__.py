@@ -27,6 +27,7 @@ from flmarket.ledger.merkle import Head
 from flmarket.ledger.money import MICROS, format_micros, payments_to_micros, to_micros
 from flmarket.ledger.owner_account import DurableAccount
 from flmarket.ledger.receipt import Receipt
+from flmarket.ledger.sealed import SealedReceipt
 
 if TYPE_CHECKING:
     from flmarket.ledger.sql import SqlLedger
@@ -51,6 +52,7 @@ __all__ = [
     "Release",
     "ReplayRefused",
     "Resolution",
+    "SealedReceipt",
     "SqlLedger",
     "Transfer",
     "format_micros",
