@@ -41,7 +41,17 @@ from flmarket.engines.flower.messages import (
 from flmarket.engines.flower.play import Dealer, market_kind, store_spec
 from flmarket.engines.flower.record import close_records
 from flmarket.errors import InvalidInput, SettlementError
-from flmarket.ledger import ESCROW, Award, AwardState, DurableAccount, MemoryLedger, Receipt, Release, SqlLedger
+from flmarket.ledger import (
+    ESCROW,
+    Award,
+    AwardState,
+    DurableAccount,
+    MemoryLedger,
+    Receipt,
+    Release,
+    SealedReceipt,
+    SqlLedger,
+)
 from flmarket.privacy import PureDp
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -213,6 +223,8 @@ def test_a_run_plays_the_task_on_the_brokers_books(url, stage, tmp_path):
     for index in range(3):
         page = tasks.receipts(one.broker, one.buyer, one.task_id, index)
         for receipt in page.items:
+            SealedReceipt.from_dict(receipt.document).check()
+        for receipt in tasks.receipts(one.broker, one.desk, one.task_id, index).items:
             Receipt.from_dict(receipt.document).check()
         assert len(page.items) == len(tasks.round_detail(one.broker, one.buyer, one.task_id, index).awards) > 0
     model = tasks.model(one.broker, one.buyer, one.task_id)
@@ -312,13 +324,13 @@ def test_a_sale_elsewhere_voids_one_award_and_not_the_run(url, stage):
 
     one.grid.before[1] = sell_elsewhere
     assert one.finish().state == "finished"
-    first = tasks.round_detail(one.broker, one.buyer, one.task_id, 0)
+    first = tasks.round_detail(one.broker, one.desk, one.task_id, 0)
     states = {award.slot: award.state for award in first.awards}
     assert states == {0: "posted", 1: "voided", 2: "posted"}
     (void,) = [award for award in first.awards if award.state == "voided"]
     assert "past the registered cap" in void.reason
     # afterwards she is asked for what is left to her, and no more
-    later = [a for i in (1, 2) for a in tasks.round_detail(one.broker, one.buyer, one.task_id, i).awards if a.slot == 1]
+    later = [a for i in (1, 2) for a in tasks.round_detail(one.broker, one.desk, one.task_id, i).awards if a.slot == 1]
     assert sum(award.epsilon for award in later) <= 0.1 + 1e-9
     assert kept.privacy_spent(seller.id) <= 1.0
     assert ledger.verify(one.broker, one.desk).ok
@@ -417,7 +429,7 @@ def test_a_run_that_keeps_dying_fails_the_task_and_deliveries_are_paid(stage, mo
     task = one.look()
     assert task.state == "failed"
     assert "without settling a round" in task.error
-    second = {a.slot: a.state for a in tasks.round_detail(one.broker, one.buyer, one.task_id, 1).awards}
+    second = {a.slot: a.state for a in tasks.round_detail(one.broker, one.desk, one.task_id, 1).awards}
     assert second == {0: "posted", 1: "voided", 2: "posted"}
     assert [one.broker.books.ledger.balance(owner.id) > paid[owner.id] for owner in one.owners] == [True, False, True]
     one.check()

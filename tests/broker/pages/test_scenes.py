@@ -8,8 +8,8 @@ from flmarket.broker.services.views import AwardView, EventView, TaskView
 
 AT = "2026-11-15T23:04:09.000Z"
 WINNERS = [
-    {"slot": 3, "epsilon": 0.5, "price_micros": 4_000_000},
-    {"slot": 7, "epsilon": 1.25, "price_micros": 5_500_000},
+    {"owner": "owner-3", "epsilon": 0.5, "price_micros": 4_000_000},
+    {"owner": "owner-7", "epsilon": 1.25, "price_micros": 5_500_000},
 ]
 STORY = [
     ("queued", {"rounds": 2}),
@@ -21,8 +21,8 @@ STORY = [
     ("settled", {"round": 0, "delivered": 1, "winners": 2, "spent_micros": 4_000_000, "accuracy": 0.75}),
 ]
 AWARDS = (
-    AwardView(3, "owner 3", 0.5, 10, 1.0, 4_000_000, "posted", "", "t/0/3"),
-    AwardView(7, "owner 7", 1.25, 10, 0.0, 5_500_000, "expired", "deadline passed", "t/0/7"),
+    AwardView(3, "owner-3", 0.5, 10, 1.0, 4_000_000, "posted", "", "t/0/3"),
+    AwardView(7, "owner-7", 1.25, 10, 0.0, 5_500_000, "expired", "deadline passed", "t/0/7"),
 )
 
 
@@ -62,7 +62,7 @@ def test_each_step_moves_the_stages_and_the_money(steps, states, parts):
 def test_bids_stay_sealed_until_awards_are_made():
     assert [seat.name for seat in scene(4).seats] == ["Sealed bid"] * 5
     awarded = scene(5).seats
-    assert [(seat.name, seat.state) for seat in awarded[:2]] == [("Owner 3", "won"), ("Owner 7", "won")]
+    assert [(seat.name, seat.state) for seat in awarded[:2]] == [("Owner-3", "won"), ("Owner-7", "won")]
     assert (awarded[1].first, awarded[1].second) == ("ε 1.25", "5.50 held")
     assert [seat.state for seat in awarded[2:]] == ["lost"] * 3
     settled = scene(7).seats
