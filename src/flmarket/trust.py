@@ -148,7 +148,7 @@ def certainty(epsilon_total: float) -> float:
 def sure(epsilon_total: float) -> str:
     """The same as text that never says certain."""
     share = certainty(epsilon_total)
-    return f"{share:.0%}" if share < 0.99 else f"{share:.2%}" if share < 0.9999 else "more than 99.99%"
+    return f"{100 * share:.{0 if share < 0.99 else 2}f} %" if share < 0.9999 else "more than 99.99 %"
 
 
 def meaning_of(epsilon_total: float) -> str:

@@ -342,7 +342,7 @@ def test_the_bid_helper_says_what_a_bid_earns(small, joined):
     assert dear.wins == 0
     assert "not have won" in dear.words
     assert explain.epsilon_words(1.0).certainty_from_half == pytest.approx(np.e / (1 + np.e))
-    assert "73%" in cheap.epsilon.words
+    assert "73 %" in cheap.epsilon.words
 
 
 def test_an_audit_runs_in_the_background_and_finds_the_liar(small, joined):

@@ -198,7 +198,9 @@ def _settled_seats(awards: tuple[AwardView, ...]) -> list[Seat]:
 
 
 def _capital(name: str) -> str:
-    return f"{name[:1].upper()}{name[1:]}"
+    """A tile has little room: her name in the task alone, or her place, or her name as the operator knows it."""
+    short = name.removeprefix("owner-")
+    return f"Owner {short}" if short.isdigit() else short[:1].upper() + short[1:] if short == name else short
 
 
 def lines(happened: Iterable[EventView]) -> list[Line]:

@@ -32,7 +32,7 @@ def privacy_words(cap: float, spent: float) -> str:
     left = max(0.0, cap - spent)
     stands = (
         f"All your releases together cost at most ε = {spent:.4g} in total; {left:.3g} of {cap:.4g} "
-        f"({left / cap:.0%}) is left under your cap."
+        f"({100 * left / cap:.0f} %) is left under your cap."
         if left
         else f"You have sold all the privacy that you were willing to sell, ε = {cap:.4g} in total: no more is sold."
     )
