@@ -15,7 +15,7 @@ import uvicorn
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.schemas import BidRequest, TaskRequest, Valuation
-from flmarket.broker.services import parties
+from flmarket.broker.services import parties, statements
 from flmarket.broker.settings import Settings
 from flmarket.broker.worker import Worker
 
@@ -66,6 +66,8 @@ def join(broker, role, name=None):
     key = parties.issue_key(broker, None, view.id, label="test").key
     if role == "buyer":
         parties.deposit(broker, None, view.id, MONEY)
+    if role == "owner":  # more than a market suggests, so that tests may play many rounds
+        statements.set_cap(broker, Party(view.id, role, view.name), 100.0)
     return Person(Party(view.id, role, view.name), key)
 
 
@@ -113,7 +115,8 @@ def play():
 def serving(app):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+        quiet = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1}
+        config = uvicorn.Config(app, ws="none", proxy_headers=False, **quiet)
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

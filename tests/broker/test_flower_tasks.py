@@ -51,6 +51,7 @@ from flmarket.ledger import (
     MemoryLedger,
     Receipt,
     Release,
+    SealedReceipt,
     SqlLedger,
 )
 from flmarket.privacy import PureDp
@@ -224,6 +225,8 @@ def test_a_run_plays_the_task_on_the_brokers_books(url, stage, tmp_path):
     for index in range(3):
         page = tasks.receipts(one.broker, one.buyer, one.task_id, index)
         for receipt in page.items:
+            SealedReceipt.from_dict(receipt.document).check()
+        for receipt in tasks.receipts(one.broker, one.desk, one.task_id, index).items:
             Receipt.from_dict(receipt.document).check()
         assert len(page.items) == len(tasks.round_detail(one.broker, one.buyer, one.task_id, index).awards) > 0
     model = tasks.model(one.broker, one.buyer, one.task_id)
@@ -323,13 +326,13 @@ def test_a_sale_elsewhere_voids_one_award_and_not_the_run(url, stage):
 
     one.grid.before[1] = sell_elsewhere
     assert one.finish().state == "finished"
-    first = tasks.round_detail(one.broker, one.buyer, one.task_id, 0)
+    first = tasks.round_detail(one.broker, one.desk, one.task_id, 0)
     states = {award.slot: award.state for award in first.awards}
     assert states == {0: "posted", 1: "voided", 2: "posted"}
     (void,) = [award for award in first.awards if award.state == "voided"]
     assert "past the registered cap" in void.reason
     # afterwards she is asked for what is left to her, and no more
-    later = [a for i in (1, 2) for a in tasks.round_detail(one.broker, one.buyer, one.task_id, i).awards if a.slot == 1]
+    later = [a for i in (1, 2) for a in tasks.round_detail(one.broker, one.desk, one.task_id, i).awards if a.slot == 1]
     assert sum(award.epsilon for award in later) <= 0.1 + 1e-9
     assert kept.privacy_spent(seller.id) <= 1.0
     assert ledger.verify(one.broker, one.desk).ok
@@ -430,7 +433,7 @@ def test_a_run_that_keeps_dying_fails_the_task_and_deliveries_are_paid(stage, mo
     task = one.look()
     assert task.state == "failed"
     assert "without settling a round" in task.error
-    second = {a.slot: a.state for a in tasks.round_detail(one.broker, one.buyer, one.task_id, 1).awards}
+    second = {a.slot: a.state for a in tasks.round_detail(one.broker, one.desk, one.task_id, 1).awards}
     assert second == {0: "posted", 1: "voided", 2: "posted"}
     assert [one.broker.books.ledger.balance(owner.id) > paid[owner.id] for owner in one.owners] == [True, False, True]
     one.check()

@@ -32,6 +32,7 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
     """The application; with `broker`, over one that is open already (and stays the caller's to close)."""
     given = broker
     broker = Broker.open(settings or Settings()) if broker is None else broker
+    gate = Gate(broker.settings)
     worker = Worker(broker) if broker.settings.run_worker else None
 
     @asynccontextmanager
@@ -39,6 +40,7 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
         if worker is not None:
             worker.start()
         yield
+        gate.heavy.close()
         if worker is not None:
             worker.stop()
         if given is None:
@@ -53,7 +55,7 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.broker, app.state.gate = broker, Gate(broker.settings)
+    app.state.broker, app.state.gate = broker, gate
     problems.install(app)
     app.include_router(health.router)
     for router in (

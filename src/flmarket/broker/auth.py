@@ -2,11 +2,16 @@
 
 A cookie is sent by browsers whether or not the person meant it, so a write that comes with one must also carry the
 session's token (header `X-CSRF-Token`, or the form field that pages pass to `check_csrf`).
+
+Strangers are counted by the address at the other end of the connection. What `X-Forwarded-For` says counts only if that
+address is a proxy's that the operator named; a server in front of the application must not put it there by itself.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,11 +20,12 @@ from fastapi.security import APIKeyCookie, HTTPBearer
 
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import Forbidden, Unauthenticated
-from flmarket.broker.limits import Buckets, Streams
+from flmarket.broker.limits import Buckets, HeavyWork, Streams
 from flmarket.broker.services.parties import party_of_key
-from flmarket.broker.services.sessions import SignedIn, session_of
+from flmarket.broker.services.sessions import SignedIn, session_of, still_signed_in
 from flmarket.broker.services.views import SessionView
 from flmarket.broker.settings import Settings
+from flmarket.errors import ConfigError
 
 __all__ = [
     "COOKIE",
@@ -45,6 +51,10 @@ class Auth:
     session: SessionView | None = None
     cookie: str | None = None
 
+    def still_holds(self, broker: Broker) -> bool:
+        """Whether the key or the session is valid now, for whatever goes on after the request began."""
+        return still_signed_in(broker, self.party, self.cookie)
+
 
 class Gate:
     """The limits at the door, one for each service."""
@@ -54,6 +64,8 @@ class Gate:
         self.strangers = Buckets(settings.anonymous_requests_per_second, settings.anonymous_burst)
         self.sign_ins = Buckets(settings.sign_ins_per_minute / 60, settings.sign_ins_per_minute)
         self.streams = Streams(settings.max_streams, settings.max_streams_per_party)
+        self.heavy = HeavyWork(settings.heavy_workers, settings.max_heavy_waiting)
+        self.proxies = tuple(_network(one) for one in settings.trusted_proxies)
 
 
 def get_broker(request: Request) -> Broker:
@@ -69,8 +81,30 @@ def get_gate(request: Request) -> Gate:
 
 
 def client_address(request: Request) -> str:
-    """The peer's address, for limits."""
-    return request.client.host if request.client else "unknown"
+    """Whose address limits count: the peer's, or what the trusted proxies say, the nearest of them first."""
+    address, proxies = request.client.host if request.client else "unknown", get_gate(request).proxies
+    if not proxies:
+        return address
+    said = [one.strip() for line in request.headers.getlist("x-forwarded-for") for one in line.split(",")]
+    while said and _within(address, proxies):
+        address = said.pop()
+    return address[:64]
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        raise ConfigError(
+            "trusted proxy", text, "an address such as 10.0.0.7, or a network such as 10.0.0.0/24"
+        ) from None
+
+
+def _within(address: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    try:
+        return any(ipaddress.ip_address(address) in network for network in networks)
+    except ValueError:
+        return False
 
 
 def authenticate(request: Request) -> Auth:
@@ -80,7 +114,7 @@ def authenticate(request: Request) -> Auth:
         return known
     broker, gate = get_broker(request), get_gate(request)
     try:
-        auth = _identify(request, broker)
+        auth = _identify(request, broker, gate)
     except Unauthenticated:
         gate.strangers.take(client_address(request))
         raise
@@ -115,13 +149,15 @@ def clear_cookie(response: Response, settings: Settings) -> None:
     response.delete_cookie(COOKIE, httponly=True, samesite="lax", secure=settings.secure_cookies, path="/")
 
 
-def _identify(request: Request, broker: Broker) -> Auth:
+def _identify(request: Request, broker: Broker, gate: Gate) -> Auth:
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("send your key as: Authorization: Bearer flm_…")
-        return Auth(party_of_key(broker, key.strip()))
+        return Auth(
+            party_of_key(broker, key.strip(), before_slow_work=lambda: gate.strangers.take(client_address(request)))
+        )
     cookie = request.cookies.get(COOKIE)
     if cookie:
         party, session = session_of(broker, cookie)

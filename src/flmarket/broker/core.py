@@ -13,24 +13,25 @@ from typing import Literal
 from flmarket.broker.books import Books
 from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
-from flmarket.broker.keys import KeyCache
 from flmarket.broker.metrics import Metrics
+from flmarket.broker.models import Secret
 from flmarket.broker.recent import Recent
 from flmarket.broker.settings import Settings
 from flmarket.broker.simulations import Simulations
 
-__all__ = ["Broker", "Party", "Role", "require"]
+__all__ = ["Broker", "Party", "Role", "Secrets", "require"]
 
 Role = Literal["buyer", "owner", "operator"]
 
 
 @dataclass(frozen=True)
 class Party:
-    """Who is asking."""
+    """Who is asking; `key_id` is the key that she, or the session she is in, came with."""
 
     id: str
     role: Role
     name: str
+    key_id: str | None = field(default=None, compare=False)
 
 
 def require(party: Party, *roles: Role) -> None:
@@ -40,13 +41,21 @@ def require(party: Party, *roles: Role) -> None:
 
 
 @dataclass(frozen=True)
+class Secrets:
+    """What only the service knows: under `keys` it hashes API keys, under `pseudonyms` it names owners to buyers."""
+
+    keys: bytes = field(repr=False)
+    pseudonyms: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Broker:
     """Everything a service function needs."""
 
     settings: Settings
     database: Database
     books: Books
-    keys: KeyCache[Party]
+    secrets: Secrets
     simulations: Simulations
     metrics: Metrics
     wake: threading.Event = field(default_factory=threading.Event)
@@ -61,7 +70,7 @@ class Broker:
             settings,
             database,
             Books.open(settings.database_url),
-            KeyCache(settings.key_cache_seconds),
+            _secrets(database),
             Simulations(settings.data_dir, settings.data_sets),
             Metrics(),
         )
@@ -70,3 +79,8 @@ class Broker:
         """Give all connections back."""
         self.books.close()
         self.database.close()
+
+
+def _secrets(database: Database) -> Secrets:
+    with database.read() as session:
+        return Secrets(*(session.get_one(Secret, name).value for name in ("keys", "pseudonyms")))

@@ -10,10 +10,9 @@ this thread, the ledger's included, begins with a check of that right, which the
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
 from sqlalchemy.orm import Session
 
 from flmarket.ledger.errors import LedgerUnavailable
+from flmarket.ledger.files import keep_private
 
 __all__ = ["Database", "fenced", "is_transient", "respect_fence"]
 
@@ -64,7 +64,8 @@ class Database:
         self.is_sqlite = address.get_backend_name() == "sqlite"
         if self.is_sqlite:
             if address.database and address.database != ":memory:":
-                _private_file(Path(address.database))
+                Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+                keep_private(address.database)
             self.engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})
             event.listen(self.engine, "connect", _sqlite_settings)
             event.listen(self.engine, "begin", _sqlite_begin)
@@ -98,13 +99,6 @@ class Database:
     def close(self) -> None:
         """Give all connections back."""
         self.engine.dispose()
-
-
-def _private_file(path: Path) -> None:
-    """A new database is its owner's alone, whatever the umask; SQLite gives its side files the same mode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _check_fence(connection: Connection) -> None:

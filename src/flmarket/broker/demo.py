@@ -53,13 +53,13 @@ def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty,
     meridian, harbour, anna, lakeside, okafor, desk = (one.party for one in people)
     for buyer, units in ((meridian, 120_000), (harbour, 150_000)):
         parties.deposit(broker, desk, buyer.id, units * MICROS)
-    statements.set_cap(broker, lakeside, 60.0)
-    statements.set_cap(broker, okafor, 12.0)
+    for owner, cap in ((anna, 8.0), (lakeside, 5.0)):  # the third keeps the cap that everybody begins with
+        statements.set_cap(broker, owner, cap)
 
     finished = _post(broker, meridian, "Biopsy triage, pilot", rounds=30, budget=220)
-    _bid(broker, anna, finished, "linear", 0.8, 1.5)
-    _bid(broker, lakeside, finished, "quadratic", 1.1, 2.0)
-    _bid(broker, okafor, finished, "sqrt", 0.5, 1.0)
+    _bid(broker, anna, finished, "linear", 0.3, 0.25)
+    _bid(broker, lakeside, finished, "quadratic", 0.6, 0.2)
+    _bid(broker, okafor, finished, "sqrt", 0.1, 0.1)
     worker = Worker(broker)
     worker.run_until_idle(300)
     worker.stop()  # gives the queue to the service
@@ -91,13 +91,13 @@ def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty,
     )
     stopped = _post(broker, harbour, "Postcode reader", rounds=40, budget=250, seed=4, data={"name": "digits"})
     tasks.cancel_task(broker, harbour, stopped)
-    for owner, kind, rate, epsilon in ((anna, "linear", 0.9, 1.2), (lakeside, "quadratic", 1.0, 1.5)):
+    for owner, kind, rate, epsilon in ((anna, "linear", 0.4, 0.2), (lakeside, "quadratic", 0.7, 0.15)):
         _bid(broker, owner, triage, kind, rate, epsilon)
         _bid(broker, owner, forms, kind, rate, epsilon)
-    _bid(broker, okafor, triage, "exponential", 0.7, 0.8)
+    _bid(broker, okafor, triage, "exponential", 0.2, 0.1)
     clinics = next(one for one in offers.list_offers(broker, anna).items if one.name.startswith("Second"))
-    _bid(broker, anna, clinics.task_id, "linear", 0.7, 1.0)
-    _bid(broker, lakeside, clinics.task_id, "linear", 0.6, 0.8)
+    _bid(broker, anna, clinics.task_id, "linear", 0.7, 0.1)
+    _bid(broker, lakeside, clinics.task_id, "linear", 0.6, 0.1)
     for party, auction in ((desk, "posted"), (meridian, "all-in")):
         audits.start_audit(broker, party, AuditRequest(auction=auction, profiles=20))
     return people

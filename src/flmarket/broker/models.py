@@ -25,6 +25,7 @@ __all__ = [
     "PartyRow",
     "Release",
     "RoundRow",
+    "Secret",
     "SessionRow",
     "SignInLink",
     "Slot",
@@ -57,7 +58,7 @@ class PartyRow(Base):
 
 
 class ApiKey(Base):
-    """A key: its id is public, its secret is known to the party alone; we keep an argon2 hash."""
+    """A key: its id is public, its secret is known to the party alone; we keep a keyed hash (`keys`)."""
 
     __tablename__ = "broker_keys"
     id: Mapped[str] = mapped_column(Id, primary_key=True)
@@ -69,11 +70,12 @@ class ApiKey(Base):
 
 
 class SessionRow(Base):
-    """A signed-in browser; the cookie's value is stored as a SHA-256 only."""
+    """A signed-in browser; the cookie's value is stored as a SHA-256 only. It ends with its key, if it has one."""
 
     __tablename__ = "broker_sessions"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    key_id: Mapped[str | None] = mapped_column(Id, index=True)
     csrf: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[int] = mapped_column(BigInteger)
     expires_at: Mapped[int] = mapped_column(BigInteger)
@@ -262,6 +264,14 @@ class AuditJob(Base):
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON, deferred=True)
     created_at: Mapped[int] = mapped_column(BigInteger)
     finished_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Secret(Base):
+    """What only the service knows, by its use: `keys` (hashes of API keys), `pseudonyms` (owners' names in a task)."""
+
+    __tablename__ = "broker_secrets"
+    name: Mapped[str] = mapped_column(String(24), primary_key=True)
+    value: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class Lease(Base):

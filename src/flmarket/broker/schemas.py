@@ -17,6 +17,7 @@ from flmarket.ledger import MICROS
 from flmarket.privacy import PureDp
 
 __all__ = [
+    "DEFAULT_CAP_TOTAL",
     "AuditRequest",
     "BidHelpRequest",
     "BidRequest",
@@ -31,6 +32,8 @@ __all__ = [
     "Valuation",
 ]
 
+# Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
+DEFAULT_CAP_TOTAL = 3.0
 MAX_MONEY = 10**15  # a billion currency units
 MAX_OWNERS, MAX_ROUNDS, MAX_POINTS = 2000, 1000, 32
 _DAY = 86_400
@@ -109,7 +112,10 @@ class DataNeed(Request):
 
 
 class OwnersNeed(Request):
-    """Who may sell. `simulated`: places that no registered owner took bid as drawn here; else they stay empty."""
+    """Who may sell. `simulated`: places that no registered owner took bid as drawn here; else they stay empty.
+
+    `privacy_cap_total` is what each simulated owner gives up at most: a setting of the simulation, no advice.
+    """
 
     simulated: bool = True
     open: bool = True
@@ -234,9 +240,10 @@ class ExploreRequest(Request):
 
 
 class BidHelpRequest(Request):
-    """A bid to try against a population before placing it."""
+    """A bid to try against a population before placing it, for so many rounds."""
 
     bid: BidRequest
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 1
     auction: AuctionName = "posted"
     population: PopulationName = "flm22-iid"
     budget_factor: Annotated[float, Field(gt=0, le=10)] = 0.5

@@ -37,12 +37,16 @@ class Settings:
     anonymous_requests_per_second: float = 50.0
     anonymous_burst: int = 200
     sign_ins_per_minute: float = 30.0
+    # Whose word on a client's address (X-Forwarded-For) is taken: addresses or networks. Nobody's by default.
+    trusted_proxies: tuple[str, ...] = ()
+    # Work that takes seconds has threads of its own: so many at once, one for each party, and so many that wait.
+    heavy_workers: int = 2
+    max_heavy_waiting: int = 16
     max_streams: int = 200
     max_streams_per_party: int = 8
     stream_seconds: float = 3600.0
     stream_poll_seconds: float = 0.3
 
-    key_cache_seconds: float = 60.0
     session_seconds: float = 12 * 3600.0
     secure_cookies: bool = False
     idempotency_seconds: float = 24 * 3600.0

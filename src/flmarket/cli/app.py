@@ -224,12 +224,16 @@ def serve(
     flower_folder: Annotated[
         Path, typer.Option(envvar="FLMARKET_FLOWER_FOLDER", help="Where Flower runs keep their state.")
     ] = Path("flmarket-flower"),
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="An address or network whose X-Forwarded-For is believed; repeat. Default: nobody's."),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run the broker: the HTTP service and the web market (docs/broker.md)."""
     from flmarket.cli.serve import serve as run
 
-    run(db, host, port, demo, data_dir, secure_cookies, superlink, flower_folder)
+    run(db, host, port, demo, data_dir, secure_cookies, superlink, flower_folder, tuple(trusted_proxy or ()))
 
 
 app.add_typer(buyer, name="buyer")

@@ -16,9 +16,10 @@ from typing import Any
 from flmarket import auctions
 from flmarket.audit import AuditReport, ClaimVerdict, audit
 from flmarket.bids import Auction
-from flmarket.cli.output import print_json, print_path, progress, screen, table
+from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.report.audit_page import write_audit
+from flmarket.trust import BIDS_ONLY
 
 __all__ = ["SAMPLING", "check_page", "claims_table", "imported", "load_mechanism", "run_audit", "share_done"]
 
@@ -61,6 +62,7 @@ def run_audit(
         print_json(report.to_dict() | ({"report": str(page)} if page else {}))
         return
     _show(report)
+    show_trust(BIDS_ONLY)
     if page is not None:
         print_path("\nreport", page)
 

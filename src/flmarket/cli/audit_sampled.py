@@ -6,8 +6,9 @@ from pathlib import Path
 
 from flmarket.audit import SamplingAudit, audit_sampling
 from flmarket.cli.audit import SAMPLING, check_page, claims_table, imported, share_done
-from flmarket.cli.output import print_json, print_path, screen, table
+from flmarket.cli.output import print_json, print_path, screen, show_trust, table
 from flmarket.report.sampled_audit_page import write_sampling_audit
+from flmarket.trust import BIDS_ONLY
 
 __all__ = ["run_sampling_audit"]
 
@@ -36,6 +37,7 @@ def run_sampling_audit(
         print_json(found.to_dict() | ({"report": str(page)} if page else {}))
         return
     _show(found)
+    show_trust(BIDS_ONLY)
     if page is not None:
         print_path("\nreport", page)
 

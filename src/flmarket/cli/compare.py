@@ -10,11 +10,12 @@ import numpy as np
 
 from flmarket import auctions, learning
 from flmarket.cli.markets import DEMO
-from flmarket.cli.output import print_json, print_path, progress, screen, table
+from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import InvalidInput, MechanismViolation
 from flmarket.experiments import FACTORS, compare_learning, compare_population, learning_curves
 from flmarket.report import Comparison, write_comparison, write_curves
+from flmarket.trust import BIDS_ONLY, OWNERS_HERE
 
 __all__ = ["compare_on_data", "compare_on_population"]
 
@@ -50,6 +51,7 @@ def compare_on_population(
         print_json(asdict(comparison) | ({"page": str(page)} if page else {}))
         return
     screen.print(_by_factor(comparison, budgets))
+    show_trust(BIDS_ONLY)
     if page:
         print_path("page", page)
 
@@ -121,6 +123,7 @@ def compare_on_data(
         paid = np.mean(values["spent_micros"]) / 1e6
         listing.add_row(label, _spread(values["accuracy"]), _spread(values["balanced_accuracy"]), f"{paid:,.2f}")
     screen.print(listing)
+    show_trust(OWNERS_HERE)
     for plot in plots:
         print_path("plot", plot)
 

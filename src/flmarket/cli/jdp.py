@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from flmarket.cli.markets import show_run
@@ -12,6 +13,7 @@ from flmarket.errors import InvalidInput
 from flmarket.ledger import format_micros
 from flmarket.report import summarize, write_report
 from flmarket.report.files import write_files
+from flmarket.trust import CLIENTS_HERE
 
 __all__ = ["run_jdp"]
 
@@ -30,7 +32,7 @@ def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: boo
     if not trained.rounds:
         raise InvalidInput("jdp.budget", training.budget, "enough for at least one client")
     result = trained.market_result()
-    path = write_report(result, out, story=_story(training, trained), command=command)
+    path = write_report(result, out, story=_story(training, trained), command=command, trust=CLIENTS_HERE)
     write_files(out, {"clients.csv": _clients(training, trained)})
     if as_json:
         chosen = trained.selection
@@ -46,9 +48,9 @@ def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: boo
                 )
             } | {"statement": list(trained.privacy.sentences())},
         }  # fmt: skip
-        print_json(summarize(result) | {"report": str(path), "jdp": facts})
+        print_json(summarize(result) | {"report": str(path), "jdp": facts, "trust": asdict(CLIENTS_HERE)})
         return
-    show_run(result, path)
+    show_run(result, path, CLIENTS_HERE)
     for sentence in trained.privacy.sentences():
         screen.print(f"[bold]private[/]      {sentence}", highlight=False)
 
@@ -65,7 +67,7 @@ def _story(training: JdpTraining, trained: JdpResult) -> str:
     end = "once the accuracy was reached" if trained.stopped else "after the last round"
     return (
         f"{training.partition.owners} clients named a cost; {training.auction.name} chose {chosen.clients.size} of "
-        f"them for {paid}, paid {end}. {attack}Each round they train at home, clip, add noise and upload; the server "
+        f"them for {paid}, paid {end}. {attack}Each round they train, clip, add noise and upload; the server "
         f"combines uploads by {training.aggregation.name}. On this page ε stands for the zCDP budget ρ of a whole "
         f"client. {' '.join(trained.privacy.sentences())}"
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flmarket.cli.output import errors, print_json, print_path, progress, screen, table
+from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.simulation import Simulation
 from flmarket.engines.stackelberg import StackelbergResult, StackelbergTraining
@@ -18,6 +19,7 @@ from flmarket.market import MarketResult
 from flmarket.report import summarize, write_report
 from flmarket.report.files import write_files
 from flmarket.report.view import Table
+from flmarket.trust import OWNERS_HERE, RECORDS_HERE, TrustWords
 
 __all__ = ["DEMO", "run_demo", "run_market", "show_run"]
 
@@ -25,8 +27,8 @@ _MAX_USERS = 2_000  # in the page's table; users.csv has all
 DEMO_STORY = (
     "Sixty hospitals of different sizes hold patient records they may not share. A buyer wants a model that tells "
     "malignant from benign tumours and offers a budget each round. Hospitals bid what the privacy of their update "
-    "costs them; the auction picks whom to buy from and at what price; winners train on their own records, clip the "
-    "update, add noise at home, and are paid on delivery."
+    "costs them; the auction picks whom to buy from and at what price; winners’ updates are clipped and noised, and "
+    "paid on delivery."
 )
 DEMO: dict[str, Any] = {
     "task": {
@@ -86,7 +88,7 @@ def _play(simulation: Simulation, out: Path, as_json: bool, *, story: str | None
         result = simulation.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
     path = write_report(result, out, story=story, command=command)
     if as_json:
-        print_json(summarize(result) | {"report": str(path)})
+        print_json(summarize(result) | {"report": str(path), "trust": asdict(OWNERS_HERE)})
     else:
         show_run(result, path)
 
@@ -103,14 +105,15 @@ def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: 
         f"Gaussian noise, and share the reward in proportion. On this page ε stands for the zCDP budget ρ of one "
         f"record; the largest total means (ε, δ) = ({largest:.2f}, {training.delta:g})."
     )
-    path = write_report(result, out, story=story, command=command, tables=[_privacy_table(training, played)])
+    privacy = [_privacy_table(training, played)]
+    path = write_report(result, out, story=story, command=command, tables=privacy, trust=RECORDS_HERE)
     _write_users(training, played, out)
     if as_json:
         users = {"rho": played.rho.tolist(), "epsilon": played.epsilon.tolist(), "delta": training.delta}
         game = {"reward_micros": played.reward_micros, "server_utility": played.server_utility}
-        print_json(summarize(result) | {"report": str(path), "users": users | game})
+        print_json(summarize(result) | {"report": str(path), "users": users | game, "trust": asdict(RECORDS_HERE)})
         return
-    show_run(result, path)
+    show_run(result, path, RECORDS_HERE)
     rows = table("Who takes part", "user", "ρ total", f"ε at δ = {training.delta:g}", "paid")
     for user in played.rho.argsort()[::-1][: int((played.rho > 0).sum())]:
         paid = format_micros(int(played.paid_micros[user]))
@@ -147,8 +150,8 @@ def _write_users(training: StackelbergTraining, played: StackelbergResult, out: 
     write_files(out, {"users.csv": "\n".join(lines) + "\n"})
 
 
-def show_run(result: MarketResult, path: Path) -> None:
-    """The run in five lines."""
+def show_run(result: MarketResult, path: Path, trust: TrustWords = OWNERS_HERE) -> None:
+    """The run in some lines, the last of which say what is private."""
     facts = summarize(result)
     rows = table("", "", "", text=2)
     rows.show_header = False
@@ -164,4 +167,5 @@ def show_run(result: MarketResult, path: Path) -> None:
     ):
         rows.add_row(f"[bold]{name}[/]", value)
     screen.print(rows)
+    show_trust(trust)
     print_path("report     ", path)

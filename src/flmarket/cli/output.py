@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-__all__ = ["errors", "print_json", "print_path", "progress", "screen", "table"]
+from flmarket.trust import TrustWords
+
+__all__ = ["errors", "print_json", "print_path", "progress", "screen", "show_trust", "table"]
 
 screen = Console()
 errors = Console(stderr=True)  # progress and remarks, so that standard output stays clean for --json
@@ -27,6 +29,11 @@ def print_json(value: Any) -> None:
 def print_path(label: str, path: Path) -> None:
     """A file that was written, whole and on one line, so that it can be copied."""
     screen.print(f"[bold]{label}[/]  {path}", soft_wrap=True, highlight=False)
+
+
+def show_trust(trust: TrustWords) -> None:
+    """Where records and noise are, and what is private against whom."""
+    screen.print(f"[bold]{trust.place}[/]: {trust.text}", highlight=False)
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flmarket.cli.output import print_json, print_path, screen, table
+from flmarket.cli.output import print_json, print_path, screen, show_trust, table
 from flmarket.errors import ConfigError, MissingDependency
 from flmarket.ledger import format_micros
+from flmarket.trust import AT_BROKER, AT_OWNERS, task_words
 
 if TYPE_CHECKING:
     from flmarket.client import BrokerClient, Task
@@ -133,7 +134,8 @@ def explore(
     if json:
         print_json({"points": [asdict(point) for point in points]})
         return
-    shown = table("A round at each budget", "budget", "error bound", "spent", "winners", "mean ε", "accuracy", text=0)
+    columns = ("budget", "error bound", "spent", "winners", "mean ε per round", "accuracy")
+    shown = table("A round at each budget", *columns, text=0)
     for point in points:
         bound = "–" if point.error_bound is None else f"{point.error_bound:.4g}"
         guess = "–" if point.accuracy is None else f"{point.accuracy:.3f}"
@@ -161,14 +163,16 @@ def offers(url: Url = _URL, key: Key = "", json: Json = False) -> None:
     if json:
         print_json({"offers": [asdict(one) for one in found]})
         return
-    shown = table("Offers", "id", "name", "auction", "truthful", "rounds", "budget a round", "places", text=4)
+    shown = table("Offers", "id", "name", "auction", "truthful", "rounds", "budget a round", "places", "where", text=4)
     for one in found:
         place = f"mine: {one.slot}" if one.slot is not None else f"{one.places_free} free"
         budget = format_micros(one.budget_micros_per_round)
-        shown.add_row(
-            one.task_id, one.name, one.auction, one.truthful, f"{one.rounds_done}/{one.rounds}", budget, place
-        )
+        played = f"{one.rounds_done}/{one.rounds}"
+        shown.add_row(one.task_id, one.name, one.auction, one.truthful, played, budget, place, one.place)
     screen.print(shown)
+    for trust in (AT_BROKER, AT_OWNERS):
+        if any(one.place == trust.place for one in found):
+            show_trust(trust)
 
 
 @owner.command("bid", epilog="Example: `flmarket owner bid t_… --kind linear --rate 0.8 --epsilon 1.5`.")
@@ -188,7 +192,8 @@ def bid(
     if json:
         print_json(asdict(placed))
     else:
-        screen.print(f"bid placed: up to ε = {placed.privacy_budget:g} a round on {placed.data_size} records")
+        screen.print(f"bid placed: up to ε = {placed.privacy_budget:g} per round on {placed.data_size} records")
+        show_trust(AT_BROKER)  # in other tasks owners' own nodes bid
 
 
 @owner.command("withdraw")
@@ -204,20 +209,24 @@ def advise(
     rate: Annotated[float, typer.Option(min=0, help="The rate of the valuation's family.")],
     epsilon: Annotated[float, typer.Option(min=0.001, help="The most ε a round.")],
     kind: Annotated[str, typer.Option(help="linear, quadratic, sqrt, exponential or step.")] = "linear",
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How many rounds you would bid in.")] = 1,
     auction: Annotated[str, typer.Option(help="The auction to try it in.")] = "posted",
     population: Annotated[str, typer.Option(help="The other bidders.")] = "flm22-iid",
     url: Url = _URL,
     key: Key = "",
     json: Json = False,
 ) -> None:
-    """What a bid would earn, and what its ε means."""
+    """What a bid would earn under your cap, and what all you gave up means with it."""
     with _client(url, key) as client:
         valuation = {"kind": kind, "rate": rate}
-        found = client.bid_help(valuation, privacy_budget=epsilon, auction=auction, population=population)
+        found = client.bid_help(
+            valuation, privacy_budget=epsilon, rounds=rounds, auction=auction, population=population
+        )
     if json:
         print_json(asdict(found))
     else:
-        screen.print(f"{found.words}\n\nε = {epsilon:g}: {found.epsilon_words}")
+        screen.print(f"{found.words}\n\nWith what you gave up before: {found.epsilon_words}")
+        show_trust(AT_BROKER)
 
 
 @owner.command("statement")
@@ -237,10 +246,12 @@ def statement(
     if json:
         print_json(asdict(found))
         return
-    shown = table("Statement", "time", "task", "round", "ε", "ε total", "paid", "state", text=2)
+    shown = table("Statement", "time", "task", "where", "round", "ε, round", "ε, total", "paid", "state", text=3)
     for one in found.releases[-50:]:
         spent = (f"{one.epsilon:.3f}", f"{one.epsilon_total:.3f}")
-        shown.add_row(one.at, one.task_name, str(one.index), *spent, format_micros(one.paid_micros), one.state)
+        shown.add_row(
+            one.at, one.task_name, one.place, str(one.index), *spent, format_micros(one.paid_micros), one.state
+        )
     screen.print(shown)
     screen.print(
         f"earned {format_micros(found.earned_micros)} for {found.deliveries} deliveries. {found.privacy.words}"
@@ -296,6 +307,7 @@ def _show_task(task: Task, json: bool) -> None:
     spent, escrow = format_micros(task.spent_micros), format_micros(task.escrow_micros)
     screen.print(f"{task.id}  {task.name}: {task.state}, round {task.rounds_done} of {task.rounds}{accuracy}")
     screen.print(f"spent {spent} of {escrow}" + (f"; {task.error}" if task.error else ""))
+    show_trust(task_words(str(task.raw["request"]["engine"])))
 
 
 def _watch(client: BrokerClient, task_id: str) -> None:

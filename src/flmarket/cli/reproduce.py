@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from flmarket.cli.output import errors, print_json, print_path, screen, table
+from flmarket.cli.output import errors, print_json, print_path, screen, show_trust, table
 from flmarket.experiments.claims import PAPERS, JudgedClaim, judge
 from flmarket.experiments.units import Finished, Settings, Unit, finished_units, papers, run_units, select
 from flmarket.report import write_reproduction
 from flmarket.report.reproduction import ClaimRow, PaperSection
+from flmarket.trust import PAPERS_HERE
 
 __all__ = ["run_reproduction"]
 
@@ -46,6 +47,7 @@ def run_reproduction(
         for item in finished.items:
             listing.add_row(item.title, f"[{_COLOURS[item.verdict]}]{item.verdict}[/]", item.reason)
     screen.print(listing)
+    show_trust(PAPERS_HERE)
     print_path("page", page)
 
 

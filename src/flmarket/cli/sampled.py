@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
-from flmarket.cli.output import errors, print_json, print_path, progress, screen, table
+from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import ConfigError
 from flmarket.ledger import format_micros
 from flmarket.report import summarize_sampled, write_sampled
+from flmarket.trust import RAW_HERE
 
 __all__ = ["run_sampled"]
 
@@ -28,7 +30,7 @@ def run_sampled(config: MarketConfig, out: Path, data_dir: Path | None, as_json:
     path = write_sampled(result, out, command=command)
     facts = summarize_sampled(result)
     if as_json:
-        print_json(facts | {"report": str(path)})
+        print_json(facts | {"report": str(path), "trust": asdict(RAW_HERE)})
         return
     rows = table("", "", "", text=2)
     rows.show_header = False
@@ -47,4 +49,5 @@ def run_sampled(config: MarketConfig, out: Path, data_dir: Path | None, as_json:
     ):
         rows.add_row(f"[bold]{name}[/]", value)
     screen.print(rows)
+    show_trust(RAW_HERE)
     print_path("report     ", path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from flmarket.cli.output import errors, screen
 from flmarket.errors import ConfigError, MissingDependency
+from flmarket.trust import market_words
 
 if TYPE_CHECKING:
     from flmarket.broker.demo import DemoParty
@@ -29,6 +30,7 @@ def serve(
     secure_cookies: bool,
     superlink: str = "",
     flower_folder: Path = Path("flmarket-flower"),
+    trusted_proxies: tuple[str, ...] = (),
 ) -> None:
     """Open the market, print how to sign in, and serve until interrupted."""
     try:
@@ -57,6 +59,7 @@ def serve(
             secure_cookies=secure_cookies,
             superlink=superlink,
             flower_folder=flower_folder,
+            trusted_proxies=trusted_proxies,
         )
         broker = Broker.open(settings)
         stack.callback(broker.close)
@@ -71,6 +74,7 @@ def serve(
             log_level="warning",
             access_log=False,  # its lines would hold sign-in tokens; the service logs routes instead
             server_header=False,
+            proxy_headers=False,  # it would believe whoever is on this machine; the service asks trusted proxies alone
             timeout_graceful_shutdown=3,
         )
         uvicorn.Server(config).run()
@@ -83,6 +87,7 @@ def _welcome(broker: object, address: str, demo: bool) -> tuple[DemoParty, ...]:
     from flmarket.broker.services import parties, sessions
 
     assert isinstance(broker, Broker)
+    screen.print(market_words(on_owners_machines=bool(broker.settings.superlink)), highlight=False)
     if not is_empty(broker):
         screen.print(f"The market is open at {address}")
         return ()

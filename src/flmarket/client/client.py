@@ -109,7 +109,8 @@ class BrokerClient:
         return tuple(found)
 
     def receipts(self, task_id: str, index: int) -> tuple[Mapping[str, Any], ...]:
-        """The ledger's receipts of a round, as documents that `flmarket.ledger.Receipt` can check."""
+        """The ledger's receipts of a round, as documents that can be checked without the broker: a buyer's by
+        `flmarket.ledger.SealedReceipt`, an owner's by `flmarket.ledger.Receipt`."""
         page = self._get(f"/tasks/{_part(task_id)}/rounds/{int(index)}/receipts")
         return tuple(one["document"] for one in page["items"])
 
@@ -195,12 +196,14 @@ class BrokerClient:
         *,
         privacy_budget: float,
         data_size: int | None = None,
+        rounds: int = 1,
         auction: str = "posted",
         population: str = "flm22-iid",
     ) -> BidAdvice:
-        """What a bid would earn on a population."""
+        """What a bid would earn on a population, in so many rounds."""
         bid = {"valuation": dict(valuation), "privacy_budget": privacy_budget, "data_size": data_size}
-        document = self._write("POST", "/bid-help", {"bid": bid, "auction": auction, "population": population})
+        body = {"bid": bid, "rounds": rounds, "auction": auction, "population": population}
+        document = self._write("POST", "/bid-help", body)
         return read(BidAdvice, {**document, "epsilon_words": document["epsilon"]["words"]})
 
     # the wire

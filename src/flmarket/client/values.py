@@ -121,11 +121,12 @@ class Bid:
 
 @dataclass(frozen=True)
 class Offer:
-    """A task to sell to."""
+    """A task to sell to; `place` says where records and noise are."""
 
     task_id: str
     name: str
     state: str
+    place: str
     data: str
     auction: str
     truthful: str
@@ -149,10 +150,11 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Release:
-    """One award: ε of the round, and the owner's total after it."""
+    """One award: ε of the round, and the owner's total after it; `place` says where records and noise are."""
 
     task_id: str
     task_name: str
+    place: str
     index: int
     epsilon: float
     epsilon_total: float
@@ -177,12 +179,14 @@ class Statement:
 
 @dataclass(frozen=True)
 class BidAdvice:
-    """What a bid would earn, and what its ε means."""
+    """What a bid would earn, as far as the owner's cap goes, and what all she gave up means with it, in total."""
 
     wins: float
     mean_epsilon_if_won: float
     mean_payment_micros_if_won: int
     mean_payment_micros: int
+    rounds_paid_most: int
+    expected_payment_micros_total: int
     words: str
     epsilon_words: str
 

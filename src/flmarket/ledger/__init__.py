@@ -27,6 +27,7 @@ from flmarket.ledger.merkle import Head
 from flmarket.ledger.money import MICROS, format_micros, payments_to_micros, to_micros
 from flmarket.ledger.owner_account import DurableAccount
 from flmarket.ledger.receipt import HoldReceipt, Receipt, hold_receipt, hold_receipts
+from flmarket.ledger.sealed import SealedReceipt
 
 if TYPE_CHECKING:
     from flmarket.ledger.sql import SqlLedger
@@ -54,6 +55,7 @@ __all__ = [
     "Release",
     "ReplayRefused",
     "Resolution",
+    "SealedReceipt",
     "SqlLedger",
     "Transfer",
     "format_micros",

@@ -13,6 +13,7 @@ from flmarket.report.audit_story import tell
 from flmarket.report.files import write_files
 from flmarket.report.formatting import count, epsilon, percent, significant
 from flmarket.report.html import render
+from flmarket.trust import BIDS_ONLY
 
 __all__ = ["claim_rows", "write_audit"]
 
@@ -52,6 +53,7 @@ def write_audit(report: AuditReport, path: str | os.PathLike[str], *, command: s
     chart, caption = gain_chart(report.worst)
     page = render(
         "audit.html.j2",
+        trust=BIDS_ONLY,
         title=report.mechanism,
         story=_story(report),
         contradicted=[_CLAIM.get(claim.claim, claim.claim) for claim in report.contradicted],

@@ -21,6 +21,7 @@ from flmarket.report.drawing import inline_svg, png, standalone_svg, styled
 from flmarket.report.files import write_files
 from flmarket.report.formatting import count, finite_or_none, percent, significant
 from flmarket.report.html import render, strict_json
+from flmarket.trust import BIDS_ONLY
 
 __all__ = ["Comparison", "ComparisonRow", "write_comparison"]
 
@@ -80,6 +81,7 @@ def write_comparison(comparison: Comparison, out_dir: str | os.PathLike[str], co
         inline = inline_svg(draw_curves(curves, log_y=True, titled=False), _KEY, "Error bound by budget", caption)
     page = render(
         "comparison.html.j2",
+        trust=BIDS_ONLY,
         title=comparison.title,
         comparison=comparison,
         caption=caption,

@@ -20,6 +20,7 @@ from flmarket.report.files import write_files
 from flmarket.report.guarantees import check_guarantees
 from flmarket.report.summary import summarize
 from flmarket.report.theme import DARK, LIGHT, css_variables
+from flmarket.trust import OWNERS_HERE, TrustWords
 
 if TYPE_CHECKING:
     from flmarket.market import MarketResult
@@ -38,10 +39,11 @@ def write_report(
     story: str | None = None,
     command: str | None = None,
     tables: Sequence[view.Table] = (),
+    trust: TrustWords = OWNERS_HERE,
 ) -> Path:
     """Write `report.html` and `summary.json`, whole or not at all; returns the path of the page.
 
-    `tables` are what only this kind of market has to show.
+    `tables` are what only this kind of market has to show, `trust` says where records and noise were.
     """
     summary = summarize(result)
     owners = view.owner_rows(result)
@@ -62,6 +64,7 @@ def write_report(
         checks=checks,
         broken=sum(not check.holds for check in checks),
         settings=view.settings(result),
+        trust=trust,
     )
     files = {"summary.json": strict_json(summary), "report.html": page}
     return write_files(out_dir, files) / "report.html"
@@ -80,8 +83,11 @@ def strict_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def render(template: str, **context: Any) -> str:
-    """A page of ours, with its style inside; everything but our own SVG and style sheet is escaped."""
+def render(template: str, *, trust: TrustWords, **context: Any) -> str:
+    """A page of ours, with its style inside; everything but our own SVG and style sheet is escaped.
+
+    Every page says, under its story, where records and noise are and what is private (`trust`).
+    """
     try:
         import jinja2
     except ImportError:
@@ -100,6 +106,7 @@ def render(template: str, **context: Any) -> str:
         dark=css_variables(DARK),
         fonts=FONT_STACK,
         version=__version__,
+        trust=trust,
         runtime=f"Python {platform.python_version()}, NumPy {np.__version__}",
         **context,
     )

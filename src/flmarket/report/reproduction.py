@@ -12,6 +12,7 @@ from typing import Any
 
 from flmarket.report.files import write_files
 from flmarket.report.html import render, strict_json
+from flmarket.trust import PAPERS_HERE
 
 __all__ = ["ClaimRow", "PaperSection", "write_reproduction"]
 
@@ -49,6 +50,7 @@ def write_reproduction(sections: Sequence[PaperSection], out_dir: Path, *, comma
     claims = [claim.verdict for section in sections for claim in section.claims]
     page = render(
         "reproduction.html.j2",
+        trust=PAPERS_HERE,
         title="Papers, reproduced",
         sections=pages,
         claims={verdict: claims.count(verdict) for verdict in _SIGNS},

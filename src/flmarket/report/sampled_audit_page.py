@@ -14,6 +14,7 @@ from flmarket.report.files import write_files
 from flmarket.report.formatting import count, percent, significant
 from flmarket.report.html import render
 from flmarket.report.theme import LIGHT
+from flmarket.trust import BIDS_ONLY
 
 __all__ = ["write_sampling_audit"]
 
@@ -24,6 +25,7 @@ def write_sampling_audit(found: SamplingAudit, path: str | os.PathLike[str], *, 
     chart, caption = _lie_chart(found)
     page = render(
         "sampled_audit.html.j2",
+        trust=BIDS_ONLY,
         title=found.scheme,
         story=_story(found),
         contradicted=[claim.claim.replace("_", " ") for claim in found.contradicted],

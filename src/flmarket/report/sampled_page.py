@@ -17,6 +17,7 @@ from flmarket.report.formatting import count, finite_or_none, money, money_decim
 from flmarket.report.guarantees import Check
 from flmarket.report.html import heading, render, strict_json
 from flmarket.report.view import Card
+from flmarket.trust import RAW_HERE
 
 __all__ = ["check_sampled", "summarize_sampled", "write_sampled"]
 
@@ -35,6 +36,7 @@ def write_sampled(run: Run, out_dir: str | os.PathLike[str], *, command: str | N
     clients = _rows(run)
     page = render(
         "sampled.html.j2",
+        trust=RAW_HERE,
         title=heading(run.name),
         story=_story(run),
         command=command,

@@ -74,7 +74,7 @@ def test_a_buyer_chooses_owners_own_machines(market):
     assert send(client, "/tasks/new", "/tasks/new", **fields).status_code == 303
     (task,) = tasks.list_tasks(broker, buyer).items
     assert task.request.engine == "flower"
-    assert "on their own machines" in client.get(f"/tasks/{task.id}").text
+    assert "on owners’ own machines" in client.get(f"/tasks/{task.id}").text
     answer = send(client, "/tasks/new", "/tasks/new", **(fields | {"engine": "magic"}))
     assert answer.status_code == 422
     assert 'id="engine-error"' in answer.text

@@ -8,8 +8,8 @@ from flmarket.broker.services.views import AwardView, EventView, TaskView
 
 AT = "2026-11-15T23:04:09.000Z"
 WINNERS = [
-    {"slot": 3, "epsilon": 0.5, "price_micros": 4_000_000},
-    {"slot": 7, "epsilon": 1.25, "price_micros": 5_500_000},
+    {"owner": "owner-3", "epsilon": 0.5, "price_micros": 4_000_000},
+    {"owner": "owner-7", "epsilon": 1.25, "price_micros": 5_500_000},
 ]
 STORY = [
     ("queued", {"rounds": 2}),
@@ -21,8 +21,8 @@ STORY = [
     ("settled", {"round": 0, "delivered": 1, "winners": 2, "spent_micros": 4_000_000, "accuracy": 0.75}),
 ]
 AWARDS = (
-    AwardView(3, "owner 3", 0.5, 10, 1.0, 4_000_000, "posted", "", "t/0/3"),
-    AwardView(7, "owner 7", 1.25, 10, 0.0, 5_500_000, "expired", "deadline passed", "t/0/7"),
+    AwardView(3, "owner-3", 0.5, 10, 1.0, 4_000_000, "posted", "", "t/0/3"),
+    AwardView(7, "owner-7", 1.25, 10, 0.0, 5_500_000, "expired", "deadline passed", "t/0/7"),
 )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from flmarket.broker.api.idempotency import IdempotencyKey, IdempotentRoute
 from flmarket.broker.api.parameters import Before, Identifier, Limit
 from flmarket.broker.api.problems import PROBLEMS, file_response
-from flmarket.broker.auth import CurrentBroker, CurrentParty
+from flmarket.broker.auth import CurrentBroker, CurrentParty, get_gate
 from flmarket.broker.schemas import BidHelpRequest, BidRequest, CapRequest
 from flmarket.broker.services import explore, offers, statements
 from flmarket.broker.services.views import BidHelpView, BidView, OfferPage, OfferView, PrivacyView, StatementView
@@ -77,8 +77,8 @@ def set_cap(broker: CurrentBroker, party: CurrentParty, body: CapRequest, key: I
 
 
 @router.post("/bid-help")
-def bid_help(
-    broker: CurrentBroker, party: CurrentParty, body: BidHelpRequest, key: IdempotencyKey = None
+async def bid_help(
+    request: Request, broker: CurrentBroker, party: CurrentParty, body: BidHelpRequest, key: IdempotencyKey = None
 ) -> BidHelpView:
-    """What a bid would earn, and what its ε means. Nothing is placed."""
-    return explore.bid_help(broker, party, body)
+    """What a bid would earn, and what its ε means on top of all I gave up before. Nothing is placed."""
+    return await get_gate(request).heavy.run(party.id, lambda: explore.bid_help(broker, party, body))

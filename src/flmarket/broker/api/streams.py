@@ -1,4 +1,6 @@
-"""A task's progress as server-sent events: all that happened after `Last-Event-ID`, then whatever happens."""
+"""A task's progress as server-sent events: all that happened after `Last-Event-ID`, then whatever happens.
+
+Before it looks for events a stream asks again whether its key or session is valid; when it is not, the stream ends."""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 
 from flmarket.broker.api.parameters import Identifier, Start
 from flmarket.broker.api.problems import PROBLEMS
-from flmarket.broker.auth import CurrentBroker, CurrentParty, get_gate
-from flmarket.broker.core import Broker, Party
+from flmarket.broker.auth import Auth, CurrentAuth, CurrentBroker, get_gate
+from flmarket.broker.core import Broker
 from flmarket.broker.limits import Streams
 from flmarket.broker.services import tasks
 from flmarket.broker.services.states import ENDED
@@ -43,31 +45,33 @@ _DESCRIBED: dict[int | str, dict[str, Any]] = {
 def events(
     request: Request,
     broker: CurrentBroker,
-    party: CurrentParty,
+    auth: CurrentAuth,
     task_id: Identifier,
     after: Start = 0,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^\d{1,15}$")] = None,
 ) -> StreamingResponse:
     """Follow a task. Ends with the event `end` when the task has ended; browsers resume by themselves."""
-    tasks.get_task(broker, party, task_id)  # foreign tasks are refused before the stream begins
+    tasks.get_task(broker, auth.party, task_id)  # foreign tasks are refused before the stream begins
     streams = get_gate(request).streams
-    streams.enter(party.id)
+    streams.enter(auth.party.id)
     first = max(after, int(last_event_id or 0))
     headers = {"X-Accel-Buffering": "no"}
     return StreamingResponse(
-        _follow(broker, party, task_id, first, streams),
+        _follow(broker, auth, task_id, first, streams),
         media_type="text/event-stream",
         headers=headers,
     )
 
 
-async def _follow(broker: Broker, party: Party, task_id: str, last: int, streams: Streams) -> AsyncIterator[str]:
+async def _follow(broker: Broker, auth: Auth, task_id: str, last: int, streams: Streams) -> AsyncIterator[str]:
     started = beat = time.monotonic()
     try:
         yield "retry: 2000\n\n"
         while time.monotonic() - started < broker.settings.stream_seconds:
-            state = (await run_in_threadpool(tasks.get_task, broker, party, task_id)).state
-            found = await run_in_threadpool(tasks.events, broker, party, task_id, after=last)
+            news = await run_in_threadpool(_news, broker, auth, task_id, last)
+            if news is None:
+                return
+            state, found = news
             for event in found:
                 last, beat = event.id, time.monotonic()
                 yield _format(event)
@@ -79,7 +83,15 @@ async def _follow(broker: Broker, party: Party, task_id: str, last: int, streams
                 yield ": still here\n\n"
             await anyio.sleep(broker.settings.stream_poll_seconds)
     finally:
-        streams.leave(party.id)
+        streams.leave(auth.party.id)
+
+
+def _news(broker: Broker, auth: Auth, task_id: str, last: int) -> tuple[str, tuple[EventView, ...]] | None:
+    """The task's state and what happened since; None if whoever asked may not know any more."""
+    if not auth.still_holds(broker):
+        return None
+    state = tasks.get_task(broker, auth.party, task_id).state
+    return state, tasks.events(broker, auth.party, task_id, after=last)
 
 
 def _format(event: EventView) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from flmarket.broker.api.idempotency import IdempotencyKey, IdempotentRoute
 from flmarket.broker.api.parameters import Before, Identifier, Index, Limit, Start
 from flmarket.broker.api.problems import PROBLEMS, file_response
-from flmarket.broker.auth import CurrentBroker, CurrentParty
+from flmarket.broker.auth import CurrentBroker, CurrentParty, get_gate
 from flmarket.broker.model_files import ModelFormat
 from flmarket.broker.schemas import ExploreRequest, TaskRequest
 from flmarket.broker.services import explore, tasks
@@ -87,8 +87,11 @@ def get_model(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, f
 
 
 @router.post("/explore")
-def explore_budgets(
-    broker: CurrentBroker, party: CurrentParty, body: ExploreRequest, key: IdempotencyKey = None
+async def explore_budgets(
+    request: Request, broker: CurrentBroker, party: CurrentParty, body: ExploreRequest, key: IdempotencyKey = None
 ) -> ExploreView:
-    """What different budgets would buy, before posting a task. Nothing is posted and nothing is paid."""
-    return explore.explore(broker, party, body)
+    """What different budgets would buy, before posting a task. Nothing is posted and nothing is paid.
+
+    A party has one under way and one that waits; more are refused (429).
+    """
+    return await get_gate(request).heavy.run(party.id, lambda: explore.explore(broker, party, body))

@@ -20,6 +20,7 @@ from flmarket.broker.services import audits, market
 from flmarket.broker.services.views import AuditView
 from flmarket.report.audit_story import tell
 from flmarket.report.formatting import count, percent, significant
+from flmarket.trust import BIDS_ONLY
 
 __all__ = ["router"]
 
@@ -119,6 +120,7 @@ def _page(visitor: Visitor, auction: str, audit: AuditView | None) -> HTMLRespon
         verdict=None if audit is None else _verdict(audit),
         problem="",
         beside=False,
+        trust=BIDS_ONLY,
     )
 
 

@@ -1,7 +1,9 @@
-"""The bid helper: what an ε lets others learn, in plain words, what a valuation would probably earn; and the bid."""
+"""The bid helper: what all that an owner gives up lets others learn at worst, in plain words, from her lifetime total;
+what a valuation would probably earn, as far as her cap lets her sell; and the bid."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,17 +11,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
+from flmarket.broker.auth import get_gate
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.pages.charts import Chart, Column
 from flmarket.broker.pages.context import Form, Owner, OwnerWrites, PageRoute, Visitor, fragment, page, sentence
 from flmarket.broker.pages.forms import Reader
-from flmarket.broker.pages.words import certainty
 from flmarket.broker.schemas import BidHelpRequest, BidRequest
-from flmarket.broker.services import explore, offers, statements
+from flmarket.broker.services import explore, offers
 from flmarket.broker.services.views import BidHelpView, OfferView
+from flmarket.engines.owners import LEAST_EPSILON
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS
 from flmarket.report.formatting import count, epsilon, money, percent, significant
+from flmarket.trust import AT_BROKER, TrustWords, certainty, sure
 
 __all__ = ["router"]
 
@@ -44,7 +48,7 @@ _PROFILES = 200
 
 @dataclass(frozen=True)
 class Odds:
-    """How sure somebody can be at most."""
+    """How sure somebody can be at worst, from everything released up to then."""
 
     label: str
     share: float
@@ -68,6 +72,7 @@ class Help:
     epsilon: str = ""
     meaning: str | Markup = ""
     odds: tuple[Odds, ...] = ()
+    trust: TrustWords | None = None
     earns: str | Markup = ""
     chart: Chart | None = None
     basis: str = ""
@@ -93,9 +98,14 @@ def ask(visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
 
 
 @router.get("/owner/bid/help")
-def explain(request: Request, visitor: Owner) -> HTMLResponse:
+async def explain(request: Request, visitor: Owner) -> HTMLResponse:
     """The helper for what is typed so far."""
-    return fragment(visitor, "_bid_help.html.j2", help=_help(visitor.broker, visitor.party, dict(request.query_params)))
+    typed = dict(request.query_params)
+
+    def work() -> HTMLResponse:
+        return fragment(visitor, "_bid_help.html.j2", help=_help(visitor.broker, visitor.party, typed))
+
+    return await get_gate(request).heavy.run(visitor.party.id, work)
 
 
 @router.post("/owner/bid")
@@ -138,7 +148,6 @@ def _form(
         placed=placed,
         offers=found,
         kinds=KINDS,
-        help=_help(visitor.broker, visitor.party, values),
     )
 
 
@@ -159,13 +168,15 @@ def _help(broker: Broker, party: Party, values: dict[str, str]) -> Help:
         return Help(problem=next(iter(reader.errors.values()), "Fill in the form."))
     found = offers.list_offers(broker, party).items
     offer = next((one for one in found if one.task_id == values.get("task")), None)
-    left = statements.privacy(broker, party).left_epsilon_total
+    rounds = 1 if offer is None else max(1, offer.rounds - offer.rounds_done)
     auction = "posted" if offer is None else offer.auction
     records = bid.data_size or (offer.records if offer is not None and offer.records else _TYPICAL_RECORDS)
     bid = bid.model_copy(update={"data_size": records})
     views = {
         scale: explore.bid_help(
-            broker, party, BidHelpRequest(bid=_scaled(bid, scale), auction=auction, profiles=_PROFILES)
+            broker,
+            party,
+            BidHelpRequest(bid=_scaled(bid, scale), rounds=rounds, auction=auction, profiles=_PROFILES),
         )
         for scale in _RATES
     }
@@ -173,8 +184,9 @@ def _help(broker: Broker, party: Party, values: dict[str, str]) -> Help:
     cost = offers.as_profile(bid.valuation, bid.privacy_budget, records).full_cost[0]
     return Help(
         epsilon=f"{bid.privacy_budget:g}",
-        meaning=_meaning(mine),
-        odds=_odds(bid.privacy_budget, offer, left),
+        meaning=_meaning(mine, bid.privacy_budget),
+        odds=_odds(mine, bid.privacy_budget),
+        trust=AT_BROKER,  # owners' own nodes bid in other tasks
         earns=_earns(mine, records, float(cost), bid.privacy_budget),
         chart=_chart(views, bid),
         basis=(
@@ -190,22 +202,28 @@ def _scaled(bid: BidRequest, scale: float) -> BidRequest:
     return bid.model_copy(update={"valuation": valuation})
 
 
-def _meaning(view: BidHelpView) -> Markup:
-    words = view.epsilon
-    return Markup(
-        "Whatever somebody suspects about your records, seeing one update of yours multiplies her odds by at most "
-        "<strong>{}</strong>. A guess that was a coin toss can then be right at most <strong>{}</strong> of the time."
-    ).format(significant(words.odds_factor), percent(words.certainty_from_half))
+def _meaning(view: BidHelpView, limit: float) -> Markup:
+    total, spent = view.epsilon.epsilon, view.spent_epsilon_total
+    before = Markup("You have given up ε = {} in total so far. ").format(epsilon(spent)) if spent else Markup("")
+    return before + Markup(
+        "With this bid it comes to at most <strong>ε = {} in total</strong>. Whatever somebody suspects about your "
+        "data, seeing all of it multiplies her odds by at most {}: a guess that was a coin toss can then be right "
+        "<strong>{}</strong> of the time, at worst. One more round at ε = {} alone multiplies odds by at most {}."
+    ).format(
+        epsilon(total), significant(view.epsilon.odds_factor), sure(total), epsilon(limit), significant(math.exp(limit))
+    )
 
 
-def _odds(per_round: float, offer: OfferView | None, left: float) -> tuple[Odds, ...]:
-    lines = [Odds("Before you sell", 0.5), Odds("After one round", certainty(per_round))]
-    if offer is not None:
-        rounds = max(1, offer.rounds - offer.rounds_done)
-        if rounds > 1:
-            total = min(rounds * per_round, left)
-            capped = ", under your cap" if total < rounds * per_round else ""
-            lines.append(Odds(f"After {count(rounds, 'round')}{capped}", certainty(total)))
+def _odds(view: BidHelpView, limit: float) -> tuple[Odds, ...]:
+    """From the lifetime total: as it is, after one more round, and after all that are left or fit under the cap."""
+    spent, most = view.spent_epsilon_total, view.epsilon.epsilon
+    lines = [
+        Odds(f"Now, ε {epsilon(spent)} total" if spent else "Before you sell", certainty(spent)),
+        Odds("After one more round" if spent else "After one round", certainty(min(spent + limit, most))),
+    ]
+    if view.rounds > 1:
+        capped = ", your cap" if most >= spent + view.left_epsilon_total else ""
+        lines.append(Odds(f"After {count(view.rounds, 'round')}, ε {epsilon(most)} total{capped}", certainty(most)))
     return tuple(lines)
 
 
@@ -213,6 +231,11 @@ def _earns(view: BidHelpView, records: int, cost: float, limit: float) -> Markup
     asked = Markup("Selling ε = {} on {} is worth <strong>{}</strong> to you. ").format(
         epsilon(limit), count(records, "record"), significant(cost)
     )
+    if view.left_epsilon_total < LEAST_EPSILON:
+        return asked + Markup(
+            "Your cap is reached, at ε = {} in total: you can sell nothing, and <strong>nothing is paid</strong>, "
+            "whatever you bid."
+        ).format(epsilon(view.spent_epsilon_total))
     if view.wins == 0:
         return asked + Markup("At that price you would not have sold in a single round.")
     advice = (
@@ -220,13 +243,21 @@ def _earns(view: BidHelpView, records: int, cost: float, limit: float) -> Markup
         if view.truthful == "exact"
         else "This auction does not promise that an honest bid is your best one."
     )
-    return asked + Markup(
+    each = Markup(
         "You would sell in <strong>{}</strong> of rounds, ε {} each time, and be paid <strong>{}</strong> for what "
-        "costs you {}. {}"
+        "costs you {}. "
     ).format(
         percent(view.wins), epsilon(view.mean_epsilon_if_won), money(view.mean_payment_micros_if_won),
-        money(view.mean_cost_micros_if_won), advice,
+        money(view.mean_cost_micros_if_won),
     )  # fmt: skip
+    together = Markup(
+        "Of the {} left, your cap (ε {} left in total) lets you be paid for <strong>{} at most</strong>; expect about "
+        "<strong>{}</strong> in all. "
+    ).format(
+        count(view.rounds, "round"), epsilon(view.left_epsilon_total), view.rounds_paid_most,
+        money(view.expected_payment_micros_total),
+    )  # fmt: skip
+    return asked + each + together + advice
 
 
 def _chart(views: dict[float, BidHelpView], bid: BidRequest) -> Chart:

@@ -26,9 +26,11 @@ from flmarket.broker.pages.context import (
 from flmarket.broker.pages.forms import Reader
 from flmarket.broker.pages.words import award_state
 from flmarket.broker.services import ledger, parties, tasks
+from flmarket.broker.services.pseudonyms import buyers_receipt
 from flmarket.errors import FlmarketError
 from flmarket.ledger import format_micros
 from flmarket.ledger.receipt import Receipt
+from flmarket.ledger.sealed import SealedReceipt
 from flmarket.report.formatting import epsilon
 
 __all__ = ["router"]
@@ -52,6 +54,9 @@ class Answer:
     ok: bool
     headline: str
     text: str
+
+
+_FOREIGN = Answer(False, "This receipt is not of this ledger", "It speaks of entries that this ledger does not have.")
 
 
 @router.get("/ledger")
@@ -118,10 +123,10 @@ def _names(visitor: Visitor) -> Callable[[str | None], str]:
 
     def name(identifier: str | None) -> str:
         head, _, rest = (identifier or "–").partition("/")
-        place = re.fullmatch(r"(?:(\d+)/|owner-)(\d+)", rest)
+        place = re.fullmatch(r"(?:(\d+)/)?(?:owner-)?([a-z2-7]{8}|\d+)", rest)
         if place is not None:
             played = "" if place[1] is None else f"round {int(place[1]) + 1}, "
-            rest = f"{played}owner {place[2]}"
+            rest = f"{played}owner-{place[2]}"
         return ", ".join(filter(None, (known.get(head, head), rest)))
 
     return name
@@ -131,7 +136,10 @@ def _answer(broker: Broker, text: str) -> Answer:
     if not text or len(text) > _LONGEST:
         return Answer(False, "That is not a receipt", "Paste the whole receipt, as it was downloaded.")
     try:
-        receipt = Receipt.from_dict(json.loads(text))
+        document = json.loads(text)
+        if isinstance(document, dict) and "sealed" in document:
+            return _sealed_answer(broker, SealedReceipt.from_dict(document))
+        receipt = Receipt.from_dict(document)
     except (json.JSONDecodeError, RecursionError):
         return Answer(False, "That is not a receipt", "It is not JSON; paste the whole receipt, as it was downloaded.")
     except FlmarketError:
@@ -141,9 +149,7 @@ def _answer(broker: Broker, text: str) -> Answer:
     books = broker.books.ledger
     try:
         if receipt.head.size > books.head().size:
-            return Answer(
-                False, "This receipt is not of this ledger", "It speaks of entries that this ledger does not have."
-            )
+            return _FOREIGN
         award, release = receipt.check(books.head(receipt.head.size))
     except FlmarketError as error:
         return Answer(False, "This receipt does not hold", sentence(error))
@@ -153,4 +159,26 @@ def _answer(broker: Broker, text: str) -> Answer:
         "This receipt is genuine",
         f"Award {award.id}: {format_micros(award.price_micros)}{sold}, {award_state(str(award.state.value))}. Its "
         f"{len(receipt.proofs)} entries lead to the head that this ledger had at {receipt.head.size:,} entries.",
+    )
+
+
+def _sealed_answer(broker: Broker, receipt: SealedReceipt) -> Answer:
+    """A buyer's receipt: its entries are opened here, and its terms must be theirs."""
+    books = broker.books.ledger
+    if receipt.head.size > books.head().size:
+        return _FOREIGN
+    try:
+        receipt.check(books.head(receipt.head.size))
+        first = receipt.entries[0].seq
+        opened = buyers_receipt(broker, next(books.entries(first, first + 1)).line.ref, receipt.head.size)
+    except FlmarketError as error:
+        return Answer(False, "This receipt does not hold", sentence(error))
+    if opened != receipt:
+        return Answer(False, "This receipt does not hold", "Its terms are not those of the entries that it names.")
+    return Answer(
+        True,
+        "This receipt is genuine",
+        f"Award {receipt.award}: {format_micros(receipt.price_micros)} at ε {epsilon(receipt.epsilon)} this round, "
+        f"{award_state(receipt.state)}. Its {len(receipt.entries)} sealed entries lead to the head that this ledger "
+        f"had at {receipt.head.size:,} entries, and say what the receipt says.",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 
 import anyio
 from fastapi import APIRouter, Request
@@ -21,6 +20,7 @@ from flmarket.broker.pages.tasks import TaskId, accuracy_chart
 from flmarket.broker.services import tasks
 from flmarket.broker.services.states import ENDED, PLAYABLE
 from flmarket.broker.services.views import AwardView, EventView, TaskView
+from flmarket.trust import task_words
 
 __all__ = ["router"]
 
@@ -42,6 +42,7 @@ def live(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         "live.html.j2",
         title=f"{task.name}, live",
         task=task,
+        trust=task_words(task.request.engine),
         running=task.state in PLAYABLE,
         stream=f"/tasks/{task_id}/stream?after={last}",
         scene=_scene(visitor, task, happened),
@@ -74,8 +75,8 @@ async def _follow(visitor: Visitor, task: TaskView, last: int) -> AsyncIterator[
     until, beat = time.monotonic() + settings.stream_seconds, time.monotonic()
     yield "retry: 1500\n\n"
     recent = await run_in_threadpool(_history, visitor, task.id)
-    new = [event for event in recent if event.id > last]
-    while time.monotonic() < until:
+    new: list[EventView] | None = [event for event in recent if event.id > last]
+    while new is not None and time.monotonic() < until:
         if new:
             last, beat = new[-1].id, time.monotonic()
             yield await run_in_threadpool(_changes, visitor, task, recent, new)
@@ -86,9 +87,15 @@ async def _follow(visitor: Visitor, task: TaskView, last: int) -> AsyncIterator[
             beat = time.monotonic()
             yield ": still here\n\n"
         await anyio.sleep(settings.stream_poll_seconds)
-        found = await run_in_threadpool(partial(tasks.events, visitor.broker, visitor.party, task.id, after=last))
-        new = list(found)
-        recent = [*recent, *new][-_RECENT:]
+        new = await run_in_threadpool(_news, visitor, task.id, last)
+        recent = [*recent, *(new or ())][-_RECENT:]
+
+
+def _news(visitor: Visitor, task_id: str, last: int) -> list[EventView] | None:
+    """What happened since; None once whoever looks is signed out, or her key or she herself was barred."""
+    if visitor.auth is None or not visitor.auth.still_holds(visitor.broker):
+        return None
+    return list(tasks.events(visitor.broker, visitor.party, task_id, after=last))
 
 
 def _changes(visitor: Visitor, task: TaskView, recent: list[EventView], new: list[EventView]) -> str:

@@ -13,6 +13,7 @@ from flmarket.broker.pages.words import tone
 from flmarket.broker.services import ledger, market, tasks
 from flmarket.broker.services.states import PLAYABLE
 from flmarket.broker.services.views import MarketTask, MarketView
+from flmarket.trust import AT_BROKER, AT_OWNERS, market_words
 
 __all__ = ["router"]
 
@@ -30,6 +31,7 @@ class Tile:
     href: str
     state: str
     tone: str
+    place: str
     data: str
     owners: int
     round: int
@@ -60,8 +62,20 @@ def _front(visitor: Visitor) -> HTMLResponse:
         tiles=tiles,
         head=ledger.head(visitor.broker),
         live=view.tasks_running > 0,
+        at_home=bool(visitor.broker.settings.superlink),
+        trust=market_words(on_owners_machines=bool(visitor.broker.settings.superlink)),
+        step=(AT_OWNERS if visitor.broker.settings.superlink else AT_BROKER).update,
+        bought=_bought(view),
         mechanisms=market.catalogue(visitor.broker).auctions,
     )
+
+
+def _bought(view: MarketView) -> str:
+    """Where the updates that were bought were made."""
+    own = view.releases - view.releases_simulated
+    if not view.releases:
+        return "none yet"
+    return f"{view.releases_simulated:,} {AT_BROKER.place}" + (f", {own:,} {AT_OWNERS.place}" if own else "")
 
 
 @router.get("/market/tasks")
@@ -86,7 +100,8 @@ def _tile(broker: Broker, party: Party | None, task: MarketTask) -> Tile:
     visible = task.mine or role == "operator"
     href = f"/tasks/{task.id}" if visible else f"/owner/bid?task={task.id}" if role == "owner" and task.open else ""
     tile = Tile(
-        task.name, href, task.state, tone(task.state), task.data, task.owners, task.rounds_done, task.rounds,
+        task.name, href, task.state, tone(task.state), task.place, task.data,
+        task.owners, task.rounds_done, task.rounds,
         task.auction, task.budget_micros_per_round,
     )  # fmt: skip
     if party is None or not visible:

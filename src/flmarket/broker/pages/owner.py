@@ -17,6 +17,7 @@ from flmarket.broker.services.views import OfferView, PrivacyView, ReleaseView, 
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS, AwardState
 from flmarket.report.formatting import epsilon, money
+from flmarket.trust import market_words, meaning_of
 
 __all__ = ["router"]
 
@@ -67,6 +68,9 @@ def _page(visitor: Visitor, errors: dict[str, str]) -> HTMLResponse:
         privacy=statement.privacy,
         used=_share(statement.privacy),
         outlook=_outlook(statement),
+        cap_means=meaning_of(statement.privacy.cap_epsilon_total),
+        spent_means=meaning_of(statement.privacy.spent_epsilon_total),
+        trust=market_words(on_owners_machines=bool(broker.settings.superlink)),
         refusals=sum(one.reason.startswith("refused") for one in statement.releases),
         spent=_spent_chart(statement),
         earnings=_earnings_chart(statement),
@@ -88,13 +92,13 @@ def _outlook(statement: StatementView) -> str:
     sold = [one.epsilon for one in statement.releases if one.state == AwardState.POSTED]
     left = statement.privacy.left_epsilon_total
     if left <= 0:
-        return "Your cap is reached: your agent refuses every further award by itself."
+        return "Your cap is reached: nothing more is sold in your name, and nothing more is paid."
     if not sold:
-        return "Nothing has left your machine yet."
+        return "Nothing has been released in your name yet."
     mean = sum(sold) / len(sold)
     return (
         f"A release cost you ε {epsilon(mean)} on average, so about {math.floor(left / mean):,} more fit under your "
-        f"cap. After that your agent refuses by itself."
+        f"cap. After that nothing more is sold in your name."
     )
 
 

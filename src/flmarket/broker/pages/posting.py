@@ -1,7 +1,8 @@
 """Post a task, with a budget explorer beside the form: what each budget buys, before any money moves.
 
-The explorer asks `services.explore`, which runs the task's own auction on the task's own owners. The form asks for
-fewer things than the API takes; the rest has the API's defaults.
+The explorer asks `services.explore`, which runs the task's own auction on the task's own owners; the page comes without
+it and asks for it by itself, because it takes a while. The form asks for fewer things than the API takes; the rest has
+the API's defaults.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
+from flmarket.broker.auth import get_gate
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.engines import FLOWER, SIMULATION, engines
 from flmarket.broker.ids import derived_id, new_id
@@ -25,6 +27,7 @@ from flmarket.broker.services.views import Catalogue, ExplorePoint, ExploreView,
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
+from flmarket.trust import AT_BROKER, AT_OWNERS
 
 __all__ = ["router"]
 
@@ -42,7 +45,7 @@ _FIELDS = {
     "training.learning_rate": "learning_rate", "round_seconds": "round_seconds", "deadline_seconds": "deadline_days",
     "seed": "seed", "engine": "engine",
 }  # fmt: skip
-_ENGINES = {SIMULATION: "simulated, with this broker", FLOWER: "on owners’ own machines"}
+_ENGINES = {SIMULATION: AT_BROKER.place, FLOWER: AT_OWNERS.place}
 _FURTHER = ("learning_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
 # As shares of what all bidders of a round would cost; beyond it more money buys nothing.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
@@ -81,11 +84,15 @@ def ask(visitor: Buyer) -> HTMLResponse:
 
 
 @router.get("/tasks/new/explore")
-def explore_budgets(request: Request, visitor: Buyer) -> HTMLResponse:
+async def explore_budgets(request: Request, visitor: Buyer) -> HTMLResponse:
     """The explorer for what is typed so far; with `trial`, also the accuracy, which takes longer."""
     query = dict(request.query_params)
-    made = _explore(visitor.broker, visitor.party, query, trial=query.get("trial") == "1")
-    return fragment(visitor, "_explorer.html.j2", exploration=made)
+
+    def work() -> HTMLResponse:
+        made = _explore(visitor.broker, visitor.party, query, trial=query.get("trial") == "1")
+        return fragment(visitor, "_explorer.html.j2", exploration=made)
+
+    return await get_gate(request).heavy.run(visitor.party.id, work)
 
 
 @router.post("/tasks/new")
@@ -123,7 +130,7 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         offered=_offered(catalogue, values["auction"]),
         about=_ABOUT,
         account=parties.account(visitor.broker, visitor.party),
-        exploration=_explore(visitor.broker, visitor.party, values),
+        trust=AT_BROKER,
     )
 
 

@@ -14,6 +14,7 @@ from flmarket.broker.services.states import ENDED
 from flmarket.broker.services.views import AwardView, EventView, TaskView
 from flmarket.ledger import AwardState
 from flmarket.report.formatting import epsilon, money, rate
+from flmarket.trust import TrustWords, task_words
 
 __all__ = ["Latest", "Line", "Scene", "Seat", "Stage", "latest_round", "lines", "make_scene"]
 
@@ -126,7 +127,7 @@ def make_scene(task: TaskView, latest: Latest, awards: tuple[AwardView, ...]) ->
     return Scene(
         latest.index + 1,
         task.rounds,
-        _stages(known, reached),
+        _stages(known, reached, task_words(task.request.engine)),
         _parts(budget, offered, awards, settled=latest.settled),
         budget,
         tuple(shown),
@@ -134,7 +135,7 @@ def make_scene(task: TaskView, latest: Latest, awards: tuple[AwardView, ...]) ->
     )
 
 
-def _stages(known: dict[str, dict[str, Any]], reached: int) -> tuple[Stage, ...]:
+def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords) -> tuple[Stage, ...]:
     bids, awards = known.get("bids"), known.get("awards")
     updates, settled = known.get("updates"), known.get("settled")
 
@@ -152,7 +153,7 @@ def _stages(known: dict[str, dict[str, Any]], reached: int) -> tuple[Stage, ...]
         ),
         Stage(
             "Updates", "box", state(3), f"{updates['delivered']} of {updates['awards']}" if updates else "–",
-            "clipped, noised and sent" if updates else "winners train at home",
+            trust.update,
         ),
         Stage(
             "Settlement", "ledger", state(4), money(settled["spent_micros"]) if settled else "–",
@@ -175,7 +176,7 @@ def _parts(budget: int, offered: dict[str, Any], awards: tuple[AwardView, ...], 
 
 def _awarded_seats(winners: Iterable[dict[str, Any]]) -> list[Seat]:
     return [
-        Seat(f"Owner {one['slot']}", "won", f"ε {epsilon(one['epsilon'])}", f"{money(one['price_micros'])} held")
+        Seat(_capital(one["owner"]), "won", f"ε {epsilon(one['epsilon'])}", f"{money(one['price_micros'])} held")
         for one in winners
     ]
 
@@ -184,7 +185,7 @@ def _settled_seats(awards: tuple[AwardView, ...]) -> list[Seat]:
     seats = []
     for one in awards:
         paid = one.state == AwardState.POSTED
-        name = f"{one.owner[:1].upper()}{one.owner[1:]}"
+        name = _capital(one.owner)
         seats.append(
             Seat(
                 name,
@@ -194,6 +195,12 @@ def _settled_seats(awards: tuple[AwardView, ...]) -> list[Seat]:
             )
         )
     return seats
+
+
+def _capital(name: str) -> str:
+    """A tile has little room: her name in the task alone, or her place, or her name as the operator knows it."""
+    short = name.removeprefix("owner-")
+    return f"Owner {short}" if short.isdigit() else short[:1].upper() + short[1:] if short == name else short
 
 
 def lines(happened: Iterable[EventView]) -> list[Line]:

@@ -10,15 +10,17 @@ from fastapi import APIRouter, Path
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.core import Party
+from flmarket.broker.engines import FLOWER
 from flmarket.broker.errors import NotFound
 from flmarket.broker.pages.charts import Chart, Column
 from flmarket.broker.pages.context import Buyer, BuyerOrOperator, BuyerOrOperatorWrites, PageRoute, SignedIn, page
 from flmarket.broker.pages.words import award_state, award_tone, tone
-from flmarket.broker.services import parties, tasks
+from flmarket.broker.services import market, parties, tasks
 from flmarket.broker.services.states import ENDED, PLAYABLE
 from flmarket.broker.services.views import AwardView, BillView, RoundView, TaskView
 from flmarket.ledger import MICROS, AwardState
 from flmarket.report.formatting import count, money, percent, rate, significant
+from flmarket.trust import task_words
 
 __all__ = ["accuracy_chart", "router"]
 
@@ -68,6 +70,8 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         spending=_spending_chart(settled, bill),
         bill=bill,
         rounds=list(reversed(settled)),
+        trust=task_words(task.request.engine),
+        owners=_owners(task, market.registered_places(broker, task_id)),
     )
 
 
@@ -178,6 +182,19 @@ def _cards(task: TaskView, settled: list[RoundView]) -> list[Card]:
             "median of the rounds, lower is better",
         ),
     ]
+
+
+def _owners(task: TaskView, registered: int) -> str:
+    """Who can sell, told as it is: a place that nobody registered has taken is a simulated owner, or empty."""
+    order = task.request
+    if order.engine == FLOWER:
+        return f"{count(registered, 'registered owner')} so far, {task_words(order.engine).place}"
+    places = order.data.owners
+    if not order.owners.simulated:
+        return f"{count(registered, 'registered owner')} so far, of {count(places, 'place')}"
+    if not registered:
+        return f"{places:,}, all simulated"
+    return f"{places:,}: {registered:,} registered, {places - registered:,} simulated"
 
 
 def _delivered(awards: tuple[AwardView, ...]) -> int:

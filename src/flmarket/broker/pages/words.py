@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-__all__ = ["AWARD", "award_state", "award_tone", "certainty", "list_of", "seconds", "tone"]
+__all__ = ["AWARD", "award_state", "award_tone", "list_of", "seconds", "tone"]
 
 _TONES = {
     "queued": "warn",
@@ -35,11 +33,6 @@ def award_state(state: str) -> str:
 def award_tone(state: str) -> str:
     """Its colour."""
     return AWARD.get(state, ("", "idle"))[1]
-
-
-def certainty(epsilon: float) -> float:
-    """How sure of a 50 : 50 suspicion a release of this ε can make somebody at most."""
-    return 1 / (1 + math.exp(-min(epsilon, 700.0)))
 
 
 def seconds(value: float) -> str:

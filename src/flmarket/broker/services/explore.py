@@ -8,7 +8,7 @@ if asked for, comes from playing the task's first rounds in memory; it stops whe
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from flmarket.broker.services.explain import epsilon_words
 from flmarket.broker.services.offers import as_profile
 from flmarket.broker.services.views import BidHelpView, ExplorePoint, ExploreView
 from flmarket.engines import Simulation, SimulationRun
+from flmarket.engines.owners import LEAST_EPSILON
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS, MemoryLedger
 
@@ -63,22 +64,28 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreVie
 
 
 def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> BidHelpView:
-    """What this bid would earn among owners drawn from a population."""
+    """What this bid would earn among owners drawn from a population, as far as her lifetime cap lets her sell."""
     require(party, "owner")
-    rng = np.random.default_rng(0)
-    others = populations.get(request.population).sample(rng, request.profiles)
-    size = request.bid.data_size or max(1, int(np.median(others.data_size)))
-    mine = as_profile(request.bid.valuation, request.bid.privacy_budget, size)
-    bids = _beside(mine, others)
-    budget = request.budget_factor * others.full_cost.sum(axis=-1)
+    cap, spent = broker.books.privacy(party.id)
+    left = max(0.0, (cap or 0.0) - spent)
+    limit = min(request.bid.privacy_budget, left)  # her bids are cut to what her account allows
     auction = auctions.get(request.auction)
-    outcome = auction.run(bids, budget, rng=rng)
-    epsilon, payment = outcome.epsilon[:, 0], outcome.payment[:, 0]
-    cost, won = bids.cost_of(outcome)[:, 0], outcome.epsilon[:, 0] > 0
-    share = float(won.mean())
-    pay, paid_cost = _mean(payment[won]), _mean(cost[won])
-    mean_epsilon = _mean(epsilon[won])
+    share = pay = paid_cost = mean_pay = mean_epsilon = 0.0
+    if limit >= LEAST_EPSILON:
+        rng = np.random.default_rng(0)
+        others = populations.get(request.population).sample(rng, request.profiles)
+        size = request.bid.data_size or max(1, int(np.median(others.data_size)))
+        bids = _beside(as_profile(request.bid.valuation, limit, size), others)
+        outcome = auction.run(bids, request.budget_factor * others.full_cost.sum(axis=-1), rng=rng)
+        payment, won = outcome.payment[:, 0], outcome.epsilon[:, 0] > 0
+        share, mean_pay, pay = float(won.mean()), float(payment.mean()), _mean(payment[won])
+        paid_cost, mean_epsilon = _mean(bids.cost_of(outcome)[won, 0]), _mean(outcome.epsilon[won, 0])
+    else:
+        limit = 0.0
+    paid_most = min(request.rounds, int(left / mean_epsilon * (1 + 1e-9))) if mean_epsilon else 0
+    total = min(request.rounds * share, float(paid_most)) * pay
     truthful = str(auction.guarantees.truthful)
+    outlook = _Outlook(request.rounds, paid_most, total, spent, left)
     return BidHelpView(
         auction.name,
         request.population,
@@ -87,10 +94,15 @@ def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> BidHelpVi
         mean_epsilon,
         int(pay * MICROS),
         int(paid_cost * MICROS),
-        int(float(payment.mean()) * MICROS),
+        int(mean_pay * MICROS),
         truthful,
-        epsilon_words(request.bid.privacy_budget),
-        _bid_words(share, mean_epsilon, pay, paid_cost, truthful),
+        request.rounds,
+        paid_most,
+        int(total * MICROS),
+        spent,
+        left,
+        epsilon_words(min(spent + request.rounds * limit, spent + left)),
+        _bid_words(share, mean_epsilon, pay, paid_cost, truthful, outlook),
     )
 
 
@@ -145,7 +157,23 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if values.size else 0.0
 
 
-def _bid_words(share: float, epsilon: float, pay: float, cost: float, truthful: str) -> str:
+@dataclass(frozen=True)
+class _Outlook:
+    """Several rounds of a bid under a cap."""
+
+    rounds: int
+    paid_most: int
+    total: float
+    spent: float
+    left: float
+
+
+def _bid_words(share: float, epsilon: float, pay: float, cost: float, truthful: str, outlook: _Outlook) -> str:
+    if outlook.left < LEAST_EPSILON:
+        return (
+            f"Your cap is reached (ε = {outlook.spent:.4g} spent in total): you can sell nothing and are paid nothing, "
+            f"whatever you bid."
+        )
     if share == 0:
         return "This bid would not have won a single round: it asks for more than what others sell for."
     advice = (
@@ -155,5 +183,6 @@ def _bid_words(share: float, epsilon: float, pay: float, cost: float, truthful: 
     )
     return (
         f"It would win {share:.0%} of rounds, selling ε = {epsilon:.3g} and earning {pay:.4g} each time; "
-        f"by your own valuation that privacy is worth {cost:.4g} to you. {advice}"
+        f"by your own valuation that privacy is worth {cost:.4g} to you. Of {outlook.rounds} round(s), your cap lets "
+        f"you be paid for {outlook.paid_most} at most: about {outlook.total:.4g} in all. {advice}"
     )

@@ -1,7 +1,8 @@
 """The ledger's log: searched, verified, and what everybody may know of it.
 
-The operator sees all entries; a buyer or an owner those of her own account, a buyer also those of her tasks. The head
-commits to the whole log and is for everybody: whoever keeps one can tell later whether the past was changed.
+The operator sees all entries; a buyer or an owner those of her own account, a buyer also those of her tasks, where she
+sees owners by their names in the task (`pseudonyms`), and can search for nothing else. The head commits to the whole
+log and is for everybody: whoever keeps one can tell later whether the past was changed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.models import TaskRow
 from flmarket.broker.reconcile import reconcile
 from flmarket.broker.services.log import note
+from flmarket.broker.services.pseudonyms import buyers_entry
 from flmarket.broker.services.views import FindingView, LedgerCheck, LedgerEntry, LedgerHead, LedgerPage
 from flmarket.errors import SettlementError
 from flmarket.ledger import Entry
@@ -55,7 +57,7 @@ def entries(
 
     One call reads at most the 20,000 entries before `before`; `next` goes on from there, also when none was found.
     """
-    may_see = _filter(broker, party)
+    seen = _sight(broker, party)
     size = broker.books.ledger.head().size
     end = size if before is None else min(before, size)
     start = max(0, end - _READ)
@@ -63,31 +65,36 @@ def entries(
     while end > start and len(found) < limit:
         first = max(start, end - 1000)
         for entry in reversed(list(broker.books.ledger.entries(first, end))):
-            if len(found) < limit and may_see(entry) and _matches(entry, search):
-                found.append(_view(entry))
+            if len(found) < limit and (view := seen(entry)) is not None and _matches(view, search):
+                found.append(view)
         end = first
     reached = found[-1].seq if len(found) >= limit else start
     return LedgerPage(tuple(found), reached or None)
 
 
-def _filter(broker: Broker, party: Party) -> Callable[[Entry], bool]:
+def _sight(broker: Broker, party: Party) -> Callable[[Entry], LedgerEntry | None]:
+    """An entry as the party may see it; None if she may not."""
     if party.role == "operator":
-        return lambda entry: True
+        return _view
     own = {party.id}
     if party.role == "buyer":
         with broker.database.read() as session:
             own.update(session.scalars(select(TaskRow.id).where(TaskRow.buyer_id == party.id)))
-        return lambda entry: bool(own & set(_names(entry))) or entry.line.ref.partition("/")[0] in own
-    return lambda entry: party.id in _names(entry)
+
+    def seen(entry: Entry) -> LedgerEntry | None:
+        view = _view(entry)
+        hers = not own.isdisjoint(_names(view)) or (party.role == "buyer" and view.ref.partition("/")[0] in own)
+        return None if not hers else buyers_entry(broker, view, own) if party.role == "buyer" else view
+
+    return seen
 
 
-def _names(entry: Entry) -> tuple[str, ...]:
-    line = entry.line
-    return tuple(name for name in (line.debit, line.credit, line.owner) if name)
+def _names(entry: LedgerEntry) -> tuple[str, ...]:
+    return tuple(name for name in (entry.debit, entry.credit, entry.owner) if name)
 
 
-def _matches(entry: Entry, search: str | None) -> bool:
-    return search is None or any(search in text for text in (entry.line.ref, str(entry.line.kind), *_names(entry)))
+def _matches(entry: LedgerEntry, search: str | None) -> bool:
+    return search is None or any(search in text for text in (entry.ref, entry.kind, *_names(entry)))
 
 
 def _view(entry: Entry) -> LedgerEntry:

@@ -9,13 +9,15 @@ from sqlalchemy import func, select
 from flmarket import aggregation, auctions, populations
 from flmarket.broker.checkpoints import order_of
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.models import PartyRow, Release, RoundRow, TaskRow
+from flmarket.broker.engines import FLOWER
+from flmarket.broker.models import PartyRow, Release, RoundRow, Slot, TaskRow
 from flmarket.broker.schemas import pure_perturbations
 from flmarket.broker.services.states import PLAYABLE
 from flmarket.broker.services.views import Catalogue, MarketTask, MarketView, MechanismView
 from flmarket.ledger import AwardState
+from flmarket.trust import task_words
 
-__all__ = ["catalogue", "overview"]
+__all__ = ["catalogue", "overview", "registered_places"]
 
 
 def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> MarketView:
@@ -26,11 +28,14 @@ def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> MarketV
         ).all()
         by_state = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
         settled = session.scalar(select(func.count()).where(RoundRow.state == "settled")) or 0
-        paid, deliveries = session.execute(
-            select(func.coalesce(func.sum(Release.price_micros), 0), func.count()).where(
-                Release.state == AwardState.POSTED.value
-            )
-        ).one()
+        delivered = select(func.coalesce(func.sum(Release.price_micros), 0), func.count()).where(
+            Release.state == AwardState.POSTED.value
+        )
+        paid, deliveries = session.execute(delivered).one()
+        at_home = delivered.join(TaskRow, Release.task_id == TaskRow.id).where(
+            TaskRow.spec["engine"].as_string() == FLOWER
+        )
+        _, from_owners = session.execute(at_home).one()
         owners = session.scalar(select(func.count()).where(PartyRow.role == "owner", PartyRow.active)) or 0
     return MarketView(
         tuple(_task(row, party) for row in rows),
@@ -39,8 +44,16 @@ def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> MarketV
         settled,
         int(paid),
         deliveries,
+        deliveries - from_owners,
         owners,
     )
+
+
+def registered_places(broker: Broker, task_id: str) -> int:
+    """How many places of a task registered owners have taken; the others, if there are any, are simulated."""
+    taken = select(func.count()).where(Slot.task_id == task_id, Slot.party_id.is_not(None))
+    with broker.database.read() as session:
+        return session.scalar(taken) or 0
 
 
 def catalogue(broker: Broker) -> Catalogue:
@@ -74,6 +87,7 @@ def _task(row: TaskRow, party: Party | None) -> MarketTask:
         row.id,
         row.name,
         row.state,
+        task_words(order.engine).place,
         order.data.name,
         order.mechanism.auction,
         order.mechanism.aggregation,

@@ -24,6 +24,7 @@ from flmarket.broker.services.log import note
 from flmarket.broker.services.states import PLAYABLE
 from flmarket.broker.services.views import BidView, OfferPage, OfferView
 from flmarket.errors import InvalidInput
+from flmarket.trust import task_words
 
 __all__ = ["as_profile", "get_offer", "list_offers", "my_bid", "place_bid", "withdraw_bid"]
 
@@ -172,6 +173,7 @@ def _view(session: Session, row: TaskRow, party: Party) -> OfferView:
         row.id,
         row.name,
         row.state,
+        task_words(order.engine).place,
         order.data.name,
         order.mechanism.auction,
         str(auctions.get(order.mechanism.auction).guarantees.truthful),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from collections.abc import Callable
+
+from sqlalchemy import Select, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -10,8 +12,9 @@ from flmarket.broker.clock import iso, now
 from flmarket.broker.core import Broker, Party, Role, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.ids import derived_id, new_id
-from flmarket.broker.keys import format_key, hash_secret, make_secret, split_key, verify_secret
-from flmarket.broker.models import ApiKey, PartyRow, TaskRow
+from flmarket.broker.keys import format_key, hash_secret, is_slow, make_secret, split_key, verify_secret
+from flmarket.broker.models import ApiKey, PartyRow, SessionRow, TaskRow
+from flmarket.broker.schemas import DEFAULT_CAP_TOTAL
 from flmarket.broker.services.log import note
 from flmarket.broker.services.states import ACTIVE
 from flmarket.broker.services.views import AccountView, KeyPage, KeyView, NewKey, PartyPage, PartyView
@@ -27,6 +30,7 @@ __all__ = [
     "issue_key",
     "list_keys",
     "list_parties",
+    "may_act",
     "my_view",
     "party_of_key",
     "revoke_key",
@@ -35,8 +39,6 @@ __all__ = [
     "view_party",
 ]
 
-DEFAULT_CAP = 100.0  # total ε of a new owner, until she sets her own
-
 
 def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) -> PartyView:
     """The operator's; without a party, the service's own (first start, demo)."""
@@ -44,7 +46,7 @@ def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) 
         require(party, "operator")
     row = PartyRow(id=new_id("p"), role=role, name=name, created_at=now(), active=True)
     if role == "owner":
-        broker.books.ledger.register_cap(row.id, PureDp(DEFAULT_CAP))
+        broker.books.ledger.register_cap(row.id, PureDp(DEFAULT_CAP_TOTAL))
     with broker.database.write() as session:
         session.add(row)
         note(session, party, "party.create", row.id, detail=role)
@@ -87,7 +89,6 @@ def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> 
         row = _party_row(session, party_id)
         row.active = active
         note(session, party, "party.open" if active else "party.close", party_id)
-    broker.keys.clear()
     return view_party(row)
 
 
@@ -131,8 +132,10 @@ def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str)
     if party is not None and party.id != party_id:
         require(party, "operator")
     key_id, secret = new_id("k"), make_secret()
-    hashed = hash_secret(secret)
+    hashed = hash_secret(broker.secrets.keys, key_id, secret)
     with broker.database.write() as session:
+        if party is not None and not may_act(session, party):
+            raise Unauthenticated("the key is not valid any more")  # revoked since the request came in
         _party_row(session, party_id)
         valid = select(func.count()).where(ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None))
         if (session.scalar(valid) or 0) >= broker.settings.max_keys_per_party:
@@ -150,35 +153,44 @@ def list_keys(broker: Broker, party: Party) -> KeyPage:
 
 
 def revoke_key(broker: Broker, party: Party, key_id: str) -> KeyView:
-    """One's own key stops working, at once here and within a minute in other processes."""
+    """One's own key stops working at once, and with it every session that came from it."""
     with broker.database.write() as session:
         row = session.get(ApiKey, key_id)
         if row is None or row.party_id != party.id:
             raise NotFound("key", key_id)
         if row.revoked_at is None:
             row.revoked_at = now()
+            session.execute(delete(SessionRow).where(SessionRow.key_id == key_id))
             note(session, party, "key.revoke", key_id)
-    broker.keys.clear()
     return _key_view(row)
 
 
-def party_of_key(broker: Broker, key: str) -> Party:
-    """Whose key this is; Unauthenticated for any key that is not valid now."""
-    known = broker.keys.get(key)
-    if known is not None:
-        return known
+def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], None] = lambda: None) -> Party:
+    """Whose key this is; Unauthenticated for any key that is not valid now.
+
+    `before_slow_work` is called, and may refuse, before a hash of an older version, which takes milliseconds.
+    """
     parts = split_key(key)
-    if parts is None:
-        raise Unauthenticated("the key is not valid")
     with broker.database.read() as session:
-        row = session.get(ApiKey, parts[0])
-    usable = row is not None and row.revoked_at is None
-    if not verify_secret(row.hash if row is not None and usable else None, parts[1]):
+        found = None if parts is None else session.execute(_valid_key(parts[0])).one_or_none()
+    if parts is None or found is None:
         raise Unauthenticated("the key is not valid")
-    assert row is not None
-    party = get_party(broker, row.party_id)
-    broker.keys.put(key, party)
-    return party
+    stored, row = found
+    if is_slow(stored):
+        before_slow_work()
+    if not verify_secret(broker.secrets.keys, parts[0], stored, parts[1]):
+        raise Unauthenticated("the key is not valid")
+    if is_slow(stored):
+        _rehash(broker, *parts)
+    return as_party(row, parts[0])
+
+
+def may_act(session: Session, party: Party) -> bool:
+    """Whether the party is active, and the key that she came with still valid."""
+    if party.key_id is not None:
+        return session.execute(_valid_key(party.key_id)).one_or_none() is not None
+    row = session.get(PartyRow, party.id)
+    return row is not None and row.active
 
 
 def account(broker: Broker, party: Party) -> AccountView:
@@ -214,15 +226,32 @@ def deposit(
     return account(broker, as_party(row))
 
 
-def as_party(row: PartyRow) -> Party:
+def as_party(row: PartyRow, key_id: str | None = None) -> Party:
     """The row as services know it."""
-    return Party(row.id, row.role, row.name)  # type: ignore[arg-type]
+    return Party(row.id, row.role, row.name, key_id)  # type: ignore[arg-type]
 
 
 def view_party(row: PartyRow) -> PartyView:
     """The row as a view."""
     created = iso(row.created_at) or ""
     return PartyView(row.id, row.role, row.name, row.active, created, row.node_id, row.owner_number)
+
+
+def _valid_key(key_id: str) -> Select[str, PartyRow]:
+    """A key's hash and its party, if neither was revoked or closed."""
+    return (
+        select(ApiKey.hash, PartyRow)
+        .join(PartyRow, ApiKey.party_id == PartyRow.id)
+        .where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None), PartyRow.active)
+    )
+
+
+def _rehash(broker: Broker, key_id: str, secret: str) -> None:
+    """Store today's hash of a key that has just been checked against an older one, unless it was revoked meanwhile."""
+    with broker.database.write() as session:
+        if session.execute(_valid_key(key_id)).one_or_none() is None:
+            raise Unauthenticated("the key is not valid")
+        session.get_one(ApiKey, key_id).hash = hash_secret(broker.secrets.keys, key_id, secret)
 
 
 def _party_row(session: Session, party_id: str) -> PartyRow:

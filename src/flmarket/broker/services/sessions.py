@@ -1,7 +1,7 @@
 """Signing in to the pages: a key, or a link that the operator handed out, exchanged for a session.
 
 The cookie's value is 256 random bits of which only a SHA-256 is stored. Each session has a token against forged
-requests; whoever writes by cookie must send it too.
+requests; whoever writes by cookie must send it too. A session that a key began ends with the key.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 from sqlalchemy import delete
+from sqlalchemy.orm import Session
 
 from flmarket.broker.clock import iso, now
 from flmarket.broker.core import Broker, Party
@@ -17,10 +18,19 @@ from flmarket.broker.errors import Unauthenticated
 from flmarket.broker.ids import new_secret
 from flmarket.broker.models import PartyRow, SessionRow, SignInLink
 from flmarket.broker.services.log import note
-from flmarket.broker.services.parties import as_party, party_of_key, view_party
+from flmarket.broker.services.parties import as_party, may_act, party_of_key, view_party
 from flmarket.broker.services.views import SessionView
 
-__all__ = ["SignedIn", "link_path", "make_link", "redeem_link", "session_of", "sign_in", "sign_out"]
+__all__ = [
+    "SignedIn",
+    "link_path",
+    "make_link",
+    "redeem_link",
+    "session_of",
+    "sign_in",
+    "sign_out",
+    "still_signed_in",
+]
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class SignedIn:
 
 
 def sign_in(broker: Broker, key: str) -> SignedIn:
-    """A session for the holder of this key."""
+    """A session for the holder of this key, for as long as the key is valid."""
     return _start(broker, party_of_key(broker, key), "sign-in.key")
 
 
@@ -65,11 +75,17 @@ def redeem_link(broker: Broker, token: str) -> SignedIn:
 def session_of(broker: Broker, cookie: str) -> tuple[Party, SessionView]:
     """Who is signed in with this cookie."""
     with broker.database.read() as session:
-        row = session.get(SessionRow, _digest(cookie))
-        party = None if row is None else session.get(PartyRow, row.party_id)
-    if row is None or party is None or not party.active or row.expires_at < now():
+        found = _valid_session(session, cookie)
+    if found is None:
         raise Unauthenticated("the session is not valid any more: sign in again")
-    return as_party(party), SessionView(view_party(party), row.csrf, iso(row.expires_at) or "")
+    row, party = found
+    return as_party(party, row.key_id), SessionView(view_party(party), row.csrf, iso(row.expires_at) or "")
+
+
+def still_signed_in(broker: Broker, party: Party, cookie: str | None) -> bool:
+    """Whether what a party came with, a key or this cookie, still holds: for what goes on after the request began."""
+    with broker.database.read() as session:
+        return may_act(session, party) if cookie is None else _valid_session(session, cookie) is not None
 
 
 def sign_out(broker: Broker, party: Party, cookie: str) -> None:
@@ -84,16 +100,27 @@ def _start(broker: Broker, party: Party, action: str) -> SignedIn:
     row = SessionRow(
         id=_digest(cookie),
         party_id=party.id,
+        key_id=party.key_id,
         csrf=new_secret(),
         created_at=at,
         expires_at=at + int(broker.settings.session_seconds * 1000),
     )
     with broker.database.write() as session:
+        if not may_act(session, party):
+            raise Unauthenticated("the key is not valid any more")  # revoked in between
         session.execute(delete(SessionRow).where(SessionRow.expires_at < at))
         session.add(row)
         found = session.get_one(PartyRow, party.id)
         note(session, party, action)
     return SignedIn(cookie, SessionView(view_party(found), row.csrf, iso(row.expires_at) or ""))
+
+
+def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow] | None:
+    row = session.get(SessionRow, _digest(cookie))
+    party = None if row is None else session.get(PartyRow, row.party_id)
+    if row is None or party is None or not may_act(session, as_party(party, row.key_id)) or row.expires_at < now():
+        return None
+    return row, party
 
 
 def _digest(secret: str) -> str:

@@ -16,13 +16,14 @@ from flmarket.broker.services.parties import view_party
 from flmarket.broker.services.views import PrivacyView, ReleaseView, StatementView
 from flmarket.ledger import AwardState, format_micros
 from flmarket.privacy import PureDp
+from flmarket.trust import task_words
 
 __all__ = ["privacy", "set_cap", "statement", "statement_csv"]
 
 _MOST = 100_000
 _HEADER = (
     "time", "task", "task name", "round", "epsilon this round", "epsilon total", "records", "awarded", "paid", "state",
-    "reason", "award",
+    "reason", "award", "records and noise",
 )  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def statement(broker: Broker, party: Party) -> StatementView:
     """Every award of the owner, oldest first, with running totals."""
     require(party, "owner")
     query = (
-        select(Release, TaskRow.name)
+        select(Release, TaskRow.name, TaskRow.spec)
         .join(TaskRow, Release.task_id == TaskRow.id)
         .where(Release.party_id == party.id)
         .order_by(Release.at, Release.task_id, Release.index)
@@ -59,7 +60,7 @@ def statement(broker: Broker, party: Party) -> StatementView:
         row = session.get_one(PartyRow, party.id)
     left = {release.award_id for release in broker.books.ledger.releases(party.id)}
     releases, total, earned, delivered = [], 0.0, 0, 0
-    for one, name in rows:
+    for one, name, spec in rows:
         paid = one.price_micros if one.state == AwardState.POSTED else 0
         if one.award_id in left:
             total += one.epsilon  # it left her machine, whether it was paid or not
@@ -69,6 +70,7 @@ def statement(broker: Broker, party: Party) -> StatementView:
             ReleaseView(
                 one.task_id,
                 name,
+                task_words(str(spec.get("engine"))).place,
                 one.index,
                 one.epsilon,
                 total,
@@ -92,7 +94,7 @@ def statement_csv(broker: Broker, party: Party) -> str:
     for one in statement(broker, party).releases:
         amounts = (format_micros(one.price_micros), format_micros(one.paid_micros))
         cells = (one.at, one.task_id, _plain(one.task_name), one.index, one.epsilon, one.epsilon_total, one.records)
-        writer.writerow((*cells, *amounts, one.state, _plain(one.reason), one.award_id))
+        writer.writerow((*cells, *amounts, one.state, _plain(one.reason), one.award_id, one.place))
     return out.getvalue()
 
 

@@ -7,6 +7,7 @@ and fails if not. The ledger decides which, so a slow posting that the worker ga
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -24,6 +25,7 @@ from flmarket.broker.model_files import ModelFormat, model_file
 from flmarket.broker.models import Event, PartyRow, Release, RoundRow, Slot, TaskRow
 from flmarket.broker.schemas import TaskRequest
 from flmarket.broker.services.log import note
+from flmarket.broker.services.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
 from flmarket.broker.services.states import ACTIVE, ENDED
 from flmarket.broker.services.views import (
     AwardView,
@@ -124,7 +126,7 @@ def _posted_before(broker: Broker, party: Party, known: TaskRow, spec: dict[str,
     """A key that came back: its task, or KeyReused if it comes with another order."""
     if known.buyer_id != party.id or known.spec != spec:
         raise KeyReused("this idempotency key belongs to another order: use a new one")
-    return _fund(broker, party, known) if known.state == "funding" else _view(known)
+    return _fund(broker, party, known) if known.state == "funding" else _view(broker, party, known)
 
 
 def _fund(broker: Broker, party: Party, row: TaskRow) -> TaskView:
@@ -188,14 +190,14 @@ def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | N
                 | ((TaskRow.created_at == last.created_at) & (TaskRow.id < before))
             )
         rows = session.scalars(query).all()
-        items = tuple(_view(row) for row in rows[:limit])
+        items = tuple(_view(broker, party, row) for row in rows[:limit])
     return TaskPage(items, items[-1].id if len(rows) > limit else None)
 
 
 def get_task(broker: Broker, party: Party, task_id: str) -> TaskView:
     """A task of one's own, or any for the operator."""
     with broker.database.read() as session:
-        return _view(own_task(session, party, task_id))
+        return _view(broker, party, own_task(session, party, task_id))
 
 
 def cancel_task(broker: Broker, party: Party, task_id: str) -> TaskView:
@@ -222,7 +224,7 @@ def rounds(broker: Broker, party: Party, task_id: str, *, limit: int = 1000, sta
 
 
 def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> RoundDetail:
-    """One round and its awards. Owners are places here; a buyer does not learn who they are."""
+    """One round and its awards. The operator sees owners as they are, a buyer by their names in this task."""
     with broker.database.read() as session:
         own_task(session, party, task_id)
         row = session.get(RoundRow, (task_id, index))
@@ -230,21 +232,21 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> Roun
             raise NotFound("round", str(index))
         releases = session.execute(_releases_with_names(task_id, index)).all()
     named = party.role == "operator"
-    awards = tuple(
+    awards = [
         AwardView(
-            one.slot,
-            name if named and name else f"owner {one.slot}",
+            one.slot if named else None,
+            (name or f"owner-{one.slot}") if named else owner_name(broker, task_id, one.slot),
             one.epsilon,
             one.records,
             one.weight,
             one.price_micros,
             one.state,
-            one.reason,
-            one.award_id,
+            one.reason if named else "",  # it may quote her totals
+            one.award_id if named else buyers_award(broker, one.award_id),
         )
         for one, name in releases
-    )
-    return RoundDetail(view_round(row), awards)
+    ]
+    return RoundDetail(view_round(row), tuple(awards if named else sorted(awards, key=lambda award: award.owner)))
 
 
 def bill(broker: Broker, party: Party, task_id: str) -> BillView:
@@ -260,7 +262,7 @@ def bill(broker: Broker, party: Party, task_id: str) -> BillView:
 
 
 def receipts(broker: Broker, party: Party, task_id: str, index: int) -> ReceiptPage:
-    """The ledger's receipts of a round: all for the buyer, one's own for an owner."""
+    """The ledger's receipts of a round: all, sealed, for the buyer; one's own for an owner."""
     with broker.database.read() as session:
         query = select(Release).where(Release.task_id == task_id, Release.index == index).order_by(Release.slot)
         if party.role == "owner":
@@ -270,14 +272,15 @@ def receipts(broker: Broker, party: Party, task_id: str, index: int) -> ReceiptP
         found = session.scalars(query).all()
     if not found and party.role == "owner":
         raise NotFound("receipt", f"{task_id}/{index}")
+    receipt = partial(buyers_receipt, broker) if party.role == "buyer" else broker.books.ledger.receipt
     return ReceiptPage(
         tuple(
             ReceiptView(
-                one.award_id,
+                buyers_award(broker, one.award_id) if party.role == "buyer" else one.award_id,
                 one.state,
                 one.epsilon,
                 one.price_micros,
-                broker.books.ledger.receipt(one.award_id).to_dict(),
+                receipt(one.award_id).to_dict(),
             )
             for one in found
         )
@@ -290,7 +293,9 @@ def events(broker: Broker, party: Party, task_id: str, *, after: int = 0, limit:
         own_task(session, party, task_id)
         query = select(Event).where(Event.task_id == task_id, Event.id > after).order_by(Event.id).limit(limit)
         found = session.scalars(query).all()
-    return tuple(EventView(one.id, one.kind, iso(one.at) or "", one.data) for one in found)
+    return tuple(
+        EventView(one.id, one.kind, iso(one.at) or "", buyers_data(broker, party, task_id, one.data)) for one in found
+    )
 
 
 def model(broker: Broker, party: Party, task_id: str, *, format: ModelFormat = "npz") -> ModelFile:
@@ -340,7 +345,7 @@ def _releases_with_names(task_id: str, index: int) -> Select[Release, str]:
     )
 
 
-def _view(row: TaskRow) -> TaskView:
+def _view(broker: Broker, party: Party, row: TaskRow) -> TaskView:
     return TaskView(
         row.id,
         row.buyer_id,
@@ -361,5 +366,5 @@ def _view(row: TaskRow) -> TaskView:
         iso(row.started_at),
         iso(row.finished_at),
         iso(row.deadline_at) or "",
-        row.error,
+        row.error if party.role == "operator" else buyers_text(broker, row.error),
     )

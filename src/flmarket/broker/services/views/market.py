@@ -16,11 +16,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class MarketTask:
-    """What everybody signed in may know of a task."""
+    """What everybody may know of a task; `place` says where records and noise are."""
 
     id: str
     name: str
     state: str
+    place: str
     data: str
     auction: str
     aggregation: str
@@ -35,7 +36,7 @@ class MarketTask:
 
 @dataclass(frozen=True)
 class MarketView:
-    """The market at a glance."""
+    """The market at a glance. Of all `releases`, `releases_simulated` were made by the broker in owners' stead."""
 
     tasks: tuple[MarketTask, ...]
     tasks_running: int
@@ -43,6 +44,7 @@ class MarketView:
     rounds_settled: int
     paid_micros: int
     releases: int
+    releases_simulated: int
     owners: int
 
 

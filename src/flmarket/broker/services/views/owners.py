@@ -36,11 +36,15 @@ class BidView:
 
 @dataclass(frozen=True)
 class OfferView:
-    """A task as owners see it: what is asked, what is paid at most, and their own place and bid in it."""
+    """A task as owners see it: what is asked, what is paid at most, and their own place and bid in it.
+
+    `place` says where records and noise are.
+    """
 
     task_id: str
     name: str
     state: str
+    place: str
     data: str
     auction: str
     truthful: str
@@ -78,10 +82,14 @@ class PrivacyView:
 
 @dataclass(frozen=True)
 class ReleaseView:
-    """One award of an owner; `epsilon` is of this round, `epsilon_total` of all her releases in the list up to it."""
+    """One award of an owner; `epsilon` is of this round, `epsilon_total` of all her releases in the list up to it.
+
+    `place` says where records and noise are in this task.
+    """
 
     task_id: str
     task_name: str
+    place: str
     index: int
     epsilon: float
     epsilon_total: float
@@ -118,7 +126,12 @@ class EpsilonWords:
 
 @dataclass(frozen=True)
 class BidHelpView:
-    """What a bid would have earned on a population, a round."""
+    """What a bid would have earned on a population, a round; and over `rounds` of them, no further than her cap goes.
+
+    `epsilon` is about everything she will have given up at most then, in total: what she gave up before included.
+    `rounds_paid_most` is how many of the rounds her cap lets her be paid for, `expected_payment_micros_total` what they
+    bring together.
+    """
 
     auction: str
     population: str
@@ -129,5 +142,10 @@ class BidHelpView:
     mean_cost_micros_if_won: int
     mean_payment_micros: int
     truthful: str
+    rounds: int
+    rounds_paid_most: int
+    expected_payment_micros_total: int
+    spent_epsilon_total: float
+    left_epsilon_total: float
     epsilon: EpsilonWords
     words: str

@@ -86,9 +86,10 @@ class RoundPage:
 
 @dataclass(frozen=True)
 class AwardView:
-    """One winner of a round. `owner` is a place in the task, or the registered owner's name."""
+    """One winner of a round. To a buyer `owner` is a name that is good in this task only; her place (`slot`) and why
+    an award was voided are for the operator."""
 
-    slot: int
+    slot: int | None
     owner: str
     epsilon: float
     records: float
@@ -133,7 +134,10 @@ class BillView:
 
 @dataclass(frozen=True)
 class ReceiptView:
-    """An award's entries in the ledger's log with proofs; `document` can be checked without the broker."""
+    """An award's entries in the ledger's log with proofs; `document` can be checked without the broker.
+
+    An owner's is a `flmarket.ledger.Receipt`, a buyer's a `flmarket.ledger.SealedReceipt`.
+    """
 
     award_id: str
     state: str

@@ -1,0 +1,34 @@
+"""The service's secrets, and which key a session came from. Sessions end: nobody knows which key theirs came from."""
+
+from __future__ import annotations
+
+import secrets
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Apply."""
+    made = op.create_table(
+        "broker_secrets",
+        sa.Column("name", sa.String(length=24), nullable=False),
+        sa.Column("value", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+    )
+    op.bulk_insert(made, [{"name": name, "value": secrets.token_bytes(32)} for name in ("keys", "pseudonyms")])
+    op.execute("DELETE FROM broker_sessions")
+    op.add_column("broker_sessions", sa.Column("key_id", sa.String(length=40), nullable=True))
+    op.create_index("ix_broker_sessions_key_id", "broker_sessions", ["key_id"])
+
+
+def downgrade() -> None:
+    """Take back. Keys made or used since have hashes that only this version reads: they must be made anew."""
+    op.drop_index("ix_broker_sessions_key_id", "broker_sessions")
+    op.drop_column("broker_sessions", "key_id")
+    op.drop_table("broker_secrets")

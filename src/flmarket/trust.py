@@ -1,0 +1,160 @@
+"""Where records and noise are, for which unit an ε is, against whom it holds: the one place for these words.
+
+Pages, reports and commands take them from here, so that none of them claims more than its market does. An ε bounds a
+bet: whatever the odds of a suspicion were, seeing releases of total ε multiplies them by at most e^ε (the definition of
+differential privacy). An even chance thus becomes at most e^ε / (1 + e^ε); the ε is what all releases add up to, never
+that of one round alone. The bound says nothing where the observer holds the records, as a simulation's host does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = [
+    "AT_BROKER",
+    "AT_OWNERS",
+    "BIDS_ONLY",
+    "CLIENTS_HERE",
+    "OWNERS_HERE",
+    "PAPERS_HERE",
+    "RAW_HERE",
+    "RECORDS_HERE",
+    "TrustWords",
+    "certainty",
+    "market_words",
+    "meaning_of",
+    "sure",
+    "task_words",
+]
+
+
+@dataclass(frozen=True)
+class TrustWords:
+    """Sentences about one kind of market. `place` is short, for a tag; `simulated`: one party holds all records."""
+
+    simulated: bool
+    place: str
+    where: str
+    update: str
+    unit: str
+    against: str
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return f"{self.where} {self.unit} {self.against}"
+
+
+_OWNER = (
+    "An ε is for one owner’s whole data set, not for one record: per round for one update, in total for all of hers."
+)
+_HERE = (
+    "A simulation on this machine: one program holds all records, plays every owner and draws the noise from a seed."
+)
+_AGAINST_NOBODY = (
+    "It protects nobody’s records from whoever runs this program or knows the seed; it shows what owners would give up "
+    "towards a broker and a buyer if each ran it on her own machine."
+)
+
+AT_BROKER = TrustWords(
+    True,
+    "simulated at the broker",
+    "A simulation: the broker holds all records, trains for every owner and adds the noise itself, from a seed that "
+    "the buyer chose.",
+    "trained, clipped and noised by the broker",
+    _OWNER,
+    "It protects nothing from the broker, nor from a buyer who uses the seed; it counts what the owner would give up "
+    "towards both if she ran it on her own machine.",
+)
+AT_OWNERS = TrustWords(
+    False,
+    "on owners’ own machines",
+    "Records stay on each owner’s own machine; she trains there, clips her update and adds the noise before it leaves.",
+    "trained, clipped and noised on owners’ own machines",
+    _OWNER,
+    "It holds against everybody who sees her updates, broker and buyer included. That she took part, her bid, her "
+    "record count and her price it does not hide.",
+)
+OWNERS_HERE = TrustWords(
+    True, "simulated on this machine", _HERE, "trained, clipped and noised in the simulation", _OWNER, _AGAINST_NOBODY
+)
+RECORDS_HERE = TrustWords(
+    True,
+    OWNERS_HERE.place,
+    _HERE,
+    OWNERS_HERE.update,
+    "What is counted is for one record of a user, not for all her data, and in total over all rounds.",
+    _AGAINST_NOBODY,
+)
+CLIENTS_HERE = TrustWords(
+    True,
+    OWNERS_HERE.place,
+    _HERE,
+    OWNERS_HERE.update,
+    "What is counted is for one client’s whole data set; where it is for one record, it says so. Per round or total, "
+    "as it says.",
+    _AGAINST_NOBODY,
+)
+RAW_HERE = TrustWords(
+    True,
+    OWNERS_HERE.place,
+    "A simulation on this machine: one program holds all records and plays every client.",
+    "trained in the simulation, sent as they are",
+    "Raw updates reach the server in this market: no noise is added, and nothing is private, for no unit.",
+    "It protects nobody’s records from the server or the buyer, also where clients run it on their own machines.",
+)
+PAPERS_HERE = TrustWords(
+    True,
+    OWNERS_HERE.place,
+    _HERE,
+    OWNERS_HERE.update,
+    "An ε or ρ is for the unit, and per round or in total, as the paper defines it.",
+    _AGAINST_NOBODY,
+)
+BIDS_ONLY = TrustWords(
+    True,
+    "bids drawn at random",
+    "Bids are drawn at random here: there are no records and no noise.",
+    "none",
+    "An ε is the one in an owner’s bid or award, for her whole data set, per round.",
+    "Whether noise protects anybody from broker or buyer is not tested.",
+)
+
+
+def task_words(engine: str) -> TrustWords:
+    """Of a broker's task, by its engine."""
+    return AT_OWNERS if engine == "flower" else AT_BROKER
+
+
+def market_words(*, on_owners_machines: bool) -> str:
+    """Of a broker, by whether it offers tasks on owners' own machines."""
+    if on_owners_machines:
+        return (
+            "Tasks are marked: on owners’ own machines, records and noise stay with their owners; a simulated task’s "
+            "records lie with the broker, who adds the noise."
+        )
+    return (
+        "This market simulates: the broker holds all records, trains for every owner and adds the noise. Nothing here "
+        "keeps data from the broker."
+    )
+
+
+def certainty(epsilon_total: float) -> float:
+    """How sure of a 50 : 50 suspicion releases of this total ε can make somebody at most: e^ε / (1 + e^ε)."""
+    return 1 / (1 + math.exp(-min(epsilon_total, 700.0)))
+
+
+def sure(epsilon_total: float) -> str:
+    """The same as text that never says certain."""
+    share = certainty(epsilon_total)
+    return f"{100 * share:.{0 if share < 0.99 else 2}f} %" if share < 0.9999 else "more than 99.99 %"
+
+
+def meaning_of(epsilon_total: float) -> str:
+    """What a total ε, or a cap on it, means at worst."""
+    return (
+        f"ε = {epsilon_total:.4g} in total means: somebody who gives anything about your data a 50 : 50 chance, and "
+        f"sees all that you release, can become {sure(epsilon_total)} sure of it at worst, whatever else she knows "
+        f"(e^ε / (1 + e^ε))."
+    )
