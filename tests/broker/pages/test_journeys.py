@@ -62,7 +62,7 @@ def test_a_buyer_explores_posts_watches_and_downloads(window):
     page.get_by_role("button", name="Check it").click()
     expect(answer).to_contain_text("This receipt is genuine")
     forged = json.loads(receipt)
-    forged["proofs"][0]["entry"]["amount_micros"] += 1
+    forged["price_micros"] += 1
     page.get_by_label("Receipt", exact=True).fill(json.dumps(forged))
     page.get_by_role("button", name="Check it").click()
     expect(answer).to_contain_text("This receipt does not hold")
@@ -92,10 +92,11 @@ def test_an_owner_learns_what_an_epsilon_means_bids_and_takes_the_statement(wind
     page.get_by_label("Task").select_option(label=_option(page, "Biopsy triage, autumn"))
     page.get_by_label("Most privacy you sell in a round", exact=True).fill("0.5")
     helper = page.locator("#help")
-    expect(helper).to_contain_text("What ε = 0.5 per round means")
-    expect(helper).to_contain_text("62.2 %")  # 1/(1 + e^-0.5)
+    expect(helper).to_contain_text("What you will have given up")
+    expect(helper).to_contain_text("ε = 0.50 alone multiplies odds by at most 1.65")  # e^0.5
     page.get_by_label("Most privacy you sell in a round", exact=True).fill("2")
-    expect(helper).to_contain_text("88.1 %")
+    expect(helper).to_contain_text("alone multiplies odds by at most 7.39")
+    expect(helper).to_contain_text("simulated at the broker")
     expect(helper).to_contain_text("your best bid is what it really costs you")
     seen.shoot("bid")
     page.get_by_role("button", name="Place this bid").click()
