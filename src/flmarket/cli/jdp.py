@@ -9,6 +9,7 @@ from flmarket.cli.output import errors, print_json, progress, screen
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.jdp import JdpResult, JdpTraining
 from flmarket.errors import InvalidInput
+from flmarket.learning import dimension
 from flmarket.ledger import format_micros
 from flmarket.report import summarize, write_report
 from flmarket.report.files import write_files
@@ -23,7 +24,7 @@ def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: boo
         errors.print(
             f"[bold]{training.name}[/]: {training.partition.owners} clients of {training.data.name}, selection "
             f"{training.auction.name}, aggregation {training.aggregation.name}, model of "
-            f"{training.model.dimension:,} parameters"
+            f"{dimension(training.model):,} parameters"
         )
     with progress(training.rounds, quiet=as_json) as step:
         trained = training.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
