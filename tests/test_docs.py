@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flmarket import auctions
+from flmarket import aggregation, auctions, privacy
+from flmarket.learning import datasets, models
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -32,7 +33,8 @@ def anchors(page):
 
 @pytest.fixture
 def clean_registry(monkeypatch):
-    monkeypatch.setattr(auctions._registry, "_factories", dict(auctions._registry._factories))
+    for registry in (auctions._registry, aggregation._registry, privacy._REGISTRY, datasets._registry, models):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def run_page(page):

@@ -17,9 +17,11 @@ from flmarket.report.files import write_files
 __all__ = ["run_jdp"]
 
 
-def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str) -> None:
+def run_jdp(
+    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path = Path()
+) -> None:
     """Train, write report.html, summary.json and clients.csv, and print the privacy statement."""
-    training = config.jdp_training(data_dir=data_dir)
+    training = config.jdp_training(data_dir=data_dir, base=base)
     if not as_json:
         errors.print(
             f"[bold]{training.name}[/]: {training.partition.owners} clients of {training.data.name}, selection "
