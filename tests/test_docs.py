@@ -120,6 +120,13 @@ def test_the_toml_is_accepted(page):
             MarketConfig.parse(tomllib.loads(block)).simulation()
 
 
+def test_the_sections_of_the_extend_page_are_accepted():
+    from flmarket.engines.config import MarketConfig
+
+    for block in re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "extend.md").read_text(), re.M | re.S):
+        MarketConfig.parse({"task": {"budget_per_round": 1.0}} | tomllib.loads(block))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer asks click for names that click will rename
 def test_options_in_the_docs_exist():
     import typer

@@ -79,8 +79,8 @@ def _partition(
     )
 
 
-register("leave-one-out", _leave_one_out)
-register("leave-k-out", _leave_k_out)
-register("partition", _partition)
+register("leave-one-out", _leave_one_out, about="Everybody but one, chosen by accuracy with the exponential mechanism.")
+register("leave-k-out", _leave_k_out, about="Everybody but k, chosen by accuracy with the exponential mechanism.")
+register("partition", _partition, about="One of several groups, chosen by accuracy with the exponential mechanism.")
 for _rule in (WeightedAverage, *ROBUST):
     register(_rule.name, _rule)
