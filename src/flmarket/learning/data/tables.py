@@ -204,20 +204,22 @@ def _read_csv(path: Path, delimiter: str | None, needs: Sequence[str] = ()) -> d
 
 def _read_parquet(path: Path) -> Columns:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, parquet, types
     except ImportError:
         raise MissingDependency("pyarrow", "parquet") from None
     try:
         table = parquet.read_table(io.BytesIO(read_bytes(path)))
-        raw = {name: np.asarray(table.column(name).to_pylist(), dtype=object) for name in table.column_names}
     except (ArrowException, OSError) as error:
         raise ConfigError(str(path), str(error), "a Parquet file") from None
     columns: Columns = {}
-    for name, values in raw.items():
-        if any(value is None for value in values):
+    for name in table.column_names:
+        values = table.column(name)
+        if values.null_count:
             raise ConfigError(f"{path}: {name}", "a missing value", "a value in every record")
-        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        columns[name] = values.astype(np.float64) if numeric else np.array([str(value) for value in values])
+        numeric = types.is_integer(values.type) or types.is_floating(values.type)
+        columns[name] = (
+            values.to_numpy().astype(np.float64) if numeric else np.array([str(value) for value in values.to_pylist()])
+        )
     return columns
 
 
