@@ -129,7 +129,7 @@ class Model(Protocol):
         """Where one owner's local work ends; her update is the difference."""
 
     def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
-        """ "accuracy", "balanced_accuracy", "loss" and whatever else is of interest."""
+        """At least "accuracy", "balanced_accuracy" and "loss"."""
 
 
 class _Models(Registry[Model]):
