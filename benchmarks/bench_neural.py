@@ -11,30 +11,45 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from benchmarks.measure import Row, best_of
-from flmarket.learning.neural import CIFAR_CNN, MNIST_CNN, Architecture, ClientTrainer
-from flmarket.learning.neural.architectures import Convolution, Layer
+from flmarket.learning import LocalTraining, Records, accuracies, models
+from flmarket.learning.torch_model import CIFAR_CNN, MNIST_CNN, Convolution, Network, TorchModel, network
 
 CLIENTS, BATCH, STEPS, RATE, MOMENTUM = 20, 32, 4, 0.01, 0.9
 CANDIDATES, VALIDATION = 25, 1_000
 
 
+def split(peer: Network, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Weights and biases of parameter vectors (..., p), layer by layer."""
+    shapes = [shape for layer in peer.shapes() for shape in layer]
+    parts = flat.split([int(np.prod(shape)) for shape in shapes], dim=-1)
+    views = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+    return list(zip(views[::2], views[1::2], strict=True))
+
+
+def images(peer: Network, x: np.ndarray) -> Tensor:
+    """Rows of pixels as centred images (b, channels, height, width)."""
+    centred = (torch.from_numpy(x.astype(np.float32)) - peer.mean) / peer.deviation
+    return centred.reshape(-1, *peer.image).movedim(-1, 1)
+
+
 class Module(nn.Module):
     """A network from PyTorch's own layers in its own layout."""
 
-    def __init__(self, network: Architecture, flat: np.ndarray) -> None:
+    def __init__(self, network: Network, flat: np.ndarray) -> None:
         super().__init__()
         blocks: list[nn.Module] = []
-        for layer, (weights, biases) in zip(network.layers, network.split(torch.from_numpy(flat)), strict=True):
+        for layer, (weights, biases) in zip(network.layers, split(network, torch.from_numpy(flat)), strict=True):
             if isinstance(layer, Convolution):
-                own: nn.Module = nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, padding=layer.padding)
+                outputs, kernel, _, inputs = weights.shape
+                own: nn.Module = nn.Conv2d(inputs, outputs, kernel, padding=layer.padding)
                 blocks += [own, nn.ReLU(), *([nn.MaxPool2d(2)] if layer.pool else [])]
                 weights = weights.movedim(-1, 1)
             else:
-                own = nn.Linear(layer.inputs, layer.outputs)
+                own = nn.Linear(weights.shape[1], weights.shape[0])
                 blocks += [nn.Flatten(), own, *([] if layer.last else [nn.ReLU()])]
             own.weight.data.copy_(weights)
             own.bias.data.copy_(biases)
@@ -45,7 +60,7 @@ class Module(nn.Module):
         return self.blocks(x)
 
 
-def plain_loop(network: Architecture, start: np.ndarray, x: Tensor, y: Tensor) -> list[Module]:
+def plain_loop(network: Network, start: np.ndarray, x: Tensor, y: Tensor) -> list[Module]:
     """One `nn.Module` and one `torch.optim.SGD` a client."""
     modules = []
     for i in range(CLIENTS):
@@ -68,21 +83,25 @@ def descend(flat: Tensor, slope: Callable[[Tensor], Tensor]) -> Tensor:
     return flat
 
 
-def by_vmap(network: Architecture, start: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """`torch.func`: the gradient of one client's loss, mapped over clients."""
+def by_vmap(network: Network, start: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """`torch.func`: the gradient of one client's loss, mapped over clients; x are rows of pixels."""
+    names = [name for name, _ in network.named_parameters()]
+    network.eval()  # no dropout, as in the other peers
 
-    def loss(flat: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(network.scores(network.split(flat), images), labels)
+    def loss(flat: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
+        parts = dict(zip(names, (part for layer in split(network, flat) for part in layer), strict=True))
+        return functional.cross_entropy(functional_call(network, parts, (rows,)), labels)
 
     return descend(start, lambda flat: vmap(grad(loss))(flat, x, y))
 
 
-def by_groups(network: Architecture, start: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def by_groups(network: Network, start: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """One grouped convolution for all clients, channels last; dense layers as batched matrix products."""
-    images = x.movedim(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+    stacked = torch.stack([images(network, own.numpy()) for own in x])
+    pixels = stacked.movedim(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
 
-    def scores(layers: list[Layer]) -> Tensor:
-        h = images
+    def scores(layers: list[tuple[Tensor, Tensor]]) -> Tensor:
+        h = pixels
         for layer, (weights, biases) in zip(network.layers, layers, strict=True):
             if isinstance(layer, Convolution):
                 filters = weights.flatten(0, 1).movedim(-1, 1)
@@ -96,72 +115,69 @@ def by_groups(network: Architecture, start: Tensor, x: Tensor, y: Tensor) -> Ten
 
     def slope(flat: Tensor) -> Tensor:
         flat = flat.detach().requires_grad_()
-        losses = functional.cross_entropy(scores(stacked(network, flat)).flatten(0, 1), y.flatten(), reduction="sum")
+        losses = functional.cross_entropy(scores(split(network, flat)).flatten(0, 1), y.flatten(), reduction="sum")
         return torch.autograd.grad(losses / BATCH, flat)[0]
 
     return descend(start, slope)
 
 
-def stacked(network: Architecture, flat: Tensor) -> list[Layer]:
-    """Like `Architecture.split`, for many parameter vectors at once."""
-    sizes = [size for layer in network.layers for size in (int(np.prod(layer.shape)), layer.outputs)]
-    parts = flat.split(sizes, dim=1)
-    return [(parts[2 * k].unflatten(1, layer.shape), parts[2 * k + 1]) for k, layer in enumerate(network.layers)]
-
-
 def run() -> Iterator[Row]:
     """Training by four ways, then evaluating many parameter vectors."""
     torch.set_num_threads(1)
-    for network in (MNIST_CNN, CIFAR_CNN):
-        yield from training(network)
-        yield evaluation(network)
+    for name in (MNIST_CNN, CIFAR_CNN):
+        yield from training(name)
+        yield evaluation(name)
 
 
-def training(network: Architecture) -> Iterator[Row]:
+def ours_of(name: str, threads: int = 1) -> TorchModel:
+    """Our way, with so many clients at a time."""
+    local = LocalTraining(learning_rate=RATE, momentum=MOMENTUM, batch_size=BATCH, steps=STEPS)
+    made = models.get(name, local=local, threads=threads)
+    assert isinstance(made, TorchModel)
+    return made
+
+
+def training(name: str) -> Iterator[Row]:
     """Twenty clients, a batch of records each, so that all ways see the same batches."""
-    rng = np.random.default_rng(0)
-    xs = [rng.random((BATCH, network.features)) for _ in range(CLIENTS)]
-    ys = [rng.integers(0, 10, BATCH) for _ in range(CLIENTS)]
-    start = (network.initial(rng) + rng.normal(scale=0.02, size=network.dimension)).astype(np.float32)
-    one, two = (
-        ClientTrainer(network.name, learning_rate=RATE, momentum=MOMENTUM, batch_size=BATCH, steps=STEPS, threads=k)
-        for k in (1, 2)
-    )
+    rng, peer = np.random.default_rng(0), network(name)
+    data = [Records(rng.random((BATCH, peer.features)), rng.integers(0, 10, BATCH)) for _ in range(CLIENTS)]
+    first = peer.initial(rng)
+    start = (first + rng.normal(scale=0.02, size=first.size)).astype(np.float32)
+    one, two = ours_of(name), ours_of(name, 2)
     rngs = [np.random.default_rng(i) for i in range(CLIENTS)]
     unit, per = "step of a client", STEPS * CLIENTS
-    ours = best_of(lambda: one.train(start, xs, ys, rngs)) / per
-    # full batches, but in another order each step, which a mean does not notice
-    x = torch.stack([network.images(own) for own in xs])
-    y = torch.from_numpy(np.stack(ys))
-    contiguous, copies = x.contiguous(), torch.from_numpy(start).expand(CLIENTS, -1)
-    peer = best_of(lambda: plain_loop(network, start, contiguous, y)) / per
-    what = f"{network.name}, {CLIENTS} clients, batches of {BATCH}"
-    yield Row(what, unit, ours, "plain PyTorch loop over clients", peer)
-    scores = plain_loop(network, start, contiguous, y)[3](contiguous[3])
+    ours = best_of(lambda: one.train_many(start, data, rngs)) / per
+    x = torch.stack([torch.from_numpy(own.x.astype(np.float32)) for own in data])
+    y = torch.from_numpy(np.stack([own.y for own in data]))
+    contiguous = torch.stack([images(peer, own.x) for own in data]).contiguous()
+    copies = torch.from_numpy(start).expand(CLIENTS, -1)
+    plain = best_of(lambda: plain_loop(peer, start, contiguous, y)) / per
+    what = f"{name}, {CLIENTS} clients, batches of {BATCH}"
+    yield Row(what, unit, ours, "plain PyTorch loop over clients", plain)
+    scores = plain_loop(peer, start, contiguous, y)[3](contiguous[3])
     for way in (by_vmap, by_groups):
-        same = network.scores(network.split(way(network, copies, x, y)[3]), x[3])
+        same = Module(peer, way(peer, copies, x, y)[3].detach().numpy())(contiguous[3])
         assert (same - scores).abs().max() < 1e-3, "all must compute the same"
-    for name, way in (("torch.func.vmap over clients", by_vmap), ("grouped convolutions", by_groups)):
-        yield Row(what, unit, ours, name, best_of(lambda way=way: way(network, copies, x, y), 2) / per)
+    for title, way in (("torch.func.vmap over clients", by_vmap), ("grouped convolutions", by_groups)):
+        yield Row(what, unit, ours, title, best_of(lambda way=way: way(peer, copies, x, y), 2) / per)
     torch.set_num_threads(2)
-    peer = best_of(lambda: plain_loop(network, start, contiguous, y)) / per
+    plain = best_of(lambda: plain_loop(peer, start, contiguous, y)) / per
     torch.set_num_threads(1)
-    ours = best_of(lambda: two.train(start, xs, ys, rngs)) / per
-    yield Row(f"{what}, two threads", unit, ours, "plain PyTorch loop, two threads", peer)
+    ours = best_of(lambda: two.train_many(start, data, rngs)) / per
+    yield Row(f"{what}, two threads", unit, ours, "plain PyTorch loop, two threads", plain)
 
 
-def evaluation(network: Architecture) -> Row:
+def evaluation(name: str) -> Row:
     """Candidates of an aggregation, scored on a validation set."""
-    rng = np.random.default_rng(1)
-    x, y = rng.random((VALIDATION, network.features)), rng.integers(0, 10, VALIDATION)
-    candidates = np.stack([network.initial(rng) for _ in range(CANDIDATES)]).astype(np.float32)
-    trainer = ClientTrainer(network.name, steps=1)
-    images = network.images(x).contiguous()
+    rng, peer = np.random.default_rng(1), network(name)
+    data = Records(rng.random((VALIDATION, peer.features)), rng.integers(0, 10, VALIDATION))
+    candidates = np.stack([peer.initial(rng) for _ in range(CANDIDATES)]).astype(np.float32)
+    model, pixels = ours_of(name), images(peer, data.x).contiguous()
 
-    def peer() -> list[float]:
+    def plain() -> list[float]:
         with torch.no_grad():
-            return [float((Module(network, row)(images).argmax(1).numpy() == y).mean()) for row in candidates]
+            return [float((Module(peer, row)(pixels).argmax(1).numpy() == data.y).mean()) for row in candidates]
 
-    ours = best_of(lambda: trainer.accuracy(candidates, x, y), 2) / CANDIDATES
-    what = f"{network.name}, accuracy on {VALIDATION:,} images"
-    return Row(what, "candidate", ours, "plain PyTorch loop", best_of(peer, 2) / CANDIDATES)
+    ours = best_of(lambda: accuracies(model, candidates, data), 2) / CANDIDATES
+    what = f"{name}, accuracy on {VALIDATION:,} images"
+    return Row(what, "candidate", ours, "plain PyTorch loop", best_of(plain, 2) / CANDIDATES)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flmarket import auctions
+from flmarket import aggregation, auctions, privacy
+from flmarket.learning import datasets, models
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -32,7 +33,8 @@ def anchors(page):
 
 @pytest.fixture
 def clean_registry(monkeypatch):
-    monkeypatch.setattr(auctions._registry, "_factories", dict(auctions._registry._factories))
+    for registry in (auctions._registry, aggregation._registry, privacy._REGISTRY, datasets._registry, models):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def run_page(page):
@@ -116,6 +118,13 @@ def test_the_toml_is_accepted(page):
     for block in blocks:
         if "task" in tomllib.loads(block):
             MarketConfig.parse(tomllib.loads(block)).simulation()
+
+
+def test_the_sections_of_the_extend_page_are_accepted():
+    from flmarket.engines.config import MarketConfig
+
+    for block in re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "extend.md").read_text(), re.M | re.S):
+        MarketConfig.parse({"task": {"budget_per_round": 1.0}} | tomllib.loads(block))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer asks click for names that click will rename

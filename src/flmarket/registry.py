@@ -1,52 +1,159 @@
-"""Named implementations of a protocol: one small table per package, one error for an unknown name."""
+"""Named implementations of a protocol: one table per kind, one error for an unknown name.
+
+Three ways in, and what came in by any of them works wherever a name is asked for:
+
+- in Python: `register("mine", Mine)`, or `@register("mine")` above a class or function;
+- an installed package's entry point, in the kind's group (`flmarket.auctions`, `flmarket.models`, …);
+- `admit("package.module:Name")`, which imports and thereby runs code.
+
+`get` never imports what a name spells out: names also come in messages from strangers. A path works once somebody on
+this machine admitted it: the market file, an option of the command, the owner's own configuration. What would break
+that: calling `admit` on a name that came over the network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Generic, TypeVar
+from functools import cached_property, partial
+from importlib import import_module, metadata
+from inspect import Parameter, getdoc, isroutine, signature
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
 
 from flmarket.errors import InvalidInput, UnknownName
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "imported"]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class _Entry(Generic[T]):
+    factory: Callable[..., T]
+    about: str
+    variants: bool = False
 
 
 class Registry(Generic[T]):
     """Maps names to factories; `get` builds an instance with the given settings.
 
-    A factory registered with `variants` also answers to "name:variant", which goes to it as its first argument.
+    `offers` are settings that the market has for every factory of the kind; one that does not take them is built
+    without them. Any other setting that a factory does not take is an error. A factory registered with `variants` also
+    answers to "name:variant", which goes to it as its first argument.
     """
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._factories: dict[str, Callable[..., T]] = {}
-        self._with_variants: set[str] = set()
+    def __init__(self, kind: str, group: str | None = None, *, offers: Collection[str] = ()) -> None:
+        self._kind, self._group, self._offers = kind, group, frozenset(offers)
+        self._entries: dict[str, _Entry[T]] = {}
 
-    def register(self, name: str, factory: Callable[..., T], *, variants: bool = False) -> None:
-        """Add a factory under a new name."""
-        if name in self._factories or ":" in name:
+    @overload
+    def register(self, name: str, *, about: str = "", variants: bool = False) -> Callable[[F], F]: ...
+    @overload
+    def register(self, name: str, factory: F, *, about: str = "", variants: bool = False) -> F: ...
+    def register(self, name: str, factory: Any = None, *, about: str = "", variants: bool = False) -> Any:
+        """Add a factory under a new name; without one, a decorator. `about` is a line for catalogues."""
+        if factory is None:
+            return lambda made: self.register(name, made, about=about, variants=variants)
+        if not isinstance(name, str) or not name or name in self._entries or ":" in name:
             raise InvalidInput(self._kind, name, "a name without ':' that is not taken yet")
-        self._factories[name] = factory
-        if variants:
-            self._with_variants.add(name)
+        self._add(name, factory, about, variants)
+        return factory
 
     def names(self) -> tuple[str, ...]:
-        """All registered names, sorted."""
-        return tuple(sorted(self._factories))
+        """All names that `get` knows, sorted; entry points are listed without being imported."""
+        return tuple(sorted({*self._entries, *self._installed}))
+
+    def about(self, name: str) -> str:
+        """What it is, in a line: as registered, or the first line of the factory's own documentation."""
+        return self._entry(name)[0].about
 
     def factory(self, name: str) -> Callable[..., T]:
         """The factory behind a name, or a helpful error."""
-        if not isinstance(name, str) or name not in self._factories:
-            close = get_close_matches(str(name), self._factories, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise UnknownName(self._kind, name, f"one of {', '.join(self.names())}{hint}")
-        return self._factories[name]
+        return self._entry(name)[0].factory
 
     def get(self, name: str, **settings: Any) -> T:
         """Build the implementation called `name`; keyword settings go to its constructor."""
-        base, colon, variant = str(name).partition(":")
-        if colon and base in self._with_variants:
-            return self.factory(base)(variant, **settings)
-        return self.factory(name)(**settings)
+        entry, variant = self._entry(name)
+        taken = _keywords(entry.factory)
+        if taken is not None:
+            extra = settings.keys() - taken
+            if unknown := extra - self._offers:
+                allowed = ", ".join(sorted(taken)) or "no settings"
+                raise InvalidInput(f"settings of {self._kind} {name}", ", ".join(sorted(unknown)), allowed)
+            settings = {key: value for key, value in settings.items() if key in taken}
+        return entry.factory(*variant, **settings)
+
+    def admit(self, name: str) -> str:
+        """Check a name, and import it first if it is a `package.module:Name`; returns the name, for `get`."""
+        if isinstance(name, str) and ":" in name and not self._is_variant(name) and name not in self._entries:
+            found = imported(name, self._kind)
+            makes = isinstance(found, type | partial) or isroutine(found)  # anything else serves as it is
+            self._add(name, found if makes else lambda: found, _first_line(found), variants=False)
+        self._entry(name)
+        return name
+
+    def _add(self, name: str, factory: Callable[..., Any], about: str, variants: bool) -> None:
+        self._entries[name] = _Entry(factory, about or _first_line(factory), variants)
+
+    def _is_variant(self, name: str) -> bool:
+        base = name.partition(":")[0]
+        return base in self._entries and self._entries[base].variants
+
+    def _entry(self, name: str) -> tuple[_Entry[T], tuple[str, ...]]:
+        """The entry and the variant asked for, if any."""
+        if isinstance(name, str) and self._is_variant(name):
+            base, colon, variant = name.partition(":")
+            return self._entries[base], ((variant,) if colon else ())
+        if isinstance(name, str) and name not in self._entries and name in self._installed:
+            point = self._installed[name]
+            try:
+                self._add(name, point.load(), "", variants=False)
+            except Exception as error:  # a package of somebody else's: whatever its import raises
+                raise InvalidInput(self._kind, name, f"an entry point that can be imported ({error!r})") from error
+        if not isinstance(name, str) or name not in self._entries:
+            close = get_close_matches(str(name), self.names(), n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise UnknownName(self._kind, name, f"one of {', '.join(self.names())}{hint}")
+        return self._entries[name], ()
+
+    @cached_property
+    def _installed(self) -> dict[str, metadata.EntryPoint]:
+        """What installed packages offer; a name that is registered here already stays what it is."""
+        found = metadata.entry_points(group=self._group) if self._group else ()
+        return {point.name: point for point in found if ":" not in point.name}
+
+
+def imported(target: str, field: str = "name") -> Any:
+    """What `package.module:Name` names, looked for in the current folder too."""
+    module_name, _, attribute = target.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found: Any = import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, ValueError, TypeError) as error:
+        raise UnknownName(field, target, f"package.module:Name that can be imported ({error})") from None
+    except AttributeError:
+        raise UnknownName(field, target, f"a name that {module_name} defines") from None
+    return found
+
+
+def _keywords(factory: Callable[..., Any]) -> frozenset[str] | None:
+    """The keywords that a factory takes; None if it takes any."""
+    try:
+        found = signature(factory).parameters.values()
+    except (TypeError, ValueError):  # some built-in types have no signature
+        return None
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in found):
+        return None
+    return frozenset(p.name for p in found if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY))
+
+
+def _first_line(thing: object) -> str:
+    return (getdoc(thing) or "").strip().partition("\n")[0]

@@ -14,8 +14,7 @@ from flmarket.engines.config import MarketConfig
 from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation, account_of
 from flmarket.errors import ConfigError, MechanismViolation, PrivacyBudgetExhausted
-from flmarket.learning import Purpose, adversaries, load, partition, stream
-from flmarket.learning.local_model import SoftmaxTrainer
+from flmarket.learning import LocalTraining, Purpose, Records, SoftmaxRegression, adversaries, load, partition, stream
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.market import owner_account
 from flmarket.privacy import ExponentialRelease, GaussianRelease, PureDp, gaussian_epsilon
@@ -27,22 +26,22 @@ def digits():
     return load("digits")
 
 
+DIMENSION = 3000
+
+
 class Still:
     """A model that never learns: whatever leaves a client is what she was given, plus noise."""
 
-    dimension = 3000
+    tensors = {"weights": (DIMENSION,)}  # noqa: RUF012
 
-    def initial(self, rng):
-        return np.zeros(self.dimension)
+    def initial(self, seed):
+        return np.zeros(DIMENSION)
 
-    def train(self, parameters, xs, ys, rngs):
-        return np.array(np.broadcast_to(parameters, (len(xs), self.dimension)))
+    def train(self, parameters, data, rng):
+        return np.array(parameters)
 
-    def accuracy(self, parameters, x, y):
-        return np.full(len(parameters), 0.5)
-
-    def loss(self, parameters, x, y):
-        return np.full(len(parameters), 1.0)
+    def evaluate(self, parameters, data):
+        return {"accuracy": 0.5, "loss": 1.0}
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def spec(digits):
             "costs": np.random.default_rng(1).uniform(1, 100, clients),
             "budget": 2000.0,
             "auction": auctions.get(auction),
-            "model": SoftmaxTrainer(64, 10, steps=5),
+            "model": SoftmaxRegression(64, 10, local=LocalTraining(steps=5, batch_size=32, momentum=0.9)),
             "aggregation": robust.get(rule, **settings),
             "perturbation": LocalPerturbation(clip=1.0),
             "epsilon": 500.0,
@@ -164,14 +163,15 @@ def test_noise_for_a_record_is_charged_for_what_it_guarantees_a_client(spec):
 
 def test_erratum_e20_one_record_moves_a_trained_model_by_more_than_2c_over_d(digits):
     """Clip the result of training to C, replace one of d records: the distance is not bounded by 2C/d."""
-    trainer = SoftmaxTrainer(64, 10, learning_rate=0.5, momentum=0.9, batch_size=50, steps=40)
+    local = LocalTraining(learning_rate=0.5, momentum=0.9, batch_size=50, steps=40)
+    model = SoftmaxRegression(64, 10, local=local)
     x, y = digits.x_train[:50].copy(), digits.y_train[:50].copy()
     clip, moved = 1.0, []
     for replaced in (False, True):
         if replaced:
             x[0], y[0] = 10 * np.abs(x[0]) + 5, (y[0] + 5) % 10
-        rngs = [np.random.default_rng(0)]
-        moved.append(robust_clip(trainer.train(np.zeros(trainer.dimension), [x], [y], rngs)[0], clip))
+        trained = model.train(np.zeros(model.dimension), Records(x, y), np.random.default_rng(0))
+        moved.append(robust_clip(trained, clip))
     assert np.linalg.norm(moved[0] - moved[1]) > 5 * 2 * clip / 50
 
 
@@ -219,9 +219,9 @@ def test_mixing_keeps_a_clients_own_parameters(spec):
     size = training.partition.sizes[result.selection.clients].astype(float)
     total = (size * result.included[0]).sum()
     own = (result.personal * (total + size)[:, None] - result.parameters * total) / size[:, None]
-    x = [digits_of(training, i) for i in result.selection.clients]
+    data = [Records(*digits_of(training, i)) for i in result.selection.clients]
     rngs = [stream(0, 0, int(i), purpose=Purpose.BATCHES) for i in result.selection.clients]
-    trained = training.model.train(np.zeros(650), [a for a, _ in x], [b for _, b in x], rngs)
+    trained = training.model.train_many(np.zeros(650), data, rngs)
     np.testing.assert_allclose(own, trained, atol=1e-9)
 
 
@@ -248,8 +248,8 @@ def test_the_choice_keeps_an_adversary_out_who_would_ruin_the_average(spec, name
 def test_adversaries_train_on_other_labels_and_others_on_their_own(spec):
     training = spec(adversary=adversaries.get("dirty-label", target=7))
     chosen = training.select()
-    _, labels = jdp.JdpRun(training, chosen, _funded(training)).records()
-    for i, y in zip(chosen.clients, labels, strict=True):
+    owned = jdp.JdpRun(training, chosen, _funded(training)).records()
+    for i, y in zip(chosen.clients, (own.y for own in owned), strict=True):
         honest = training.data.y_train[training.partition.records(int(i))]
         np.testing.assert_array_equal(y, np.full_like(y, 7) if i in chosen.adversaries else honest)
 
@@ -271,8 +271,8 @@ def test_a_seed_gives_the_same_training_and_another_a_different_one(spec):
 
 def test_training_that_overflows_is_not_sent(spec):
     class Explodes(Still):
-        def train(self, parameters, xs, ys, rngs):
-            made = np.array(np.broadcast_to(parameters, (len(xs), self.dimension)))
+        def train_many(self, parameters, data, rngs):
+            made = np.array(np.broadcast_to(parameters, (len(data), DIMENSION)))
             made[::2] = np.inf
             return made
 
@@ -449,8 +449,10 @@ def test_a_budget_per_round_is_refused():
 
 def test_a_network_for_other_images_is_refused(digits):
     pytest.importorskip("torch")
-    with pytest.raises(ConfigError, match=r"jdp\.model"):
+    with pytest.raises(InvalidInput, match=r"model.*mnist-cnn"):
         MarketConfig.parse(FILE | {"jdp": {"budget": 1.0, "model": "mnist-cnn"}}).jdp_training(data=digits)
+    with pytest.raises(InvalidInput, match=r"model.*cifar-cnn"):
+        MarketConfig.parse(FILE | {"jdp": {"budget": 1.0}, "model": {"name": "cifar-cnn"}}).jdp_training(data=digits)
 
 
 def test_run_writes_a_report(tmp_path, capsys):

@@ -174,10 +174,12 @@ def test_impossible_simulations_are_refused(changes):
 
 
 def test_names_are_checked_before_data_is_loaded(monkeypatch):
-    monkeypatch.setattr("flmarket.engines.config.load", lambda *_: pytest.fail("data was loaded"))
+    monkeypatch.setattr("flmarket.learning.datasets.load", lambda *_: pytest.fail("data was loaded"))
     for part in ({"auction": "al-in"}, {"aggregation": "best"}, {"perturbation": "none"}):
         with pytest.raises(UnknownName):
             config(mechanism=part).simulation()
+    with pytest.raises(UnknownName, match="softmax"):
+        config(model={"name": "softmacs"}).simulation()
 
 
 @pytest.mark.parametrize(

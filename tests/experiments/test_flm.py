@@ -66,8 +66,8 @@ def test_who_is_not_there_is_left_out_and_named():
 
 
 def test_learned_auctions_join_when_they_are_registered(monkeypatch):
-    monkeypatch.setattr(auctions._registry, "_factories", {"dm-regretnet": lambda variant: Nobody(name=variant)})
-    monkeypatch.setattr(auctions._registry, "_with_variants", {"dm-regretnet"})
+    monkeypatch.setattr(auctions._registry, "_entries", {})
+    auctions.register("dm-regretnet", lambda variant: Nobody(name=variant), variants=True)
     found = fl_market.contenders("flm22-niid", ("regretnet", "dm-regretnet"))
     assert {name: auction.name for name, auction in found.items()} == {"dm-regretnet": "flm22-niid"}
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import struct
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from flmarket.errors import ConfigError, DataUnavailable, InvalidInput, MissingDependency, UnknownName
-from flmarket.learning import DataSet, load, names
-from flmarket.learning.data import cifar10, nsl_kdd
-from flmarket.learning.data.base import one_hot, standardised, stratified_split
+from flmarket.learning import DataSet, Encoding, Pool, Records, datasets, from_files, load, names
+from flmarket.learning.data import images, stratified_split, tables
 
 # --- the value type and its helpers -------------------------------------------------------------------------------
 
@@ -62,15 +63,33 @@ def test_split_keeps_class_shares_and_loses_nothing() -> None:
     assert not np.array_equal(np.sort(train), train)
 
 
-def test_standardised_uses_training_records_only() -> None:
-    train, test = standardised(np.array([[0.0, 5.0], [2.0, 5.0]]), np.array([[4.0, 6.0]]))
-    assert train.tolist() == [[-1, 0], [1, 0]]
-    assert test.tolist() == [[3, 1]]
+TABLE = {"a": np.array([0.0, 2.0]), "b": np.array([5.0, 5.0]), "c": np.array(["y", "x"])}
 
 
-def test_one_hot_gives_zeros_to_the_unknown() -> None:
-    encoded = one_hot(np.array(["b", "z", "a", ""]), np.array(["a", "b"]))
-    assert encoded.tolist() == [[0, 1], [0, 0], [1, 0], [0, 0]]
+def test_an_encoding_learns_from_training_records_only() -> None:
+    encoding = Encoding.fit(TABLE, ["a", "b"], {"c": ["y", "x"]}, "standard")
+    assert encoding.features == ("a", "b", "c=x", "c=y")
+    assert encoding.encode(TABLE).tolist() == [[-1, 0, 0, 1], [1, 0, 1, 0]]
+    unseen = {"a": np.array([4.0]), "b": np.array([6.0]), "c": np.array(["z"])}
+    assert encoding.encode(unseen).tolist() == [[3, 1, 0, 0]]
+    again = Encoding.from_dict(json.loads(json.dumps(encoding.to_dict())))
+    assert again.encode(unseen).tolist() == [[3, 1, 0, 0]]
+    assert again.features == encoding.features
+    unit = Encoding.fit(TABLE, ["a"], {}, "unit")
+    assert unit.encode({"a": np.array([-1.0, 1.0, 9.0])}).tolist() == [[0], [0.5], [1]]
+
+
+def test_a_pool_is_its_owners() -> None:
+    own = [Records(np.full((n, 2), float(n)), np.zeros(n, dtype=np.int64)) for n in (3, 1)]
+    pool = Pool.of(own)
+    assert [len(each) for each in pool] == [3, 1]
+    assert pool[-1].x.tolist() == [[1, 1]]
+    assert [len(each) for each in pool[:1]] == [3]
+    assert Pool.of(pool) is pool
+    with pytest.raises(InvalidInput, match="one owner"):
+        Pool.of([])
+    with pytest.raises(InvalidInput, match="features"):
+        Pool.of([own[0], Records(np.zeros((2, 3)), np.zeros(2, dtype=np.int64))])
 
 
 def test_names_and_unknown_names() -> None:
@@ -137,8 +156,8 @@ def write_kdd(directory: Path, train: list[str], test: list[str]) -> Path:
 
 
 def test_nsl_kdd_families_cover_forty_labels() -> None:
-    assert len(nsl_kdd.FAMILY) == 40
-    assert np.bincount(list(nsl_kdd.FAMILY.values())).tolist() == [1, 11, 6, 15, 7]
+    assert len(tables.FAMILY) == 40
+    assert np.bincount(list(tables.FAMILY.values())).tolist() == [1, 11, 6, 15, 7]
 
 
 def test_nsl_kdd_encoding(tmp_path: Path) -> None:
@@ -289,13 +308,13 @@ def test_cifar10_npz(tmp_path: Path) -> None:
 
 
 def test_cifar10_archive_gives_the_first_of_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar10, "BATCH_BYTES", 20 * 3073)
-    monkeypatch.setattr(cifar10, "TRAIN_PER_CLASS", 3)
-    monkeypatch.setattr(cifar10, "TEST_PER_CLASS", 1)
-    batches = {name: pictures(20, i) for i, name in enumerate(cifar10.BATCHES)}
+    monkeypatch.setattr(images, "BATCH_BYTES", 20 * 3073)
+    monkeypatch.setattr(images, "TRAIN_PER_CLASS", 3)
+    monkeypatch.setattr(images, "TEST_PER_CLASS", 1)
+    batches = {name: pictures(20, i) for i, name in enumerate(images.BATCHES)}
     write_archive(tmp_path, batches)
     data = load("cifar10", tmp_path)
-    everything = [pair for name in cifar10.BATCHES[:5] for pair in zip(*batches[name], strict=True)]
+    everything = [pair for name in images.BATCHES[:5] for pair in zip(*batches[name], strict=True)]
     seen = dict.fromkeys(range(10), 0)
     expected = []
     for image, label in everything:
@@ -311,11 +330,11 @@ def test_cifar10_archive_gives_the_first_of_each_class(tmp_path: Path, monkeypat
 
 
 def write_archive(directory: Path, batches: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> None:
-    with tarfile.open(directory / cifar10.ARCHIVE, "w:gz") as archive:
-        for name, (images, labels) in batches.items():
+    with tarfile.open(directory / images.ARCHIVE, "w:gz") as archive:
+        for name, (pixels, labels) in batches.items():
             planes = [
                 np.concatenate([[y], x[..., 0].ravel(), x[..., 1].ravel(), x[..., 2].ravel()])
-                for x, y in zip(images, labels, strict=True)
+                for x, y in zip(pixels, labels, strict=True)
             ]
             content = np.array(planes, dtype=np.uint8).tobytes()
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
@@ -341,6 +360,191 @@ def test_malformed_cifar10(tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             load("cifar10", tmp_path)
     path.unlink()
-    (tmp_path / cifar10.ARCHIVE).write_bytes(b"no archive")
+    (tmp_path / images.ARCHIVE).write_bytes(b"no archive")
     with pytest.raises(ConfigError):
         load("cifar10", tmp_path)
+
+
+# --- one's own files, code and torch data sets ------------------------------------------------------------------------
+
+
+def people(n: int, seed: int = 0) -> list[list[str]]:
+    rng = np.random.default_rng(seed)
+    age, city = rng.integers(20, 60, n), rng.choice(["Bonn", "Köln"], n)
+    buys = np.where(age + 10 * (city == "Bonn") > 45, "yes", "no")
+    return [["age", "city", "buys"], *([str(a), c, b] for a, c, b in zip(age, city, buys, strict=True))]
+
+
+def write_csv(path: Path, rows: list[list[str]], delimiter: str = ",") -> Path:
+    path.write_text("\n".join(delimiter.join(row) for row in rows) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_files_become_a_data_set(tmp_path: Path, delimiter: str) -> None:
+    train = write_csv(tmp_path / "train.csv", people(50), delimiter)
+    test = write_csv(
+        tmp_path / "test.csv", [["buys", "city", "age"], ["no", "Wien", "40"], *[["yes", "Bonn", "50"]] * 9], delimiter
+    )
+    data = from_files(train, test, label="buys")
+    assert data.name == "train"
+    assert data.classes == ("no", "yes")
+    assert data.feature_names == ("age", "city=Bonn", "city=Köln")
+    assert data.x_train[:, 0].mean() == pytest.approx(0)
+    assert data.y_test.tolist() == [0] + [1] * 9
+    assert data.x_test[0, 1:].tolist() == [0, 0]  # a city that training never saw
+    ages = np.array([float(row[0]) for row in people(50)[1:]])
+    assert data.x_test[0, 0] == pytest.approx((40 - ages.mean()) / ages.std())
+    assert data.encoding is not None
+    raw = {"age": np.array([40.0]), "city": np.array(["Wien"])}
+    np.testing.assert_array_equal(data.encoding.encode(raw)[0], data.x_test[0])
+
+
+def test_without_a_test_file_a_fifth_is_put_aside(tmp_path: Path) -> None:
+    rows = people(50)
+    data = from_files(write_csv(tmp_path / "all.csv", rows), label="buys", scaling="none", name="mine")
+    assert (data.name, len(data.train), len(data.test)) == ("mine", 40, 10)
+    assert sorted([*data.x_train[:, 0], *data.x_test[:, 0]]) == sorted(float(row[0]) for row in rows[1:])
+    again = from_files(tmp_path / "all.csv", label="buys", scaling="none")
+    np.testing.assert_array_equal(again.x_test, data.x_test)
+
+
+def test_classes_may_be_numbers(tmp_path: Path) -> None:
+    rows = [["x", "y"], *([str(i), str([2, 10][i % 2])] for i in range(20))]
+    data = from_files(write_csv(tmp_path / "n.csv", rows), label="y")
+    assert data.classes == ("2", "10")  # in the order of numbers, not of texts
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda rows: rows[1].__setitem__(0, ""), "age"),
+        (lambda rows: rows[1].__setitem__(2, ""), "classes"),
+        (lambda rows: rows[1].append("more"), "line 2"),
+        (lambda rows: rows[0].__setitem__(1, "age"), "different column names"),
+        (lambda rows: rows[0].__setitem__(2, "sells"), "buys"),
+        (lambda rows: rows.__delitem__(slice(5, None)), "4 records"),
+        (lambda rows: [row.__setitem__(2, "no") for row in rows[1:]], "1 different"),
+    ],
+)
+def test_csv_files_that_cannot_serve(tmp_path: Path, change: Any, complaint: str) -> None:
+    rows = people(30)
+    change(rows)
+    with pytest.raises((ConfigError, InvalidInput), match=complaint) as caught:
+        from_files(write_csv(tmp_path / "bad.csv", rows), label="buys")
+    assert "\n" not in str(caught.value)
+
+
+def test_test_files_that_do_not_fit_the_training_file(tmp_path: Path) -> None:
+    train = write_csv(tmp_path / "train.csv", people(30))
+    for header, row, complaint in (
+        (["age", "city", "buys"], ["40", "Bonn", "perhaps"], "perhaps"),
+        (["age", "buys"], ["40", "yes"], "city"),
+        (["age", "city", "buys"], ["old", "Bonn", "yes"], "age"),
+        (["age", "city"], ["40", "Bonn"], "label"),
+    ):
+        test = write_csv(tmp_path / "test.csv", [header, *[row] * 10])
+        with pytest.raises(ConfigError, match=complaint):
+            from_files(train, test, label="buys")
+    with pytest.raises(ConfigError, match="readable"):
+        from_files(tmp_path / "nowhere.csv", label="buys")
+    with pytest.raises(ConfigError, match=r"\.parquet"):
+        from_files(tmp_path / "data.xlsx", label="buys")
+
+
+def test_a_column_of_names_is_no_category(tmp_path: Path) -> None:
+    rows = [["who", "y"], *([f"person {i}", str(i % 2)] for i in range(1300))]
+    with pytest.raises(ConfigError, match="1040 different texts"):
+        from_files(write_csv(tmp_path / "who.csv", rows), label="y")
+
+
+def test_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = people(50)
+    columns = {name: list(values) for name, values in zip(rows[0], zip(*rows[1:], strict=True), strict=True)}
+    columns["age"] = [int(age) for age in columns["age"]]
+    parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
+    ours = from_files(tmp_path / "all.parquet", label="buys")
+    same = from_files(write_csv(tmp_path / "all.csv", rows), label="buys")
+    np.testing.assert_array_equal(ours.x_train, same.x_train)
+    np.testing.assert_array_equal(ours.y_test, same.y_test)
+    parquet.write_table(pyarrow.table(columns | {"age": [None, *columns["age"][1:]]}), tmp_path / "gap.parquet")
+    with pytest.raises(ConfigError, match="missing"):
+        from_files(tmp_path / "gap.parquet", label="buys")
+    (tmp_path / "bad.parquet").write_bytes(b"no parquet")
+    with pytest.raises(ConfigError, match="Parquet"):
+        from_files(tmp_path / "bad.parquet", label="buys")
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependency, match=r"flmarket\[parquet\]"):
+        from_files(tmp_path / "all.parquet", label="buys")
+
+
+def test_npz_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 4, 4, 1)), rng.integers(0, 3, 40)
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    data = from_files(tmp_path / "a.npz")
+    assert (data.features, data.shape, data.n_classes, len(data.test)) == (16, (4, 4, 1), 3, 8)
+    both = from_files(tmp_path / "a.npz", tmp_path / "a.npz")
+    np.testing.assert_array_equal(both.x_train, x.reshape(40, 16))
+    np.savez(tmp_path / "four.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
+    scaled = from_files(tmp_path / "four.npz", scaling="standard")
+    assert scaled.x_train.std(axis=0) == pytest.approx(1)
+    np.savez(tmp_path / "bad.npz", x=x, y=y + 0.5)
+    with pytest.raises(ConfigError, match="classes"):
+        from_files(tmp_path / "bad.npz")
+    np.savez(tmp_path / "half.npz", x=x)
+    with pytest.raises(ConfigError, match="x and y"):
+        from_files(tmp_path / "half.npz")
+
+
+class Pictures:
+    """What torch.utils.data.Dataset asks for, and what torchvision's have: length, items, classes."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> tuple[NDArray[np.float32], int]:
+        return np.full((1, 2, 3), i / self.n, dtype=np.float32), i % 2
+
+
+def test_loaders_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets._registry, "_entries", dict(datasets._registry._entries))
+    datasets.register("pictures", lambda: (Pictures(20), Pictures(6)))
+    data = load("pictures")
+    assert (data.name, data.classes, data.shape, data.features) == ("pictures", ("cat", "dog"), (1, 2, 3), 6)
+    assert data.y_test.tolist() == [0, 1] * 3
+    assert "pictures" in names()
+
+    @datasets.register("arrays", about="Made up")
+    def arrays() -> object:
+        return (np.zeros((3, 2)), [0, 1, 2]), (np.ones((1, 2)), [1])
+
+    assert load("arrays").n_classes == 3
+    assert datasets.about("arrays") == "Made up"
+    datasets.register("found", lambda locator: small(name=str(locator.data_dir)))
+    assert load("found", tmp_path).name == str(tmp_path)
+    datasets.register("odd", lambda: 7)
+    with pytest.raises(InvalidInput, match="odd"):
+        load("odd")
+
+
+def test_torch_data_sets() -> None:
+    torch = pytest.importorskip("torch")
+    parts = [torch.utils.data.TensorDataset(torch.rand(n, 5), torch.arange(n) % 3) for n in (12, 6)]
+    data = datasets.as_data_set("tensors", parts)
+    assert (data.features, data.n_classes, len(data.train), len(data.test)) == (5, 3, 12, 6)
+
+
+def test_every_data_set_has_a_line_for_catalogues() -> None:
+    assert all(datasets.about(name) for name in names())

@@ -104,8 +104,7 @@ def test_memory_bound_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     model, params, x, y, offsets = problem()
     settings = {"steps": 3, "batch_size": 4, "learning_rate": 0.2}
     before = fedavg(model, params, x, y, offsets, rngs=streams(), **settings)
-    monkeypatch.setattr("flmarket.learning.blocks.BLOCK_VALUES", 1)
-    monkeypatch.setattr("flmarket.learning.updates.BLOCK_VALUES", 1)
+    monkeypatch.setattr("flmarket.learning.model.BLOCK_VALUES", 1)
     assert np.array_equal(before, fedavg(model, params, x, y, offsets, rngs=streams(), **settings))
 
 

@@ -1,4 +1,9 @@
-"""Aggregation: privacy losses and data sizes in, weights out. `get(name)` builds a rule, `error_bound` judges it."""
+"""Aggregation: privacy losses and data sizes in, weights out. `get(name)` builds a rule, `error_bound` judges it.
+
+The market offers every rule its `clip`, the model's `dimension` and the `perturbation`; a rule that has no use for one
+is built without it. A rule that also has `combine` (`robust`: median, Krum, …) is given the updates themselves; its
+weights then only say what is expected of it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from flmarket.aggregation.bound import FloatArray, HasNoiseEnergy, data_shares, error_bound, release_energy
 from flmarket.aggregation.optimal import OptAggr
+from flmarket.aggregation.robust.peers import ROBUST
 from flmarket.aggregation.rules import BiasOpt, Conventional, VarOpt
 from flmarket.registry import Registry
 
@@ -18,6 +24,8 @@ __all__ = [
     "HasNoiseEnergy",
     "OptAggr",
     "VarOpt",
+    "about",
+    "admit",
     "data_shares",
     "error_bound",
     "get",
@@ -39,25 +47,14 @@ class Aggregation(Protocol):
         """Rows sum to 1, 0 where ε = 0."""
 
 
-_registry: Registry[Aggregation] = Registry("aggregation")
+_registry: Registry[Aggregation] = Registry(
+    "aggregation", "flmarket.aggregations", offers=("clip", "dimension", "perturbation")
+)
 get = _registry.get
 names = _registry.names
 register = _registry.register
+admit = _registry.admit
+about = _registry.about
 
-
-class _IgnoresNoise:
-    """Builds a rule that does not look at the noise, whatever noise settings it is given."""
-
-    def __init__(self, rule: type[Conventional] | type[BiasOpt]) -> None:
-        self._rule = rule
-
-    def __call__(
-        self, clip: float = 1.0, dimension: int = 1, perturbation: HasNoiseEnergy | None = None
-    ) -> Aggregation:
-        return self._rule()
-
-
-register("conventional", _IgnoresNoise(Conventional))
-register("bias-opt", _IgnoresNoise(BiasOpt))
-register("var-opt", VarOpt)
-register("opt-aggr", OptAggr)
+for _rule in (Conventional, BiasOpt, VarOpt, OptAggr, *ROBUST):
+    register(_rule.name, _rule)

@@ -15,7 +15,7 @@ from flmarket.aggregation.bound import HasNoiseEnergy, data_shares, release_ener
 from flmarket.bids import checked_array
 from flmarket.errors import InvalidInput
 
-__all__ = ["BiasOpt", "Conventional", "VarOpt", "shares_and_winners"]
+__all__ = ["BiasOpt", "Conventional", "VarOpt", "normalised", "shares_and_winners"]
 
 FloatArray = NDArray[np.float64]
 
@@ -30,7 +30,8 @@ def shares_and_winners(epsilon: ArrayLike, data_size: ArrayLike) -> tuple[FloatA
     return shares, eps
 
 
-def _normalised(weights: FloatArray, shares: FloatArray) -> FloatArray:
+def normalised(weights: FloatArray, shares: FloatArray) -> FloatArray:
+    """Weights that sum to 1; the data shares where all are 0."""
     total = weights.sum(axis=-1, keepdims=True)
     return np.where(total > 0, np.divide(weights, total, out=np.zeros_like(weights), where=total > 0), shares)
 
@@ -44,7 +45,7 @@ class Conventional:
     def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
         """Rows sum to 1, 0 where ε = 0."""
         shares, eps = shares_and_winners(epsilon, data_size)
-        return _normalised(np.where(eps > 0, shares, 0.0), shares)
+        return normalised(np.where(eps > 0, shares, 0.0), shares)
 
 
 @dataclass(frozen=True)
@@ -77,4 +78,4 @@ class VarOpt:
         energy = release_energy(eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation)
         least = np.where(np.isfinite(energy), energy, np.inf).min(axis=-1, keepdims=True)
         precision = np.where(eps > 0, np.divide(least, energy, out=np.zeros(eps.shape), where=eps > 0), 0.0)
-        return _normalised(precision, shares)
+        return normalised(precision, shares)

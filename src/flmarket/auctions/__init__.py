@@ -19,6 +19,8 @@ __all__ = [
     "PostedAuction",
     "PostedPrivateSizes",
     "ProportionalShare",
+    "about",
+    "admit",
     "get",
     "names",
     "register",
@@ -26,10 +28,12 @@ __all__ = [
 
 _SINGLE_MINDED = "single-minded owners whose privacy budget and data size are not private"
 
-_registry: Registry[Auction] = Registry("auction")
+_registry: Registry[Auction] = Registry("auction", "flmarket.auctions")
 get = _registry.get
 names = _registry.names
 register = _registry.register
+admit = _registry.admit
+about = _registry.about
 
 register(
     "all-in",
@@ -44,11 +48,22 @@ register(
             source="FL-Market 2021 Alg. 4, 2022 Alg. 4. The papers' truthfulness fails: docs/errata.md E3",
         ),
     ),
+    about="Proportional share. A lie can pay; kept for comparison.",
 )
-for _name, _weight, _source in (
-    ("all-in-capped", "privacy", "All-in with M1's price, the fix of docs/errata.md E3"),
-    ("m1", "records", "Zhang et al. (JDP) Alg. 1"),
-    ("fairquery", "owners", "Ghosh and Roth, Selling Privacy at Auction, EC 2011, Alg. 1"),
+for _name, _weight, _source, _about in (
+    (
+        "all-in-capped",
+        "privacy",
+        "All-in with M1's price, the fix of docs/errata.md E3",
+        "Proportional share, with the price capped by the first loser.",
+    ),
+    ("m1", "records", "Zhang et al. (JDP) Alg. 1", "Buys whole owners by cost per record."),
+    (
+        "fairquery",
+        "owners",
+        "Ghosh and Roth, Selling Privacy at Auction, EC 2011, Alg. 1",
+        "One price for all who sell.",
+    ),
 ):
     register(
         _name,
@@ -58,10 +73,21 @@ for _name, _weight, _source in (
             capped=True,
             guarantees=Guarantees(EXACT, EXACT, EXACT, source, _SINGLE_MINDED),
         ),
+        about=_about,
     )
-register("m2", GreedyKnapsack)
-register("posted", posted, variants=True)
-register("posted-private", posted_private, variants=True)
-register("m2-bf", BudgetFeasibleKnapsack)
+register("m2", GreedyKnapsack, about="Myerson’s prices; may overspend the budget.")
+register(
+    "posted",
+    posted,
+    variants=True,
+    about="Each owner gets a price list and takes what suits her; no lie pays, whatever her costs look like.",
+)
+register("posted-private", posted_private, variants=True, about="The same when data sizes are private too.")
+register("m2-bf", BudgetFeasibleKnapsack, about="Buys whole owners like a knapsack, within the budget.")
 for _name in _LEARNED:
-    register(_name, lambda weights=None, name=_name: learned_auction(name, weights), variants=True)
+    register(
+        _name,
+        lambda weights=None, name=_name: learned_auction(name, weights),
+        variants=True,
+        about="Fitted to one population of owners; there a lie gains little.",
+    )

@@ -6,10 +6,11 @@ Money is in whole micro-units (a millionth of the currency unit). Every ε is pe
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
 from flmarket.engines.config import RECOMMENDED, MarketConfig
@@ -42,23 +43,25 @@ _DAY = 86_400
 Names = Callable[[], tuple[str, ...]]
 
 
-def _one_of(names: Names) -> AfterValidator:
-    known = names()
+@dataclass(frozen=True)
+class _Listed:
+    """One of the names that are registered now, in checks and in the API's description alike."""
 
-    def check(value: str) -> str:
-        if value not in known:
+    names: Names
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.names())}
+
+    def check(self, value: str) -> str:
+        """The name, if it is one."""
+        if value not in (known := self.names()):
             raise ValueError(f"one of {', '.join(known)}")
         return value
 
-    return AfterValidator(check)
 
-
-def _listed(names: Names) -> WithJsonSchema:
-    """The names in the API's description."""
-    return WithJsonSchema({"type": "string", "enum": list(names())})
-
-
-@lru_cache(maxsize=1)
 def pure_perturbations() -> tuple[str, ...]:
     """Randomizers with a pure ε, which is the currency of the owners' accounts here; and the recommended one."""
     pure = (name for name in privacy.names() if isinstance(privacy.get(name).guarantee(1.0), PureDp))
@@ -74,10 +77,10 @@ Epsilon = Annotated[float, Field(ge=0.001, le=50, allow_inf_nan=False)]
 TotalEpsilon = Annotated[float, Field(ge=0.001, le=10_000, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Family = Literal["linear", "quadratic", "sqrt", "exponential", "step"]
-AuctionName = Annotated[str, _one_of(auctions.names), _listed(auctions.names)]
-AggregationName = Annotated[str, _one_of(aggregation.names), _listed(aggregation.names)]
-PerturbationName = Annotated[str, _one_of(pure_perturbations), _listed(pure_perturbations)]
-PopulationName = Annotated[str, _one_of(populations.names), _listed(populations.names)]
+AuctionName = Annotated[str, _Listed(auctions.names)]
+AggregationName = Annotated[str, _Listed(aggregation.names)]
+PerturbationName = Annotated[str, _Listed(pure_perturbations)]
+PopulationName = Annotated[str, _Listed(populations.names)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 

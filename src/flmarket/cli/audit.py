@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ from flmarket.errors import ConfigError, InvalidInput
 from flmarket.report.audit_page import write_audit
 from flmarket.trust import BIDS_ONLY
 
-__all__ = ["SAMPLING", "check_page", "claims_table", "imported", "load_mechanism", "run_audit", "share_done"]
+__all__ = ["SAMPLING", "check_page", "claims_table", "load_mechanism", "run_audit", "share_done"]
 
 SAMPLING = "sampling:"
 DEFAULT_POPULATION = "flm22-iid"
@@ -90,34 +88,13 @@ def share_done(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
 
 def load_mechanism(target: str) -> Auction:
     """A registered auction, or `package.module:Class`, imported (also from the current folder) and instantiated."""
-    if ":" not in target or target.partition(":")[0] in auctions.names():  # "posted:linear" is ours, with a variant
-        return auctions.get(target)
-    made = _made(imported(target), target)
-    if not callable(getattr(made, "run", None)):
-        raise InvalidInput("mechanism", target, "a class with run(bids, budget, *, rng=None)")
-    mechanism: Auction = made
-    return mechanism
-
-
-def _made(found: Any, target: str) -> Any:
     try:
-        return found() if isinstance(found, type) else found
+        made = auctions.get(auctions.admit(target))
     except TypeError as error:
         raise InvalidInput("mechanism", target, f"a class that needs no arguments ({error})") from None
-
-
-def imported(target: str) -> Any:
-    """What `package.module:Class` names, looked for in the current folder too."""
-    module_name, _, attribute = target.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, ValueError) as error:
-        raise InvalidInput("mechanism", target, f"package.module:Class that can be imported ({error})") from None
-    except AttributeError:
-        raise InvalidInput("mechanism", target, f"a name that {module_name} defines") from None
+    if not callable(getattr(made, "run", None)):
+        raise InvalidInput("mechanism", target, "a class with run(bids, budget, *, rng=None)")
+    return made
 
 
 def _command(target: str, report: AuditReport, search: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from flmarket.audit import SamplingAudit, audit_sampling
-from flmarket.cli.audit import SAMPLING, check_page, claims_table, imported, share_done
+from flmarket.cli.audit import SAMPLING, check_page, claims_table, share_done
 from flmarket.cli.output import print_json, print_path, screen, show_trust, table
+from flmarket.registry import imported
 from flmarket.report.sampled_audit_page import write_sampling_audit
 from flmarket.trust import BIDS_ONLY
 
@@ -26,7 +27,7 @@ def run_sampling_audit(
     """Audit, show, and write the page if asked to."""
     check_page(report_path)
     name = target.removeprefix(SAMPLING)
-    scheme = imported(name) if ":" in name else name
+    scheme = imported(name, "mechanism") if ":" in name else name
     population, clients = population or "uniform-costs", 50 if clients is None else clients
     with share_done(quiet=as_json) as advance:
         found = audit_sampling(scheme, population, draws, clients=clients, search=search, seed=seed, progress=advance)

@@ -83,10 +83,10 @@ def compare_on_data(
     config = config.model_copy(
         update={
             "task": config.task.model_copy(update=changes),
-            "data": config.data.model_copy(update={"name": data_name}),
+            "data": config.data.model_copy(update={"name": data_name, "train": None}),
         }
     )
-    data = learning.load(data_name, data_dir)
+    data = learning.load(learning.datasets.admit(data_name), data_dir)
     runs = range(seed, seed + seeds)
     with progress(len(chosen) * len(rules) * max(len(noises), 1) * seeds, quiet=as_json) as step:
         try:

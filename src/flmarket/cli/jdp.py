@@ -10,6 +10,7 @@ from flmarket.cli.output import errors, print_json, progress, screen
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.jdp import JdpResult, JdpTraining
 from flmarket.errors import InvalidInput
+from flmarket.learning import dimension
 from flmarket.ledger import format_micros
 from flmarket.report import summarize, write_report
 from flmarket.report.files import write_files
@@ -18,14 +19,16 @@ from flmarket.trust import CLIENTS_HERE
 __all__ = ["run_jdp"]
 
 
-def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str) -> None:
+def run_jdp(
+    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path = Path()
+) -> None:
     """Train, write report.html, summary.json and clients.csv, and print the privacy statement."""
-    training = config.jdp_training(data_dir=data_dir)
+    training = config.jdp_training(data_dir=data_dir, base=base)
     if not as_json:
         errors.print(
             f"[bold]{training.name}[/]: {training.partition.owners} clients of {training.data.name}, selection "
             f"{training.auction.name}, aggregation {training.aggregation.name}, model of "
-            f"{training.model.dimension:,} parameters"
+            f"{dimension(training.model):,} parameters"
         )
     with progress(training.rounds, quiet=as_json) as step:
         trained = training.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))

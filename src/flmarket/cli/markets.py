@@ -59,17 +59,17 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
         config = config.model_copy(update={"seed": seed})
     command = f"flmarket run {shlex.quote(market.name)} --seed {config.seed}"
     if config.is_stackelberg:
-        _play_game(config, out, data_dir, as_json, command)
+        _play_game(config, out, data_dir, as_json, command, market.parent)
         return
     if config.is_jdp:
         from flmarket.cli.jdp import run_jdp
 
-        run_jdp(config, out, data_dir, as_json, command)
+        run_jdp(config, out, data_dir, as_json, command, market.parent)
         return
     if config.is_sampling:
         from flmarket.cli.sampled import run_sampled
 
-        run_sampled(config, out, data_dir, as_json, command)
+        run_sampled(config, out, data_dir, as_json, command, market.parent)
         return
     _play(config.simulation(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
 
@@ -93,8 +93,8 @@ def _play(simulation: Simulation, out: Path, as_json: bool, *, story: str | None
         show_run(result, path)
 
 
-def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str) -> None:
-    training = config.stackelberg_training(data_dir=data_dir)
+def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path) -> None:
+    training = config.stackelberg_training(data_dir=data_dir, base=base)
     with progress(training.rounds, quiet=as_json) as step:
         played = training.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
     result = played.market_result()

@@ -25,6 +25,7 @@ def list_mechanisms(as_json: bool) -> None:
         "adversaries": list(adversaries.names()),
         "perturbations": list(privacy.names()),
         "populations": list(populations.names()),
+        "models": list(learning.models.names()),
         "data_sets": list(learning.names()),
     }
     promises = {name: auctions.get(name).guarantees for name in auctions.names()}
@@ -39,6 +40,7 @@ def list_mechanisms(as_json: bool) -> None:
                         "budget_feasible": promise.budget_feasible,
                         "assumes": promise.assumes,
                         "source": promise.source,
+                        "about": auctions.about(name),
                     }
                     for name, promise in promises.items()
                 ],

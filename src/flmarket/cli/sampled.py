@@ -15,11 +15,13 @@ from flmarket.trust import RAW_HERE
 __all__ = ["run_sampled"]
 
 
-def run_sampled(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str) -> None:
+def run_sampled(
+    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path = Path()
+) -> None:
     """Train, write report.html, summary.json and clients.csv, and show the run in a few lines."""
     if out.exists() and not out.is_dir():
         raise ConfigError("--out", str(out), "a folder")
-    training = config.sampled_training(data_dir=data_dir)
+    training = config.sampled_training(data_dir=data_dir, base=base)
     if not as_json:
         errors.print(
             f"[bold]{training.name}[/]: {training.partition.owners} clients of {training.data.name}, "

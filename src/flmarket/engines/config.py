@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from flmarket import aggregation, auctions, privacy
 from flmarket.bids import BidProfile, Kind, Valuations
@@ -22,10 +23,23 @@ from flmarket.engines.jdp_config import JdpSection
 from flmarket.engines.owners import PrivacyCap
 from flmarket.engines.sampled import SampledTraining
 from flmarket.engines.sampled_config import SamplingSection
-from flmarket.engines.simulation import LocalTraining, Simulation
+from flmarket.engines.simulation import Simulation
 from flmarket.engines.stackelberg import StackelbergTraining
 from flmarket.errors import ConfigError
-from flmarket.learning import DataSet, Partition, Purpose, SoftmaxRegression, load, partition, stream
+from flmarket.learning import (
+    DataSet,
+    LocalTraining,
+    Model,
+    Partition,
+    Purpose,
+    datasets,
+    dimension,
+    from_files,
+    models,
+    partition,
+    stream,
+)
+from flmarket.learning.data import Scaling
 from flmarket.ledger import to_micros
 from flmarket.market import Task
 from flmarket.populations import read_bids
@@ -33,6 +47,7 @@ from flmarket.populations import read_bids
 __all__ = ["RECOMMENDED", "MarketConfig"]
 
 RECOMMENDED = "recommended"
+DEFAULT_DATA = "breast-cancer"
 STACKELBERG = "stackelberg"
 JDP = "jdp"
 SAMPLING = "sampling"
@@ -52,14 +67,36 @@ class TaskSection(Section):
 
 
 class DataSection(Section):
-    """Which data, and how it is spread over owners."""
+    """Which data, and how it is spread over owners.
 
-    name: str = "breast-cancer"
+    A registered name or `package.module:load`; or one's own files, relative to the market file: CSV or Parquet with the
+    column of the classes, or npz.
+    """
+
+    name: str | None = None
+    train: str | None = None
+    test: str | None = None
+    label: str | None = None
+    scaling: Scaling | None = None
     owners: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 60
     partition: Literal["power-law", "dirichlet", "equal"] = "power-law"
     sigma: NonNegative = 2.0
     minimum: Annotated[int, Field(ge=1, strict=True)] = 10
     concentration: Positive = 0.5
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.train is None and (self.test, self.label, self.scaling) != (None, None, None):
+            raise ValueError("train with test, label and scaling: they are for one's own files")
+        return self
+
+    def load(self, data_dir: str | Path | None, base: Path) -> DataSet:
+        """The data; `base` is the market file's folder."""
+        if self.train is None:
+            return datasets.load(datasets.admit(self.name or DEFAULT_DATA), data_dir)
+        train, test = (None if name is None else base / name for name in (self.train, self.test))
+        assert train is not None
+        return from_files(train, test, label=self.label, scaling=self.scaling, name=self.name or "")
 
     def split(self, data: DataSet, seed: int) -> Partition:
         """Deal the training records out to owners."""
@@ -116,15 +153,52 @@ class TrainingSection(Section):
     """What owners compute, and whether the buyer averages models."""
 
     local_steps: Annotated[int, Field(ge=1, strict=True)] = 1
+    local_epochs: Annotated[int, Field(ge=1, strict=True)] | None = None
     batch_size: Annotated[int, Field(ge=1, strict=True)] | None = None
     local_learning_rate: Positive = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
     average: bool = False
 
-    def local(self) -> LocalTraining:
-        """What an owner does with her records in a round."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is descent by so many steps, without momentum."""
+        return self.local_epochs is None and not self.momentum and self.optimizer == "sgd"
+
+    def local(self, momentum: float = 0.0) -> LocalTraining:
+        """What an owner does with her records in a round; `momentum` unless the file says otherwise."""
+        usual = momentum if self.optimizer == "sgd" else 0.0
         return LocalTraining(
-            steps=self.local_steps, batch_size=self.batch_size, learning_rate=self.local_learning_rate
-        )  # fmt: skip
+            steps=self.local_steps,
+            epochs=self.local_epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.local_learning_rate,
+            momentum=usual if self.momentum is None else self.momentum,
+            optimizer=self.optimizer,
+        )
+
+
+class ModelSection(Section):
+    """What is learned: a registered name or `package.module:build`; any other key is a setting of that model."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "softmax"
+
+    def check_name(self) -> None:
+        """Refuse an unknown name before any data is read."""
+        models.admit(self.name)
+
+    def build(self, data: DataSet, local: LocalTraining, *, threads: int = 1) -> Model:
+        """The model for the data's features and classes."""
+        given = dict(self.model_extra or {})
+        return models.get(
+            models.admit(self.name),
+            **{"shape": data.shape, "threads": threads} | given,
+            features=data.features,
+            classes=data.n_classes,
+            local=local,
+        )
 
 
 class StackelbergSection(Section):
@@ -147,6 +221,7 @@ class MarketConfig(Section):
     data: DataSection = DataSection()
     owners: OwnersSection = OwnersSection()
     mechanism: MechanismSection = MechanismSection()
+    model: ModelSection = ModelSection()
     training: TrainingSection = TrainingSection()
     stackelberg: StackelbergSection = StackelbergSection()
     jdp: JdpSection = JdpSection()
@@ -166,6 +241,9 @@ class MarketConfig(Section):
                 raise ValueError("task.budget_per_round in the sampling market: what a round may cost in expectation")
         elif not self.is_stackelberg and given != 1:
             raise ValueError("give either task.budget_per_round or task.budget_factor")
+        fixed = self.is_stackelberg or self.is_sampling
+        if fixed and (self.model != ModelSection() or not self.training.is_plain):
+            raise ValueError("softmax regression by plain descent in reward and sampling markets")
         return self
 
     @property
@@ -209,14 +287,16 @@ class MarketConfig(Section):
     ) -> Simulation:
         """Load the data, deal it out, draw the bids and build the mechanisms."""
         mechanism = self.mechanism
-        auction = auctions.get(mechanism.auction)  # names are checked before any data is read
-        aggregation.get(mechanism.aggregation)
+        auction = auctions.get(auctions.admit(mechanism.auction))  # names are checked before any data is read
+        aggregation.get(aggregation.admit(mechanism.aggregation))
         if mechanism.perturbation != RECOMMENDED:
-            privacy.get(mechanism.perturbation)
-        data = load(self.data.name, data_dir) if data is None else data
+            privacy.get(privacy.admit(mechanism.perturbation))
+        self.model.check_name()
+        data = self.data.load(data_dir, base) if data is None else data
         split = self.data.split(data, self.seed)
         bids = self.owners.profile(split.sizes, self.seed, base)
-        size = SoftmaxRegression(data.features, data.n_classes).dimension
+        model = self.model.build(data, self.training.local())
+        size = dimension(model)
         noise = mechanism.perturbation
         if noise == RECOMMENDED:
             noise = privacy.recommend(size, float(np.median(bids.privacy_budget))).name
@@ -236,6 +316,7 @@ class MarketConfig(Section):
             perturbation=perturbation,
             cap=PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta),
             local=self.training.local(),
+            model=model,
             average=self.training.average,
             dropout=self.owners.dropout,
             faulty=self.owners.faulty,
@@ -243,12 +324,12 @@ class MarketConfig(Section):
         )
 
     def stackelberg_training(
-        self, *, data_dir: str | Path | None = None, data: DataSet | None = None
+        self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
     ) -> StackelbergTraining:
         """The reward game: users draw their values of privacy; everybody holds equally many records."""
         if self.data.partition != "equal":
             raise ConfigError("data.partition", self.data.partition, '"equal" in the reward game')
-        data = load(self.data.name, data_dir) if data is None else data
+        data = self.data.load(data_dir, base) if data is None else data
         game = self.stackelberg
         values = stream(self.seed, purpose=Purpose.BIDS).uniform(*game.privacy_values, self.data.owners)
         return StackelbergTraining(
@@ -268,25 +349,34 @@ class MarketConfig(Section):
             name=self.task.name,
         )
 
-    def jdp_training(self, *, data_dir: str | Path | None = None, data: DataSet | None = None) -> JdpTraining:
+    def jdp_training(
+        self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
+    ) -> JdpTraining:
         """Robust joint-DP learning: clients draw their costs."""
         self.jdp.check_names()  # before any data is read
-        data = load(self.data.name, data_dir) if data is None else data
+        model = self.model if self.jdp.model is None else ModelSection(name=self.jdp.model)
+        model.check_name()
+        data = self.data.load(data_dir, base) if data is None else data
+        local = self.training.local(self.jdp.momentum)
+        if local.batch_size is None:
+            local = replace(local, batch_size=32)
         return self.jdp.training(
             data=data,
             partition=self.data.split(data, self.seed),
             rounds=self.task.rounds,
             clip=self.mechanism.clip,
-            local=self.training.local(),
+            model=model.build(data, local, threads=self.jdp.threads),
             seed=self.seed,
             name=self.task.name,
         )
 
-    def sampled_training(self, *, data_dir: str | Path | None = None, data: DataSet | None = None) -> SampledTraining:
+    def sampled_training(
+        self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
+    ) -> SampledTraining:
         """Client sampling: clients draw their costs and report them."""
         self.sampling.cost_distribution()  # refused before any data is read
         assert self.task.budget_per_round is not None  # checked with the file; for the type checker
-        data = load(self.data.name, data_dir) if data is None else data
+        data = self.data.load(data_dir, base) if data is None else data
         return self.sampling.training(
             data=data,
             partition=self.data.split(data, self.seed),

@@ -18,7 +18,7 @@ strong noise it can) keeps the parameters she started the round with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,9 +28,19 @@ from flmarket.aggregation.robust import Choice, ExponentialChoice, RobustAggrega
 from flmarket.bids import Auction, BidProfile, Kind, Valuations, checked_array
 from flmarket.engines.jdp_privacy import JointPrivacy, LocalPerturbation, account_of
 from flmarket.errors import InvalidInput
-from flmarket.learning import DataSet, OwnerStreams, Partition, Purpose, stream
+from flmarket.learning import (
+    DataSet,
+    Model,
+    OwnerStreams,
+    Partition,
+    Pool,
+    Purpose,
+    Records,
+    accuracies,
+    stream,
+    train_many,
+)
 from flmarket.learning.adversaries import Adversary
-from flmarket.learning.local_model import LocalModel
 from flmarket.ledger import MICROS, Award, AwardState, Ledger, Release, Resolution, payments_to_micros, to_micros
 from flmarket.market import MarketResult, OwnerStatement, RoundRecord, Task, award_id, new_task, owner_account
 from flmarket.privacy import Event, GaussianRelease, PrivacyAccount, PureDp, ZCdp
@@ -72,7 +82,7 @@ class JdpTraining:
     costs: ArrayLike
     budget: float
     auction: Auction
-    model: LocalModel
+    model: Model
     aggregation: RobustAggregation
     perturbation: LocalPerturbation | None
     epsilon: float = 1.0
@@ -223,19 +233,19 @@ class JdpRun:
             self.releases = [GaussianRelease(float(s) / (2 * spec.perturbation.clip)) for s in self.sigma]
         # accounts count in units of 2⁻¹⁰⁰, each charge rounded up: room for that, and for no more
         self.accounts = [PrivacyAccount(ZCdp(spec.rounds * (zcdp_rho(r) + 2.0**-100))) for r in self.releases]
-        self.xs, self.ys = self.records()
+        owned = self.records()
+        self.data: Sequence[Records] = Pool.of(owned) if owned else owned
 
-    def records(self) -> tuple[list[FloatArray], list[IntArray]]:
+    def records(self) -> list[Records]:
         """What each chosen client trains on: her own records, with the labels an adversary prefers."""
-        spec, xs, ys = self.spec, [], []
+        spec, owned = self.spec, []
         for i, sold in zip(self.clients.tolist(), self.sizes.astype(int).tolist(), strict=True):
             rows = spec.partition.records(i)[:sold]
             labels = spec.data.y_train[rows]
             if i in self.chosen.adversaries and spec.adversary is not None:
                 labels = spec.adversary.labels(labels, spec.data.n_classes)
-            xs.append(spec.data.x_train[rows])
-            ys.append(labels)
-        return xs, ys
+            owned.append(Records(spec.data.x_train[rows], labels))
+        return owned
 
     def play(self, progress: Progress | None) -> JdpResult:
         spec, stops = self.spec, AboveThreshold(self.spec)
@@ -265,9 +275,8 @@ class JdpRun:
     def round(self, index: int) -> tuple[FloatArray, Choice | None]:
         """One round; returns how much each chosen client counted, and how the group was chosen."""
         spec, owners = self.spec, self.clients.tolist()
-        trained = spec.model.train(
-            self.own, self.xs, self.ys, list(OwnerStreams(spec.seed, index, owners, Purpose.BATCHES))
-        )
+        rngs = OwnerStreams(spec.seed, index, owners, Purpose.BATCHES)
+        trained = train_many(spec.model, self.own, self.data, rngs)
         overflowed = ~np.isfinite(trained).all(axis=1)
         trained[overflowed] = self.own[overflowed]
         uploads = self.uploads(index, trained)
@@ -316,7 +325,7 @@ class JdpRun:
 
     def accuracy(self, candidates: FloatArray, rows: IntArray) -> FloatArray:
         data = self.spec.data
-        return self.spec.model.accuracy(candidates, data.x_test[rows], data.y_test[rows])
+        return accuracies(self.spec.model, candidates, Records(data.x_test[rows], data.y_test[rows]))
 
     def record(self, index: int, shares: FloatArray) -> RoundRecord:
         """The round in the market's terms; prices come in the last one."""
@@ -330,8 +339,8 @@ class JdpRun:
             out = i in self.voided
             state[i], reason[i] = (AwardState.VOIDED, "not finite") if out else (AwardState.POSTED, "")
         noise = self.public.size * float(np.sum((shares * self.sigma) ** 2))
-        rows = (self.public[None], spec.data.x_test[self.test], spec.data.y_test[self.test])
-        metrics = {"accuracy": float(spec.model.accuracy(*rows)[0]), "loss": float(spec.model.loss(*rows)[0])}
+        found = spec.model.evaluate(self.public, Records(spec.data.x_test[self.test], spec.data.y_test[self.test]))
+        metrics = {name: found[name] for name in ("accuracy", "loss")}
         nothing = np.zeros(n, dtype=np.int64)
         sizes = spec.partition.sizes.astype(np.float64)
         return RoundRecord(

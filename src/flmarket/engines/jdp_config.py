@@ -12,12 +12,10 @@ from flmarket.aggregation import robust
 from flmarket.engines.config_types import NonNegative, Positive, Probability, Range, Section
 from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation
-from flmarket.engines.simulation import LocalTraining
 from flmarket.errors import ConfigError
-from flmarket.learning import DataSet, Partition, Purpose, stream
+from flmarket.learning import DataSet, Model, Partition, Purpose, stream
 from flmarket.learning import adversaries as attacks
 from flmarket.learning.adversaries import Adversary
-from flmarket.learning.local_model import LocalModel, SoftmaxTrainer
 
 __all__ = ["JdpSection"]
 
@@ -36,7 +34,7 @@ class JdpSection(Section):
     budget_factor: NonNegative | None = None
     allow_overspending: bool = False
     costs: Range = (1.0, 1000.0)
-    model: Literal["softmax", "mnist-cnn", "cifar-cnn"] = "softmax"
+    model: str | None = None  # as `model.name`, which is where it belongs
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     threads: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
     epsilon: Positive = 100.0
@@ -86,14 +84,13 @@ class JdpSection(Section):
 
     def check_names(self) -> None:
         """Refuse unknown names and settings before any data is read."""
-        auctions.get(self.selection)
+        auctions.get(auctions.admit(self.selection))
         self.rule()
         self.malicious()
 
     def training(
-        self, *, data: DataSet, partition: Partition, rounds: int, clip: float, local: LocalTraining, seed: int,
-        name: str,
-    ) -> JdpTraining:  # fmt: skip
+        self, *, data: DataSet, partition: Partition, rounds: int, clip: float, model: Model, seed: int, name: str
+    ) -> JdpTraining:
         """The training that the file describes; costs are drawn uniformly."""
         costs = stream(seed, purpose=Purpose.BIDS).uniform(*self.costs, partition.owners)
         adversary, count = self.malicious()
@@ -104,7 +101,7 @@ class JdpSection(Section):
             costs=costs,
             budget=budget,
             auction=auctions.get(self.selection),
-            model=self._local_model(data, local),
+            model=model,
             aggregation=self.rule(),
             perturbation=LocalPerturbation(
                 clip=clip,
@@ -126,26 +123,10 @@ class JdpSection(Section):
             name=name,
         )
 
-    def _local_model(self, data: DataSet, local: LocalTraining) -> LocalModel:
-        settings: dict[str, Any] = {
-            "learning_rate": local.learning_rate,
-            "momentum": self.momentum,
-            "batch_size": 32 if local.batch_size is None else local.batch_size,
-            "steps": local.steps,
-        }
-        if self.model == "softmax":
-            return SoftmaxTrainer(data.features, data.n_classes, **settings)
-        from flmarket.learning.neural import ClientTrainer  # torch: only for those who ask for a network
-
-        model = ClientTrainer(self.model, threads=self.threads, **settings)
-        if (data.features, data.n_classes) != (model.network.features, model.network.classes):
-            raise ConfigError("jdp.model", self.model, f"a model for {data.name}, of {data.features} features")
-        return model
-
 
 def _built(get: Callable[..., T], key: str, name: str, settings: dict[str, Any]) -> T:
-    """Build by name; a setting that this one does not take is a mistake in the file."""
+    """Build by name; a setting that this one does not take, or lacks, is a mistake in the file."""
     try:
         return get(name, **settings)
     except TypeError:
-        raise ConfigError(key, f"{name} with {', '.join(settings)}", "only settings that it takes") from None
+        raise ConfigError(key, f"{name} with {', '.join(settings)}", "all settings that it needs") from None

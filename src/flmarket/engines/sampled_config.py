@@ -8,8 +8,7 @@ import numpy as np
 
 from flmarket.engines.config_types import Positive, Probability, Range, Section
 from flmarket.engines.sampled import SampledTraining, decaying_rate
-from flmarket.engines.simulation import LocalTraining
-from flmarket.learning import DataSet, Partition, Purpose, stream
+from flmarket.learning import DataSet, LocalTraining, Partition, Purpose, stream
 from flmarket.ledger import to_micros
 from flmarket.sampling import TruncatedExponential, Uniform
 from flmarket.sampling.schemes import terms

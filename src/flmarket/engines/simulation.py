@@ -20,7 +20,20 @@ from flmarket.aggregation import Aggregation
 from flmarket.bids import Auction, BidProfile
 from flmarket.engines.owners import OwnerPool, PrivacyCap
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
-from flmarket.learning import DataSet, OwnerStreams, Partition, Purpose, SoftmaxRegression, fedavg, fedsgd, stream
+from flmarket.learning import (
+    DataSet,
+    LocalTraining,
+    Model,
+    OwnerStreams,
+    Partition,
+    Pool,
+    Purpose,
+    SoftmaxRegression,
+    dimension,
+    fedsgd,
+    stream,
+    train_many,
+)
 from flmarket.ledger import AwardState, Ledger, to_micros
 from flmarket.market import Market, MarketResult, OwnerStatement, Round, RoundRecord, Task, new_task, owner_account
 from flmarket.privacy import Perturbation, PrivacyAccount
@@ -32,24 +45,12 @@ Progress = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining:
-    """What an owner computes: one full gradient (FedSGD), or several local steps (FedAvg)."""
-
-    steps: int = 1
-    batch_size: int | None = None
-    learning_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or (self.batch_size is not None and self.batch_size < 1) or not self.learning_rate > 0:
-            raise InvalidInput("local training", self, "at least 1 step, batches of at least 1, a positive rate")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """A market to simulate: who owns what, who bids how, and the mechanisms between them.
 
     `bids` holds one bid per owner of `partition`; its data sizes are the owners' record counts. `average` evaluates the
     mean of the latter half of all models so far instead of the last one: free post-processing that evens out the noise.
+    Without a `model` it is softmax regression with the local work of `local`: one gradient, or start minus end.
     """
 
     task: Task
@@ -61,6 +62,7 @@ class Simulation:
     perturbation: Perturbation
     cap: PrivacyCap = field(default_factory=PrivacyCap)
     local: LocalTraining = field(default_factory=LocalTraining)
+    model: Model | None = None
     average: bool = False
     dropout: float = 0.0
     faulty: float = 0.0
@@ -113,8 +115,8 @@ class SimulationRun:
 
     def __init__(self, spec: Simulation, ledger: Ledger) -> None:
         self.spec, self.ledger = spec, ledger
-        self.model = SoftmaxRegression(spec.data.features, spec.data.n_classes)
-        self.parameters = self.model.initial()
+        self.model: Model = spec.model or SoftmaxRegression(spec.data.features, spec.data.n_classes, local=spec.local)
+        self.parameters = self.model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         self.history: list[FloatArray] = []
         self.owners = OwnerPool(spec.bids, spec.perturbation, spec.cap)
         self.market = Market(
@@ -122,7 +124,7 @@ class SimulationRun:
             auction=spec.auction,
             aggregation=spec.aggregation,
             ledger=ledger,
-            dimension=self.model.dimension,
+            dimension=self.parameters.size,
             clip=spec.perturbation.clip,
             perturbation=spec.perturbation,
         )
@@ -212,9 +214,10 @@ class SimulationRun:
     def restore(self, state: RunState) -> None:
         """Go on from a stored state; raises InvalidInput if it is not one of this simulation."""
         pool = self.owners
-        if state.parameters.shape != (self.model.dimension,) or len(state.accounts) != pool.bids.n:
+        length = dimension(self.model)
+        if state.parameters.shape != (length,) or len(state.accounts) != pool.bids.n:
             found = (state.parameters.shape, len(state.accounts))
-            raise InvalidInput("state", found, f"{self.model.dimension} parameters and {pool.bids.n} accounts")
+            raise InvalidInput("state", found, f"{length} parameters and {pool.bids.n} accounts")
         for owner, account in enumerate(state.accounts):
             pool.use_account(owner, PrivacyAccount.from_state_dict(account))
         self.parameters, self.history = state.parameters, list(state.history)
@@ -228,20 +231,11 @@ class SimulationRun:
             return
         records, offsets = self.sold_records(round_, winners)
         x, y = spec.data.x_train[records], spec.data.y_train[records]
-        if spec.local.steps == 1 and spec.local.batch_size is None:
+        if isinstance(self.model, SoftmaxRegression) and self.model.local.is_gradient:
             updates = fedsgd(self.model, self.parameters, x, y, offsets)
         else:
-            updates = fedavg(
-                self.model,
-                self.parameters,
-                x,
-                y,
-                offsets,
-                steps=spec.local.steps,
-                batch_size=spec.local.batch_size,
-                learning_rate=spec.local.learning_rate,
-                rngs=OwnerStreams(spec.seed, round_.index, winners.tolist(), Purpose.BATCHES),
-            )
+            rngs = OwnerStreams(spec.seed, round_.index, winners.tolist(), Purpose.BATCHES)
+            updates = self.parameters - train_many(self.model, self.parameters, Pool(x, y, offsets), rngs)
         epsilon = dict(zip(round_.bidders.tolist(), round_.epsilon.tolist(), strict=True))
         for owner, update in zip(winners.tolist(), updates, strict=True):
             fate = stream(spec.seed, round_.index, owner, purpose=Purpose.PARTICIPATION).random()
@@ -269,13 +263,7 @@ class SimulationRun:
         """The record with the buyer's model evaluated after the round."""
         if self.spec.average:
             self.history.append(self.parameters)
-        model, data = self.buyers_model(), self.spec.data
-        metrics = {
-            "accuracy": self.model.accuracy(model, data.x_test, data.y_test),
-            "balanced_accuracy": self.model.balanced_accuracy(model, data.x_test, data.y_test),
-            "loss": self.model.loss(model, data.x_test, data.y_test),
-        }
-        return replace(record, metrics=metrics)
+        return replace(record, metrics=self.model.evaluate(self.buyers_model(), self.spec.data.test))
 
     def buyers_model(self) -> FloatArray:
         """The model that the buyer gets: the last one, or the mean of the latter half."""

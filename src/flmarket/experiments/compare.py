@@ -41,8 +41,8 @@ def compare_population(
     """Mean error bound of every pair on the same profiles; rounds in which nobody is bought are counted apart."""
     if not 1 <= profiles <= 1_000_000:
         raise InvalidInput("profiles", profiles, "from 1 to 1,000,000")
-    rules = {name: aggregation.get(name) for name in aggregation_names}
-    mechanisms = {name: auctions.get(name) for name in auction_names}
+    rules = {name: aggregation.get(aggregation.admit(name)) for name in aggregation_names}
+    mechanisms = {name: auctions.get(auctions.admit(name)) for name in auction_names}
     bids = BidProfile.sample(np.random.default_rng(seed), profiles, owners, population)
     full_cost, rows = bids.full_cost.sum(axis=-1), []
     for auction_name, factor in product(mechanisms, factors):

@@ -28,9 +28,8 @@ from flmarket.aggregation import robust
 from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation
 from flmarket.experiments.items import Step
-from flmarket.learning import DataSet, Purpose, adversaries, load, partition, stream
+from flmarket.learning import DataSet, LocalTraining, Model, Purpose, adversaries, load, models, partition, stream
 from flmarket.learning.adversaries import Adversary
-from flmarket.learning.local_model import LocalModel, SoftmaxTrainer
 from flmarket.report.files import write_files
 
 __all__ = ["RUNS", "Measured", "Runner", "Setting"]
@@ -80,15 +79,14 @@ class Setting:
         targeted = {"target": self.target} if self.adversary in ("dirty-label", "scaled-update") else {}
         return adversaries.get(self.adversary, **targeted)
 
-    def local_model(self, data: DataSet) -> LocalModel:
+    def local_model(self, data: DataSet) -> Model:
         """Softmax regression, or a network with as many threads as this process may use."""
-        how: dict[str, Any] = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, "steps": self.steps}
-        if self.model == "softmax":
-            return SoftmaxTrainer(data.features, data.n_classes, **how)
-        from flmarket.learning.neural import ClientTrainer  # torch: only where a network is asked for
-
+        local = LocalTraining(
+            learning_rate=self.learning_rate, batch_size=self.batch_size, steps=self.steps, momentum=0.9
+        )  # fmt: skip
         allowed = os.environ.get("OMP_NUM_THREADS", "")
-        return ClientTrainer(self.model, threads=int(allowed) if allowed.isdigit() else os.cpu_count() or 1, **how)
+        threads = int(allowed) if allowed.isdigit() else os.cpu_count() or 1
+        return models.get(self.model, features=data.features, classes=data.n_classes, local=local, threads=threads)
 
 
 @dataclass(frozen=True)

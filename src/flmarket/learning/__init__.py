@@ -1,43 +1,72 @@
 """Learning: data sets, who holds which records, models, and the updates that owners compute.
 
-Everything here is what happens at home, before privacy: nothing is clipped, noised or sent. The core needs
-NumPy and SciPy only; the two bundled data sets need scikit-learn (the `app` extra), and the convolutional models in
-`flmarket.learning.neural`, which load when first used, need torch (the `torch` extra).
+Everything here is what happens at home, before privacy: nothing is clipped, noised or sent. The core needs NumPy and
+SciPy only; the two bundled data sets need scikit-learn (the `app` extra), Parquet files need pyarrow (`parquet`), and
+`TorchModel`, which loads when first used, needs torch (`torch`).
 """
 
-from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 from flmarket.learning import datasets, partition
-from flmarket.learning.datasets import DataSet, load, names
-from flmarket.learning.models import Model, SoftmaxRegression, accuracy, balanced_accuracy, owner_gradients
+from flmarket.learning.data import Encoding, Pool, Records
+from flmarket.learning.datasets import DataSet, from_files, load, names
+from flmarket.learning.model import (
+    LocalTraining,
+    Model,
+    SoftmaxRegression,
+    accuracies,
+    accuracy,
+    balanced_accuracy,
+    dimension,
+    fedavg,
+    fedsgd,
+    from_named,
+    load_parameters,
+    models,
+    save_parameters,
+    to_named,
+    train_many,
+)
 from flmarket.learning.partition import Partition
 from flmarket.learning.streams import OwnerStreams, Purpose, stream
-from flmarket.learning.updates import fedavg, fedsgd
 
 
-def __getattr__(name: str) -> ModuleType:
-    """`flmarket.learning.neural` without importing torch for those who do not use it."""
-    if name == "neural":
-        return import_module("flmarket.learning.neural")
+def __getattr__(name: str) -> Any:
+    """`flmarket.learning.TorchModel` without importing torch for those who do not use it."""
+    if name == "TorchModel":
+        from flmarket.learning.torch_model import TorchModel
+
+        return TorchModel
     raise AttributeError(f"module 'flmarket.learning' has no attribute {name!r}")
 
 
 __all__ = [
     "DataSet",
+    "Encoding",
+    "LocalTraining",
     "Model",
     "OwnerStreams",
     "Partition",
+    "Pool",
     "Purpose",
+    "Records",
     "SoftmaxRegression",
+    "accuracies",
     "accuracy",
     "balanced_accuracy",
     "datasets",
+    "dimension",
     "fedavg",
     "fedsgd",
+    "from_files",
+    "from_named",
     "load",
+    "load_parameters",
+    "models",
     "names",
-    "owner_gradients",
     "partition",
+    "save_parameters",
     "stream",
+    "to_named",
+    "train_many",
 ]

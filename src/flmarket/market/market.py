@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flmarket.aggregation import Aggregation, HasNoiseEnergy, error_bound
+from flmarket.aggregation.robust import RobustAggregation
 from flmarket.bids import Auction, BidProfile
 from flmarket.errors import InvalidInput, MechanismViolation, PrivacyBudgetExhausted, SettlementError
 from flmarket.ledger import (
@@ -163,10 +164,8 @@ class Market:
         epsilon = np.where(delivered, round_.epsilon, 0.0)
         weights, aggregate, bound = np.zeros(len(epsilon)), np.zeros(self.dimension), np.inf
         if delivered.any():
-            weights = self.aggregation.weights(epsilon, round_.data_size)
-            for owner, weight in zip(round_.bidders, weights, strict=True):
-                if weight > 0:
-                    aggregate += weight * round_.updates[int(owner)]
+            weights, aggregate = self._aggregated(round_, delivered, epsilon)
+        if weights.any():
             bound = float(
                 error_bound(
                     weights,
@@ -191,6 +190,25 @@ class Market:
             bound,
         )
         return record, aggregate
+
+    def _aggregated(
+        self, round_: Round, delivered: NDArray[np.bool_], epsilon: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Everybody's weight and the aggregate; no weights if a robust rule has too few updates to work with."""
+        weights, aggregate = np.zeros(len(epsilon)), np.zeros(self.dimension)
+        if isinstance(self.aggregation, RobustAggregation):
+            uploads = np.stack([round_.updates[owner] for owner in round_.bidders[delivered].tolist()])
+            try:
+                combined = self.aggregation.combine(uploads, round_.data_size[delivered])
+            except InvalidInput:  # the updates were checked on arrival: it is their number
+                return weights, aggregate
+            weights[delivered] = combined.shares
+            return weights, combined.average
+        weights = self.aggregation.weights(epsilon, round_.data_size)
+        for owner, weight in zip(round_.bidders, weights, strict=True):
+            if weight > 0:
+                aggregate += weight * round_.updates[int(owner)]
+        return weights, aggregate
 
     def _settle(self, round_: Round) -> dict[int, Award]:
         """Every award as it ends, by owner: all that are still open are resolved in one call."""

@@ -71,6 +71,8 @@ __all__ = [
     "Uncapped",
     "Unprotected",
     "ZCdp",
+    "about",
+    "admit",
     "analytic_gaussian_sigma",
     "as_noise_source",
     "cap_from_dict",
@@ -90,12 +92,14 @@ __all__ = [
     "signal_to_noise",
 ]
 
-_REGISTRY: Registry[Perturbation] = Registry("perturbation")
+_REGISTRY: Registry[Perturbation] = Registry("perturbation", "flmarket.perturbations")
 for _mechanism in (LaplaceL1, GaussianL2, GaussianZCdp, Sphere, PrivUnit, PrivUnitG, ProjUnit):
     _REGISTRY.register(_mechanism.name, _mechanism)
 
 names = _REGISTRY.names
 register = _REGISTRY.register
+admit = _REGISTRY.admit
+about = _REGISTRY.about
 
 
 def get(name: str, **settings: Any) -> Perturbation:

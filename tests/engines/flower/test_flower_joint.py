@@ -10,8 +10,7 @@ from flmarket.aggregation import robust
 from flmarket.engines.flower import simulate
 from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation
-from flmarket.learning import Purpose, adversaries, load, partition, stream
-from flmarket.learning.local_model import SoftmaxTrainer
+from flmarket.learning import LocalTraining, Purpose, SoftmaxRegression, adversaries, load, partition, stream
 from flmarket.ledger import AwardState, DurableAccount, MemoryLedger
 
 
@@ -23,7 +22,7 @@ def training(**changes):
         "costs": np.random.default_rng(1).uniform(1, 100, 6),
         "budget": 400.0,
         "auction": auctions.get("m1"),
-        "model": SoftmaxTrainer(64, 10, steps=3),
+        "model": SoftmaxRegression(64, 10, local=LocalTraining(steps=3, batch_size=32, momentum=0.9)),
         "aggregation": robust.get("leave-one-out", epsilon=1.0, validation=150),
         "perturbation": LocalPerturbation(clip=1.0),
         "epsilon": 20.0,

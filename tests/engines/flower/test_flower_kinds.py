@@ -16,7 +16,7 @@ from flmarket.engines.flower.node import owner_of_node
 from flmarket.engines.flower.play import market_kind
 from flmarket.engines.flower.toml_text import toml_text
 from flmarket.errors import ConfigError, InvalidInput
-from flmarket.learning.local_model import SoftmaxTrainer
+from flmarket.learning import LocalTraining, SoftmaxRegression
 from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
 from flmarket.market import owner_account
 from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
@@ -284,9 +284,10 @@ def test_every_field_is_checked(section, planted, key, tmp_path):
 
 
 def test_a_model_section_makes_the_model_it_was_made_from():
-    model = SoftmaxTrainer(5, 3, learning_rate=0.3, momentum=0.5, batch_size=8, epochs=2)
+    local = LocalTraining(learning_rate=0.3, momentum=0.5, batch_size=8, epochs=2)
+    model = SoftmaxRegression(5, 3, local=local)
     assert ModelSection.of(model).trainer(5, 3) == model
-    with pytest.raises(ConfigError, match="penalty"):
+    with pytest.raises(ConfigError, match="usual settings"):
         ModelSection.of(replace(model, l2=0.1))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from flmarket.aggregation.robust.base import Choice, Combined, RobustAggregation, Score, mix
 from flmarket.aggregation.robust.groupings import Grouping, LeaveKOut, LeaveOneOut, Partition, coverage
 from flmarket.aggregation.robust.peers import (
+    ROBUST,
     CoordinateMedian,
     GeometricMedian,
     Krum,
@@ -37,6 +38,8 @@ __all__ = [
     "Sensitivity",
     "TrimmedMean",
     "WeightedAverage",
+    "about",
+    "admit",
     "coverage",
     "get",
     "mix",
@@ -44,10 +47,12 @@ __all__ = [
     "register",
 ]
 
-_registry: Registry[RobustAggregation] = Registry("robust aggregation")
+_registry: Registry[RobustAggregation] = Registry("robust aggregation", "flmarket.robust_aggregations")
 get = _registry.get
 names = _registry.names
 register = _registry.register
+admit = _registry.admit
+about = _registry.about
 
 
 def _leave_one_out(*, epsilon: float, validation: int, sensitivity: Sensitivity = "record") -> RobustAggregation:
@@ -74,8 +79,8 @@ def _partition(
     )
 
 
-register("leave-one-out", _leave_one_out)
-register("leave-k-out", _leave_k_out)
-register("partition", _partition)
-for _rule in (WeightedAverage, CoordinateMedian, TrimmedMean, Krum, MultiKrum, GeometricMedian):
-    register(_rule().name, _rule)
+register("leave-one-out", _leave_one_out, about="Everybody but one, chosen by accuracy with the exponential mechanism.")
+register("leave-k-out", _leave_k_out, about="Everybody but k, chosen by accuracy with the exponential mechanism.")
+register("partition", _partition, about="One of several groups, chosen by accuracy with the exponential mechanism.")
+for _rule in (WeightedAverage, *ROBUST):
+    register(_rule.name, _rule)

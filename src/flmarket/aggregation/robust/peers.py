@@ -18,15 +18,17 @@ What would break them: honest clients whose data differ. All of these take what 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.distance import pdist, squareform
 
 from flmarket.aggregation.robust.base import Combined, Score, checked_uploads
+from flmarket.aggregation.rules import normalised, shares_and_winners
 from flmarket.errors import InvalidInput
 
-__all__ = ["CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "TrimmedMean", "WeightedAverage"]
+__all__ = ["ROBUST", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "TrimmedMean", "WeightedAverage"]
 
 FloatArray = NDArray[np.float64]
 
@@ -34,7 +36,16 @@ FloatArray = NDArray[np.float64]
 class _Statistic:
     """Rules that use neither a score nor randomness."""
 
-    least = 1
+    least: ClassVar[int] = 1
+    by_size: ClassVar[bool] = False
+
+    def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
+        """How much each counts before anything is seen: all who release equally, or by size where sizes matter.
+
+        As `Aggregation.weights`, for markets that plan ahead; the error bound of these weights is that of an average.
+        """
+        shares, eps = shares_and_winners(epsilon, data_size)
+        return normalised(np.where((eps > 0) & (shares > 0), shares if self.by_size else 1.0, 0.0), shares)
 
     def combine(
         self,
@@ -59,6 +70,7 @@ class _Statistic:
 class WeightedAverage(_Statistic):
     """Σ dθ / Σ d: what one adversary can move anywhere."""
 
+    by_size: ClassVar[bool] = True
     name: str = "average"
 
     def _statistic(self, uploads: FloatArray, size: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -139,6 +151,7 @@ class GeometricMedian(_Statistic):
     Their step (PNAS 2000) is what gets the iteration off a point that is itself an upload, where the plain one stops.
     """
 
+    by_size: ClassVar[bool] = True
     tolerance: float = 1e-10
     steps: int = 1000
     name: str = "geometric-median"
@@ -173,3 +186,7 @@ def _towards_median(
     held, force = float(weights[at].sum()), float(np.linalg.norm(pull @ (uploads - here)))
     stay = held / force if held < force else 1.0  # 1: the others pull no more than what we stand on holds
     return (1.0 - stay) * (pull @ uploads / pull.sum() - here), pull
+
+
+ROBUST = (CoordinateMedian, TrimmedMean, Krum, MultiKrum, GeometricMedian)
+"""Those that tolerate adversaries and need nothing but the uploads."""

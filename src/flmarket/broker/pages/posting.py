@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
+from flmarket import auctions
 from flmarket.broker.auth import get_gate
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.engines import FLOWER, SIMULATION, engines
@@ -51,17 +52,7 @@ _FURTHER = ("learning_rate", "clip", "round_seconds", "deadline_days", "seed")  
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
 _TRIAL_SHARES = (0.1, 0.3, 0.6, 1.0)  # of _SHARES, so that trials belong to points that are there
 _PROFILES = 30
-_FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")
-_ABOUT = {
-    "posted": "Each owner gets a price list and takes what suits her; no lie pays, whatever her costs look like.",
-    "posted-private": "The same when data sizes are private too.",
-    "all-in": "Proportional share. A lie can pay; kept for comparison.",
-    "all-in-capped": "Proportional share, with the price capped by the first loser.",
-    "m1": "Buys whole owners by cost per record.",
-    "m2": "Myerson’s prices; may overspend the budget.",
-    "m2-bf": "Buys whole owners like a knapsack, within the budget.",
-    "fairquery": "One price for all who sell.",
-}
+_FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # at the top of the list
 
 
 @dataclass(frozen=True)
@@ -127,17 +118,17 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         idempotency_key=new_id("form"),
         catalogue=catalogue,
         engines=[(name, _ENGINES[name]) for name in engines(visitor.broker.settings)],
-        offered=_offered(catalogue, values["auction"]),
-        about=_ABOUT,
+        offered=_offered(catalogue),
+        about={one.name: auctions.about(one.name) for one in catalogue.auctions},
         account=parties.account(visitor.broker, visitor.party),
         trust=AT_BROKER,
     )
 
 
-def _offered(catalogue: Catalogue, chosen: str) -> list[MechanismView]:
-    """The auctions that the form offers: those with every guarantee first, and the one that was chosen."""
+def _offered(catalogue: Catalogue) -> list[MechanismView]:
+    """The auctions that the form offers: all, those of ours with every guarantee first."""
     known = {one.name: one for one in catalogue.auctions}
-    return [known[name] for name in dict.fromkeys((*_FIRST, chosen)) if name in known]
+    return [known[name] for name in dict.fromkeys((*_FIRST, *known)) if name in known]
 
 
 def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:

@@ -46,7 +46,7 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreVie
     until = time.monotonic() + _TRIAL_SECONDS
     points = []
     for budget in sorted(set(request.budgets_micros)):
-        point = _point(simulation, bids, budget, run.model.dimension)
+        point = _point(simulation, bids, budget, run.parameters.size)
         if request.accuracy and not point.failed and time.monotonic() < until:
             point = replace(point, accuracy=_trial(simulation, budget))
         points.append(point)
@@ -54,7 +54,7 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreVie
         simulation.auction.name,
         simulation.aggregation.name,
         simulation.perturbation.name,
-        run.model.dimension,
+        run.parameters.size,
         bidders,
         profiles,
         int(bids.full_cost.sum(axis=-1).mean() * MICROS),

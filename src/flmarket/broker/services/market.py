@@ -58,15 +58,15 @@ def registered_places(broker: Broker, task_id: str) -> int:
 
 def catalogue(broker: Broker) -> Catalogue:
     """What there is, and what each auction claims."""
-    return Catalogue(
-        _mechanisms(), aggregation.names(), pure_perturbations(), populations.names(), broker.simulations.data_sets
-    )
+    sets = broker.simulations.data_sets
+    mechanisms = _mechanisms(auctions.names())
+    return Catalogue(mechanisms, aggregation.names(), pure_perturbations(), populations.names(), sets)
 
 
-@lru_cache(maxsize=1)
-def _mechanisms() -> tuple[MechanismView, ...]:
+@lru_cache(maxsize=4)
+def _mechanisms(names: tuple[str, ...]) -> tuple[MechanismView, ...]:
     found = []
-    for name in auctions.names():
+    for name in names:
         claims = auctions.get(name).guarantees
         found.append(
             MechanismView(

@@ -88,7 +88,7 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
         spent_micros=0,
         refunded_micros=0,
         perturbation=simulation.perturbation.name,
-        dimension=run.model.dimension,
+        dimension=run.parameters.size,
         features=simulation.data.features,
         classes=list(simulation.data.classes),
         baseline_accuracy=run.baseline_accuracy(),

@@ -67,7 +67,7 @@ class AuctionMarket:
     @property
     def dimension(self) -> int:
         """Length of an update."""
-        return self._run.model.dimension
+        return self._run.parameters.size
 
     @property
     def buyers_model(self) -> FloatArray:

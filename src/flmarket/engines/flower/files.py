@@ -23,7 +23,7 @@
     # none = true                      # no cap: the only one under which updates without noise may leave
 
     [model]                            # what she trains at home in joint-DP markets
-    kind = "softmax"                   # or mnist-cnn, cifar-cnn (the torch extra)
+    kind = "softmax"                   # or mlp, mnist-cnn, cifar-cnn (the torch extra), package.module:build
     steps = 5                          # or epochs
     batch_size = 32
     learning_rate = 0.1
@@ -42,15 +42,15 @@ from typing import Annotated, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flmarket.bids import Kind, Valuations
 from flmarket.engines.flower.messages import MarketName
 from flmarket.engines.flower.owner import Owner, stays_out
 from flmarket.engines.flower.toml_text import toml_text
 from flmarket.engines.owners import LEAST_EPSILON
-from flmarket.errors import ConfigError
-from flmarket.learning.local_model import LocalModel, SoftmaxTrainer
+from flmarket.errors import ConfigError, InvalidInput
+from flmarket.learning import LocalTraining, Model, models
 from flmarket.privacy import ApproxDp, Cap, PureDp, Uncapped, ZCdp
 
 __all__ = ["BidSection", "CapSection", "ModelSection", "OwnerFile", "read_records"]
@@ -112,7 +112,7 @@ class CapSection(_Section):
 class ModelSection(_Section):
     """What she trains at home in joint-DP markets, where the server sees clipped and noised parameters only."""
 
-    kind: Literal["softmax", "mnist-cnn", "cifar-cnn"] = "softmax"
+    kind: Annotated[str, AfterValidator(models.admit)] = "softmax"  # her own file may name her own code
     steps: Count | None = None
     epochs: Count | None = None
     batch_size: Count = 32
@@ -126,24 +126,27 @@ class ModelSection(_Section):
         return self
 
     @classmethod
-    def of(cls, model: LocalModel) -> ModelSection:
+    def of(cls, model: Model) -> ModelSection:
         """The section that makes this model; raises ConfigError if none does."""
-        kind = "softmax" if isinstance(model, SoftmaxTrainer) else getattr(model, "architecture", None)
-        names = ("steps", "epochs", "batch_size", "learning_rate", "momentum")
-        given = {name: getattr(model, name, None) for name in names}
-        if kind is None or getattr(model, "l2", 0.0) != 0.0:
-            raise ConfigError("model", model, "softmax regression without a penalty, or a network by name")
-        return cls.model_validate({"kind": kind} | {name: value for name, value in given.items() if value is not None})
+        kind, local = getattr(model, "name", ""), getattr(model, "local", None)
+        problem = ConfigError("model", model, "a registered model with its usual settings, trained by plain descent")
+        if not kind or local is None or local.batch_size is None or local.optimizer != "sgd":
+            raise problem
+        long = {"steps": local.steps} if local.epochs is None else {"epochs": local.epochs}
+        values = {"batch_size": local.batch_size, "learning_rate": local.learning_rate, "momentum": local.momentum}
+        section = cls.model_validate({"kind": kind, **long, **values})
+        again = section.trainer(getattr(model, "features", 0), getattr(model, "classes", 0))
+        if again is None or again.tensors != model.tensors or getattr(model, "l2", 0.0) != 0.0:
+            raise problem
+        return section
 
-    def trainer(self, features: int, classes: int) -> LocalModel | None:
+    def trainer(self, features: int, classes: int) -> Model | None:
         """The model for so many features and classes; None if it is a network for others."""
-        settings = self.model_dump(exclude={"kind"})
-        if self.kind == "softmax":
-            return SoftmaxTrainer(features, classes, **settings)
-        from flmarket.learning.neural import ClientTrainer  # torch: only for those who ask for a network
-
-        model = ClientTrainer(self.kind, **settings)
-        return model if (features, classes) == (model.network.features, model.network.classes) else None
+        local = LocalTraining(**self.model_dump(exclude={"kind"}, exclude_none=True))
+        try:
+            return models.get(self.kind, features=features, classes=classes, local=local)
+        except InvalidInput:
+            return None
 
 
 class OwnerFile(_Section):

@@ -72,7 +72,7 @@ class JointMarket:
     @property
     def dimension(self) -> int:
         """Length of an upload."""
-        return self.spec.model.dimension
+        return self.parameters.size
 
     @property
     def done(self) -> bool:

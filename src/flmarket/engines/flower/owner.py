@@ -29,16 +29,15 @@ from flmarket.engines.sampled import PenalisedSoftmax, SampledTraining
 from flmarket.engines.simulation import Simulation
 from flmarket.engines.stackelberg import StackelbergTraining, clipped_gradients
 from flmarket.errors import InvalidInput
-from flmarket.learning import Purpose, SoftmaxRegression, fedavg, fedsgd, stream
+from flmarket.learning import Model, Purpose, Records, SoftmaxRegression, dimension, fedavg, fedsgd, stream
 from flmarket.learning.adversaries import Adversary
-from flmarket.learning.local_model import LocalModel
 from flmarket.privacy import Cap, NoiseSource, PureDp, SecureNoise, SimulationNoise, Uncapped, ZCdp
 
 __all__ = ["Owner", "Trainer", "joint_noise", "raw_update", "stays_out"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Trainer = Callable[[int, int], LocalModel | None]
+Trainer = Callable[[int, int], Model | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +68,7 @@ class Owner:
     cap: Cap
     record: Path
     value: float | None = None
-    model: LocalModel | None = None
+    model: Model | None = None
     trainer: Trainer | None = None
     adversary: Adversary | None = None
     classes: int | None = None
@@ -145,7 +144,7 @@ class Owner:
         seed = secrets.randbits(128) if self.simulation_seed is None else self.simulation_seed
         return stream(seed, order.round_index, self.number, purpose=purpose)
 
-    def local_model(self, features: int, classes: int) -> LocalModel | None:
+    def local_model(self, features: int, classes: int) -> Model | None:
         """What she trains in a joint-DP market for so many features and classes, if she can."""
         if self.model is not None or self.trainer is None:
             return self.model
@@ -222,7 +221,7 @@ def _trained(owner: Owner, order: Order, public: FloatArray) -> FloatArray:
     Her own models are kept beside her record and never leave; the last two, so that a round can be repeated.
     """
     model = owner.local_model(order.features, order.classes)
-    if model is None or model.dimension != public.size:
+    if model is None or dimension(model) != public.size:
         raise InvalidInput("model", public.size, "a model of the owner's own of as many parameters")
     folder = owner.record.with_suffix(".own")
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +232,7 @@ def _trained(owner: Owner, order: Order, public: FloatArray) -> FloatArray:
         share = order.records / (order.total_size + order.records)
         start = public + share * (np.load(before, allow_pickle=False) - public)
     x, y = owner.x[: order.records], owner.y[: order.records]
-    trained = np.asarray(model.train(start, [x], [y], [owner.stream(order, Purpose.BATCHES)])[0])
+    trained = np.asarray(model.train(start, Records(x, y), owner.stream(order, Purpose.BATCHES)))
     if not np.isfinite(trained).all():
         trained = start
     part = after.with_suffix(".part")

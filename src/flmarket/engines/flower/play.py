@@ -34,6 +34,8 @@ from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.sampled import SampledTraining
 from flmarket.engines.simulation import Simulation
 from flmarket.engines.stackelberg import StackelbergTraining
+from flmarket.errors import ConfigError
+from flmarket.learning import SoftmaxRegression
 from flmarket.ledger import Ledger, MemoryLedger
 from flmarket.market import RoundRecord
 
@@ -56,17 +58,21 @@ class FlowerRun:
 def market_spec(config: MarketConfig, *, data_dir: Path | None = None, base: Path = Path()) -> Spec:
     """The market that a file describes; `base` is the file's folder."""
     if config.is_stackelberg:
-        return config.stackelberg_training(data_dir=data_dir)
+        return config.stackelberg_training(data_dir=data_dir, base=base)
     if config.is_jdp:
-        return config.jdp_training(data_dir=data_dir)
+        return config.jdp_training(data_dir=data_dir, base=base)
     if config.is_sampling:
-        return config.sampled_training(data_dir=data_dir)
+        return config.sampled_training(data_dir=data_dir, base=base)
     return config.simulation(data_dir=data_dir, base=base)
 
 
 def market_kind(spec: Spec, config: MarketConfig | None = None) -> MarketKind:
     """The spec as a market that Flower's strategy plays; with its file, sampling terms follow the costs reported."""
     if isinstance(spec, Simulation):
+        plain = replace(spec.local, epochs=None, momentum=0.0, optimizer="sgd")
+        softmax = SoftmaxRegression(spec.data.features, spec.data.n_classes, local=plain)
+        if spec.local != plain or spec.model not in (None, softmax):
+            raise ConfigError("model", spec.model, "softmax regression by plain descent in auctions over Flower")
         return AuctionMarket(spec)
     if isinstance(spec, StackelbergTraining):
         return RewardMarket(spec)

@@ -1,26 +1,36 @@
-"""MNIST and Fashion-MNIST: 60,000 + 10,000 images of 28 by 28 pixels in ten classes, in the idx format.
+"""Images: MNIST, Fashion-MNIST (60,000 + 10,000 of 28 by 28 pixels, idx format) and a fixed subset of CIFAR-10.
 
-LeCun, Bottou, Bengio, Haffner, Gradient-Based Learning Applied to Document Recognition, 1998; Xiao, Rasul,
-Vollgraf, Fashion-MNIST, arXiv:1708.07747. Pixels are divided by 255 and flattened to 784 features.
+LeCun, Bottou, Bengio, Haffner, Gradient-Based Learning Applied to Document Recognition, 1998; Xiao, Rasul, Vollgraf,
+Fashion-MNIST, arXiv:1708.07747; Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. Pixels are
+divided by 255 and flattened: row by row, the colours of a pixel together.
 
-What would break it: the two sets have the same file names, so the wrong directory would load without a
-complaint. The small label files are therefore hashed, and those of the sister set are refused.
+What would break the first two: they have the same file names, so the wrong directory would load without a complaint.
+The small label files are therefore hashed, and those of the sister set are refused.
+
+All of CIFAR-10 as float64 takes 1.5 GB, so the name stands for one subset that fits, the first 1,000 training and 200
+test images of each class, the same whether it is read from an npz of the subset or cut from the official archive. The
+archive in the binary format is read, not the one in the Python format: the latter is pickled, and unpickling a file
+that a user was given runs whatever its author put there. What would break the subset's meaning: an npz of other images
+under the same name; only its shape and classes are checked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from pathlib import Path
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.errors import ConfigError
-from flmarket.learning.data.base import DataSet
+from flmarket.learning.data import DataSet, Encoding
 from flmarket.learning.data.files import Locator, RemoteFile, Source, read_bytes
+from flmarket.learning.data.tables import read_npz
 
-__all__ = ["FASHION_MNIST", "MNIST", "fashion_mnist", "mnist"]
+__all__ = ["CIFAR10", "FASHION_MNIST", "MNIST", "cifar10", "fashion_mnist", "mnist"]
 
 TRAIN_X, TRAIN_Y = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_X, TEST_Y = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -119,7 +129,15 @@ def _load(
         classes=classes,
         source=citation,
         licence=licence,
+        encoding=_pixels(28, 28, 1),
+        shape=(28, 28, 1),
     )
+
+
+def _pixels(height: int, width: int, channels: int) -> Encoding:
+    """Pixels from 0 to 255 as numbers from 0 to 1."""
+    names = [f"{r},{c},{k}" for r in range(height) for c in range(width) for k in range(channels)]
+    return Encoding.even(names, 255.0)
 
 
 def idx(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
@@ -131,3 +149,87 @@ def idx(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     if len(content) - header != math.prod(shape):
         raise ConfigError(str(path), f"{len(content) - header} values", f"{math.prod(shape)}, as its header says")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+# --- CIFAR-10 --------------------------------------------------------------------------------------------------------
+
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+TRAIN_PER_CLASS, TEST_PER_CLASS = 1_000, 200
+ARCHIVE = "cifar-10-binary.tar.gz"
+BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+BATCH_BYTES = 10_000 * 3_073
+CIFAR10 = Source(
+    "cifar10",
+    (
+        RemoteFile(
+            ARCHIVE,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",
+        ),
+    ),
+    stand_ins=("cifar10_subset_10k_2k.npz", "cifar10.npz"),
+)
+
+Bytes = NDArray[np.uint8]
+
+
+def cifar10(locator: Locator) -> DataSet:
+    """Ten kinds of animals and vehicles, 32 by 32 pixels in colour; a fixed subset."""
+    ((name, path),) = locator.locate(CIFAR10).items()
+    x_train, y_train, x_test, y_test = _from_archive(path) if name == ARCHIVE else _from_npz(path)
+    return DataSet(
+        "cifar10",
+        x_train.reshape(len(x_train), -1) / 255.0,
+        y_train.astype(np.int64),
+        x_test.reshape(len(x_test), -1) / 255.0,
+        y_test.astype(np.int64),
+        classes=CIFAR_CLASSES,
+        source="CIFAR-10, Krizhevsky 2009; first 1,000 + 200 images of each class",
+        licence="unstated",
+        encoding=_pixels(32, 32, 3),
+        shape=(32, 32, 3),
+    )
+
+
+def _from_npz(path: Path) -> tuple[Bytes, ...]:
+    arrays = read_npz(path)
+    if len(arrays) != 4:
+        raise ConfigError(str(path), "x and y", "an npz with x_train, y_train, x_test, y_test")
+    for images, labels in (arrays[:2], arrays[2:]):
+        if images.dtype != np.uint8 or images.shape != (len(images), 32, 32, 3) or not len(images):
+            raise ConfigError(str(path), f"{images.dtype} {images.shape}", "images of bytes (n, 32, 32, 3)")
+        integer = np.issubdtype(labels.dtype, np.integer)
+        if not integer or labels.shape != (len(images),) or labels.min() < 0 or labels.max() > 9:
+            raise ConfigError(str(path), f"{labels.dtype} {labels.shape}", "one label from 0 to 9 an image")
+    return arrays
+
+
+def _from_archive(path: Path) -> tuple[Bytes, ...]:
+    batches: dict[str, Bytes] = {}
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name
+                stream = archive.extractfile(member) if name in BATCHES and member.size == BATCH_BYTES else None
+                if stream is not None:
+                    batches[name] = np.frombuffer(stream.read(), np.uint8).reshape(-1, 3_073)
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise ConfigError(str(path), str(error), "CIFAR-10's archive in the binary format") from None
+    if missing := [name for name in BATCHES if name not in batches]:
+        raise ConfigError(str(path), sorted(batches), f"{', '.join(missing)} with 10,000 images each")
+    train = _first_of_each(np.concatenate([batches[name] for name in BATCHES[:5]]), TRAIN_PER_CLASS)
+    test = _first_of_each(batches[BATCHES[5]], TEST_PER_CLASS)
+    return *_images(train), *_images(test)
+
+
+def _first_of_each(records: Bytes, count: int) -> Bytes:
+    """The first `count` records of each class, in the order of the file."""
+    labels = records[:, 0]
+    chosen = np.concatenate([np.flatnonzero(labels == label)[:count] for label in range(len(CIFAR_CLASSES))])
+    first: Bytes = records[np.sort(chosen)]
+    return first
+
+
+def _images(records: Bytes) -> tuple[Bytes, Bytes]:
+    """Images (n, 32, 32, 3) and labels; the file has a label, then all red, all green, all blue."""
+    return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]

@@ -1,0 +1,568 @@
+"""Models: what owners train at home and buyers take away, whatever computes it.
+
+A `Model` is a value. It holds shapes and how local work is done (`LocalTraining`), never parameters: those are one flat
+vector of float64 that is passed in and handed back, and named arrays in the model's own number type wherever they
+leave (`to_named`: Flower's ArrayRecord, a `state_dict`, safetensors). All randomness comes from the generators given,
+one an owner, so what she trains does not depend on who else is present. `models` is the registry; it takes anything
+that builds a `Model` or a `torch.nn.Module` for so many features and classes.
+
+`SoftmaxRegression` is the convex model of the papers' experiments: logistic regression for two classes (features + 1
+parameters), softmax regression otherwise ((features + 1) · classes). Its loss is the mean cross-entropy plus
+l2/2 · ‖weights‖², biases not penalised. It trains many owners in one call: owners of few records are stacked by size,
+so that one matrix product serves them all; owners of many are a block of their own, a view. Whatever is computed per
+block uses an owner's own rows in a shape that depends on her size alone, so her result does not change, to the last
+bit, with her company. One product over all records would not have that property.
+
+Local work is mini-batch gradient descent, with momentum that starts from zero in every call. Mini-batches are drawn
+without replacement: an owner walks through her records in random order, and again in a new order when fewer than a
+batch are left. An owner with no more records than a batch uses all of them at every step. `fedsgd` (one gradient) and
+`fedavg` (several steps) give the same work as updates that a server subtracts. McMahan et al., Communication-Efficient
+Learning of Deep Networks from Decentralized Data, AISTATS 2017, Algorithm 1; Reddi et al., ICLR 2021, for the
+pseudo-gradient.
+
+What would break it: what was trained reveals records, so it is an intermediate value, never a message. And features of
+wildly different scale: the gradient's norm then says more about units than about data, and clipping acts on the wrong
+thing; the loaders in `data` scale for that reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
+
+from flmarket.errors import ConfigError, InvalidInput, MissingDependency
+from flmarket.learning.data import FloatArray, IntArray, Pool, Records
+from flmarket.registry import Registry
+
+__all__ = [
+    "LocalTraining",
+    "Model",
+    "SoftmaxRegression",
+    "accuracies",
+    "accuracy",
+    "balanced_accuracy",
+    "checked_parameters",
+    "dimension",
+    "fedavg",
+    "fedsgd",
+    "from_named",
+    "load_parameters",
+    "models",
+    "save_parameters",
+    "to_named",
+    "train_many",
+    "visits",
+]
+
+LearningRate = float | Sequence[float] | FloatArray | Callable[[int], float]
+Optimizer = Literal["sgd", "adam"]
+STACK_BELOW = 32  # records; measured: stacking wins clearly at 8, is even at 32 to 64
+BLOCK_VALUES = 1 << 16  # values gathered at a time: half a megabyte, which stays in the cache of a core
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What an owner does with her records in a round: `steps`, or `epochs` instead (passes over her records).
+
+    `batch_size=None` is all of her records at every step; an epoch drops the rest that fills no batch.
+    """
+
+    steps: int = 1
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float = 0.1
+    momentum: float = 0.0
+    optimizer: Optimizer = "sgd"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidInput(name, value, "a whole number of at least 1")
+        if self.epochs is not None and self.steps != 1:
+            raise InvalidInput("epochs, steps", (self.epochs, self.steps), "one of the two")
+        if not (np.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise InvalidInput("learning_rate", self.learning_rate, "a finite number above 0")
+        if not 0 <= self.momentum < 1:
+            raise InvalidInput("momentum", self.momentum, "a number from 0 to below 1")
+        if self.optimizer not in ("sgd", "adam") or (self.optimizer == "adam" and self.momentum):
+            raise InvalidInput("optimizer", self.optimizer, '"sgd", or "adam" without momentum')
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it comes to one gradient on all records: FedSGD."""
+        return self.optimizer == "sgd" and self.epochs is None and self.steps == 1 and self.batch_size is None
+
+    def plan(self, records: ArrayLike) -> tuple[IntArray, IntArray]:
+        """How many steps an owner of so many records takes, and how many records each step uses; element by element."""
+        own = np.asarray(records, dtype=np.int64)
+        size = own if self.batch_size is None else np.minimum(own, self.batch_size)
+        return (np.full_like(own, self.steps) if self.epochs is None else self.epochs * (own // size)), size
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What a market needs of a model; parameters are float64 and flat.
+
+    Three things more are used where a model has them: `train_many(parameters, data, rngs)`, local work of many owners
+    at once; `accuracies(candidates, data)`, of many parameter vectors; and `dtype`, its own numbers (float64 if not).
+    """
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Named shapes, in the order in which they lie in the flat vector."""
+
+    def initial(self, seed: int | np.random.Generator = 0) -> FloatArray:
+        """Where training starts."""
+
+    def train(self, parameters: ArrayLike, data: Records, rng: np.random.Generator) -> FloatArray:
+        """Where one owner's local work ends; her update is the difference."""
+
+    def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
+        """At least "accuracy", "balanced_accuracy" and "loss"."""
+
+
+class _Models(Registry[Model]):
+    """The registry of models: `get(name, features=…, classes=…, local=…)`; a bare module is wrapped."""
+
+    def get(self, name: str, **settings: Any) -> Model:
+        """The model of that name; `shape` and `threads` may be given too."""
+        made = self.made(name, **settings)
+        if isinstance(made, Model):
+            return made
+        from flmarket.learning.torch_model import wrapped  # torch: only for those who ask for a network
+
+        return wrapped(name, made, partial(_made_again, name, settings), settings)
+
+    def made(self, name: str, **settings: Any) -> object:
+        """What the factory itself returns."""
+        return super().get(name, **settings)
+
+
+def _made_again(name: str, settings: Mapping[str, Any]) -> object:
+    """A function of this module, so that a model can be pickled; the process may be another."""
+    return models.made(models.admit(name), **settings)
+
+
+models = _Models("model", "flmarket.models", offers=("features", "classes", "local", "shape", "threads"))
+
+
+def dimension(model: Model) -> int:
+    """Length of a model's parameter vector."""
+    return sum(math.prod(shape) for shape in model.tensors.values())
+
+
+def train_many(
+    model: Model, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[np.random.Generator]
+) -> FloatArray:
+    """Where each owner's local work ends, (owners, p), from a common start (p,) or her own (owners, p)."""
+    together = getattr(model, "train_many", None)
+    if together is not None:
+        return np.asarray(together(parameters, data, rngs))
+    starts = checked_parameters(parameters, dimension(model), rows=_owners(data, rngs))
+    return np.stack([model.train(start, data[i], rngs[i]) for i, start in enumerate(starts)])
+
+
+def accuracies(model: Model, candidates: ArrayLike, data: Records) -> FloatArray:
+    """Share of the records that each of k parameter vectors (k, p) gets right, (k,)."""
+    together = getattr(model, "accuracies", None)
+    if together is not None:
+        return np.asarray(together(candidates, data))
+    return np.array([model.evaluate(row, data)["accuracy"] for row in checked_parameters(candidates, dimension(model))])
+
+
+# --- named arrays, where parameters leave -----------------------------------------------------------------------------
+
+
+def to_named(model: Model, parameters: ArrayLike) -> dict[str, NDArray[Any]]:
+    """The parameters as named arrays in the model's own number type."""
+    flat = checked_parameters(parameters, dimension(model), rows=1)[0].astype(getattr(model, "dtype", np.float64))
+    ends = np.cumsum([math.prod(shape) for shape in model.tensors.values()])[:-1]
+    parts = zip(model.tensors.items(), np.split(flat, ends), strict=True)
+    return {name: part.reshape(shape) for (name, shape), part in parts}
+
+
+def from_named(model: Model, named: Mapping[str, ArrayLike]) -> FloatArray:
+    """The flat vector of named arrays; a typed error unless they are exactly the model's own, and finite."""
+    if set(named) != set(model.tensors):
+        raise InvalidInput("tensors", ", ".join(sorted(named)), f"the names {', '.join(model.tensors)}")
+    parts = []
+    for name, shape in model.tensors.items():
+        try:
+            part = np.asarray(named[name], dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidInput(f"tensor {name}", type(named[name]).__name__, "an array of numbers") from None
+        if part.shape != tuple(shape):
+            raise InvalidInput(f"tensor {name}", part.shape, f"shape {tuple(shape)}")
+        parts.append(part.ravel())
+    return np.asarray(checked_parameters(np.concatenate(parts), dimension(model), rows=1)[0])
+
+
+def save_parameters(
+    model: Model, parameters: ArrayLike, path: str | PathLike[str], about: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file, with any texts `about` it."""
+    named = to_named(model, parameters)
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise MissingDependency("safetensors", "app") from None
+    save_file(named, path, metadata=dict(about or {}))
+
+
+def load_parameters(model: Model, path: str | PathLike[str]) -> FloatArray:
+    """What `save_parameters` wrote, or any safetensors file of the same names and shapes."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ImportError:
+        raise MissingDependency("safetensors", "app") from None
+    try:
+        return from_named(model, load_file(Path(path)))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError("model file", str(path), f"a readable safetensors file ({error})") from None
+
+
+def checked_parameters(parameters: ArrayLike, length: int, *, rows: int | None = None) -> FloatArray:
+    """Finite parameter vectors (k, p) as a fresh array; a single (p,) is repeated `rows` times."""
+    array = np.array(parameters, dtype=np.float64)
+    found = 1 if array.ndim == 1 else len(array)
+    count = found if rows is None else rows
+    if array.ndim not in (1, 2) or array.shape[-1] != length or (array.ndim == 2 and found != count):
+        raise InvalidInput("parameters", array.shape, f"({length},) or ({count}, {length})")
+    if not np.isfinite(array).all():
+        raise InvalidInput("parameters", array[~np.isfinite(array)][0], "finite numbers")
+    return np.array(np.broadcast_to(array, (count, length)), order="C")  # rows in one piece: bits depend on it
+
+
+def checked_records(x: ArrayLike, y: ArrayLike, features: int, classes: int) -> tuple[FloatArray, IntArray]:
+    """Records that fit a model, or a typed error. Features are not searched for NaN: too slow."""
+    rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
+    if rows.ndim != 2 or rows.shape[1] != features or not len(rows):
+        raise InvalidInput("x", rows.shape, f"one or more records of {features} features")
+    if labels.shape != (len(rows),) or not np.issubdtype(labels.dtype, np.integer):
+        raise InvalidInput("y", f"{labels.dtype} {labels.shape}", f"{len(rows)} whole numbers, one a record")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise InvalidInput("y", (labels.min(), labels.max()), f"classes from 0 to {classes - 1}")
+    return rows, labels.astype(np.int64, copy=False)
+
+
+def visits(rng: np.random.Generator, records: int, steps: int, size: int) -> IntArray:
+    """Which records each step uses, shape (steps, size)."""
+    if size >= records:
+        return np.tile(np.arange(records), (steps, 1))
+    per_pass = records // size
+    passes = [
+        rng.choice(records, min(per_pass, steps - done) * size, replace=False) for done in range(0, steps, per_pass)
+    ]
+    return np.concatenate(passes).reshape(steps, size)
+
+
+def _owners(data: Sequence[Records], rngs: Sequence[np.random.Generator]) -> int:
+    if not len(data) == len(rngs) >= 1:
+        raise InvalidInput("rngs", f"{len(rngs)} generators", f"{len(data)}, one for each owner, and an owner at least")
+    return len(data)
+
+
+# --- softmax regression, many owners at once --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SoftmaxRegression:
+    """Softmax regression; parameters are the weights class by class, then the biases."""
+
+    name: ClassVar[str] = "softmax"
+    features: int
+    classes: int
+    l2: float = 0.0
+    local: LocalTraining = LocalTraining()
+
+    def __post_init__(self) -> None:
+        if self.features < 1:
+            raise InvalidInput("features", self.features, "at least 1")
+        if self.classes < 2:
+            raise InvalidInput("classes", self.classes, "at least 2")
+        if not (np.isfinite(self.l2) and self.l2 >= 0):
+            raise InvalidInput("l2", self.l2, "a finite number of at least 0")
+        if self.local.optimizer != "sgd":
+            raise InvalidInput("optimizer", self.local.optimizer, '"sgd" for softmax regression')
+
+    @property
+    def outputs(self) -> int:
+        """Scores per record: one decides between two classes, otherwise one for each class."""
+        return 1 if self.classes == 2 else self.classes
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Weights, then biases."""
+        return {"weights": (self.outputs, self.features), "biases": (self.outputs,)}
+
+    @property
+    def dimension(self) -> int:
+        """Length of the parameter vector."""
+        return (self.features + 1) * self.outputs
+
+    def initial(self, seed: int | np.random.Generator = 0) -> FloatArray:
+        """All zeros: the loss is convex, so the start does not matter and nothing is drawn."""
+        del seed
+        return np.zeros(self.dimension)
+
+    def train(self, parameters: ArrayLike, data: Records, rng: np.random.Generator) -> FloatArray:
+        """Where one owner's local work ends."""
+        return np.asarray(self.train_many(parameters, [data], [rng])[0])
+
+    def train_many(
+        self, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[np.random.Generator]
+    ) -> FloatArray:
+        """Where each owner's local work ends, (owners, p), from a common start (p,) or her own (owners, p)."""
+        start = checked_parameters(parameters, self.dimension, rows=_owners(data, rngs))
+        return _trained(self, start[0] if np.ndim(parameters) == 1 else start, Pool.of(data), self.local, rngs)
+
+    def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
+        """Accuracy, balanced accuracy and loss."""
+        params, x, y = self.check(parameters, data.x, data.y)
+        guessed = self.predict(params, x)
+        return {
+            "accuracy": accuracy(y, guessed),
+            "balanced_accuracy": balanced_accuracy(y, guessed),
+            "loss": self.loss(params, x, y),
+        }
+
+    def accuracies(self, candidates: ArrayLike, data: Records) -> FloatArray:
+        """Share of the records that each parameter vector gets right, (k,): the records are read once for all."""
+        rows, outputs = checked_parameters(candidates, self.dimension), self.outputs
+        x, y = checked_records(data.x, data.y, self.features, self.classes)
+        weights, biases = rows[:, : outputs * self.features], rows[:, outputs * self.features :]
+        scores = (x @ weights.reshape(-1, self.features).T).reshape(len(y), len(rows), outputs) + biases
+        guessed = scores[..., 0] > 0 if outputs == 1 else scores.argmax(axis=-1)
+        return np.asarray((guessed == y[:, None]).mean(axis=0))
+
+    def check(self, params: ArrayLike, x: ArrayLike, y: ArrayLike) -> tuple[FloatArray, FloatArray, IntArray]:
+        """The same as arrays that fit, or a typed error."""
+        params = np.asarray(params, dtype=np.float64)
+        if params.shape != (self.dimension,) or not np.isfinite(params).all():
+            raise InvalidInput("params", params, f"{self.dimension} finite numbers")
+        return params, *checked_records(x, y, self.features, self.classes)
+
+    def scores(self, params: FloatArray, x: FloatArray) -> FloatArray:
+        """Linear scores (..., m, outputs) of records (..., m, features)."""
+        weights, biases = self._split(params)
+        return np.asarray(x @ np.swapaxes(weights, -1, -2) + biases[..., None, :])
+
+    def loss(self, params: FloatArray, x: FloatArray, y: IntArray) -> float:
+        """Mean cross-entropy plus the penalty."""
+        params, x, y = self.check(params, x, y)
+        scores = self.scores(params, x)
+        if self.outputs == 1:
+            losses = np.logaddexp(0.0, scores[:, 0]) - y * scores[:, 0]
+        else:
+            scores -= scores.max(axis=-1, keepdims=True)
+            losses = np.log(np.exp(scores).sum(axis=-1)) - scores[np.arange(len(y)), y]
+        weights, _ = self._split(params)
+        return float(losses.mean() + 0.5 * self.l2 * np.square(weights).sum())
+
+    def predict(self, params: FloatArray, x: FloatArray) -> IntArray:
+        """The class with the highest score; a tie goes to the lower class."""
+        params, x, _ = self.check(params, x, np.zeros(len(x), dtype=np.int64))
+        scores = self.scores(params, x)
+        return (scores[:, 0] > 0).astype(np.int64) if self.outputs == 1 else np.argmax(scores, axis=-1)
+
+    def accuracy(self, params: FloatArray, x: FloatArray, y: IntArray) -> float:
+        """Share of records whose class is predicted."""
+        return accuracy(y, self.predict(params, x))
+
+    def balanced_accuracy(self, params: FloatArray, x: FloatArray, y: IntArray) -> float:
+        """Mean recall over the classes in y: rare classes count as much as common ones."""
+        return balanced_accuracy(y, self.predict(params, x))
+
+    def block_gradients(self, params: FloatArray, x: FloatArray, y: IntArray) -> FloatArray:
+        """Mean gradient of each of k equally large blocks, shape (k, dimension), already checked.
+
+        x: (k, m, features); y: (k, m); params: (dimension,) for all blocks, or (k, dimension).
+        """
+        blocks, records = y.shape
+        error = self.scores(params, x)
+        if self.outputs == 1:
+            error = expit(error, out=error) - y[..., None]
+        else:
+            error -= error.max(axis=-1, keepdims=True)
+            np.exp(error, out=error)
+            error /= error.sum(axis=-1, keepdims=True)
+            error[np.arange(blocks)[:, None], np.arange(records), y] -= 1.0
+        error /= records
+        gradients = np.empty((blocks, self.dimension))
+        weights, biases = self._split(gradients)
+        np.matmul(np.swapaxes(error, -1, -2), x, out=weights)
+        error.sum(axis=-2, out=biases)
+        if self.l2:
+            weights += self.l2 * self._split(params)[0]
+        return gradients
+
+    def owner_gradients(self, params: FloatArray, x: FloatArray, y: IntArray, offsets: ArrayLike) -> FloatArray:
+        """Mean gradient of every owner, shape (owners, dimension); records lie owner by owner."""
+        params, x, y = self.check(params, x, y)
+        pool = Pool(x, y, np.asarray(offsets))
+        gradients = np.empty((len(pool), self.dimension))
+        for owners, x_block, y_block in _equal_blocks(pool, np.arange(len(pool))):
+            gradients[owners] = self.block_gradients(params, x_block, y_block)
+        return gradients
+
+    def _split(self, params: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Views of the weights (..., outputs, features) and the biases (..., outputs)."""
+        count = self.outputs * self.features
+        weights = params[..., :count].reshape(*params.shape[:-1], self.outputs, self.features)
+        return weights, params[..., count:]
+
+
+def fedsgd(model: SoftmaxRegression, params: FloatArray, x: FloatArray, y: IntArray, offsets: ArrayLike) -> FloatArray:
+    """Every owner's mean gradient, shape (owners, dimension); records lie owner by owner."""
+    return model.owner_gradients(params, x, y, offsets)
+
+
+def fedavg(
+    model: SoftmaxRegression,
+    params: FloatArray,
+    x: FloatArray,
+    y: IntArray,
+    offsets: ArrayLike,
+    *,
+    steps: int,
+    learning_rate: LearningRate,
+    batch_size: int | None = None,
+    rngs: Sequence[np.random.Generator] | None = None,
+) -> FloatArray:
+    """Every owner's pseudo-gradient (start minus end) after `steps` local steps, shape (owners, dimension).
+
+    learning_rate: one number, one for each step, or a function of the step (0, 1, ...). rngs: one generator an owner,
+    needed when an owner has more records than a batch. `OwnerStreams` makes them on demand.
+    """
+    params, x, y = model.check(params, x, y)
+    local = LocalTraining(steps=steps, batch_size=batch_size)
+    return np.asarray(params - _trained(model, params, Pool(x, y, np.asarray(offsets)), local, rngs, learning_rate))
+
+
+def _trained(
+    model: SoftmaxRegression,
+    start: FloatArray,
+    data: Pool,
+    local: LocalTraining,
+    rngs: Sequence[np.random.Generator] | None,
+    learning_rate: LearningRate | None = None,
+) -> FloatArray:
+    """Where every owner ends, (owners, p); those of as many steps and records a step go together."""
+    x, y = checked_records(data.x, data.y, model.features, model.classes)
+    data = Pool(x, y, data.offsets)
+    (counts, batch), sizes = local.plan(data.sizes), data.sizes
+    ends = np.empty((len(data), model.dimension))
+    if rngs is None and (batch < sizes).any():
+        raise InvalidInput("rngs", None, "a generator for each owner, to draw mini-batches")
+    if rngs is not None and len(rngs) != len(data):
+        raise InvalidInput("rngs", f"{len(rngs)} generators", f"{len(data)}, one for each owner")
+
+    def descend(owners: IntArray, rates: FloatArray, batches: Iterable[tuple[FloatArray, IntArray]]) -> None:
+        here = start if start.ndim == 1 else start[owners]
+        velocity: FloatArray | None = None
+        for rate, (x_step, y_step) in zip(rates, batches, strict=False):
+            gradient = model.block_gradients(here, x_step, y_step)
+            velocity = gradient if velocity is None or not local.momentum else local.momentum * velocity + gradient
+            here = here - rate * velocity
+        ends[owners] = here
+
+    for steps in np.unique(counts).tolist():
+        rates = _rates(local.learning_rate if learning_rate is None else learning_rate, steps)
+        for owners, x_all, y_all in _equal_blocks(data, np.flatnonzero((counts == steps) & (batch == sizes))):
+            descend(owners, rates, repeat((x_all, y_all)))
+        drawing = np.flatnonzero((counts == steps) & (batch < sizes))
+        size = local.batch_size or 1
+        at_once = max(1, BLOCK_VALUES // (size * (model.features + steps)))
+        for first in range(0, len(drawing), at_once):
+            owners = drawing[first : first + at_once]
+            assert rngs is not None  # checked above; for the type checker
+            own = [data.offsets[k] + visits(rngs[k], int(sizes[k]), steps, size) for k in owners]
+            descend(owners, rates, ((x[rows], y[rows]) for rows in np.stack(own, axis=1)))
+    return ends
+
+
+def _equal_blocks(data: Pool, chosen: IntArray) -> Iterator[tuple[IntArray, FloatArray, IntArray]]:
+    """Yield (owners, x (k, m, features), y (k, m)) until each of the chosen owners was in one."""
+    sizes = data.sizes[chosen]
+    for size in np.unique(sizes[sizes < STACK_BELOW]):
+        alike = chosen[sizes == size]
+        step = max(1, BLOCK_VALUES // (int(size) * data.x.shape[1]))
+        for first in range(0, len(alike), step):
+            some = alike[first : first + step]
+            rows = data.offsets[some, None] + np.arange(size)
+            yield some, data.x[rows], data.y[rows]
+    for owner in chosen[sizes >= STACK_BELOW]:
+        own = slice(data.offsets[owner], data.offsets[owner + 1])
+        yield np.array([owner]), data.x[None, own], data.y[None, own]
+
+
+def _rates(learning_rate: LearningRate, steps: int) -> FloatArray:
+    if callable(learning_rate):
+        rates = np.array([learning_rate(step) for step in range(steps)], dtype=np.float64)
+    else:
+        rates = np.asarray(learning_rate, dtype=np.float64)
+        if rates.shape not in ((), (steps,)):
+            raise InvalidInput("learning_rate", rates.shape, f"one number, or one for each of {steps} steps")
+        rates = np.broadcast_to(rates, (steps,))
+    if not (np.isfinite(rates).all() and (rates > 0).all()):
+        raise InvalidInput("learning_rate", learning_rate, "finite numbers above 0")
+    return rates
+
+
+def accuracy(truth: ArrayLike, predicted: ArrayLike) -> float:
+    """Share of records that are right."""
+    return float(np.mean(np.asarray(truth) == np.asarray(predicted)))
+
+
+def balanced_accuracy(truth: ArrayLike, predicted: ArrayLike) -> float:
+    """Mean recall over the classes that occur in `truth`."""
+    truth = np.asarray(truth)
+    counts = np.bincount(truth)
+    right = np.bincount(truth[truth == np.asarray(predicted)], minlength=len(counts))
+    return float(np.mean(right[counts > 0] / counts[counts > 0]))
+
+
+# --- the registered ones ----------------------------------------------------------------------------------------------
+
+models.register("softmax", SoftmaxRegression, about="Softmax regression: convex, small, in NumPy")
+
+
+def _mlp(
+    *, features: int, classes: int, local: LocalTraining | None = None, hidden: Sequence[int] = (32,), threads: int = 1
+) -> Model:
+    from flmarket.learning import torch_model  # torch: only for those who ask for a network
+
+    return torch_model.mlp(features, classes, hidden=hidden, local=local or LocalTraining(), threads=threads)
+
+
+def _cnn(name: str) -> Callable[..., Model]:
+    def build(
+        *, features: int | None = None, classes: int | None = None, local: LocalTraining | None = None, threads: int = 1
+    ) -> Model:
+        from flmarket.learning import torch_model
+
+        made = torch_model.cnn(name, local=local or LocalTraining(), threads=threads)
+        wanted = (features or made.features, classes or made.classes)
+        if wanted != (made.features, made.classes):
+            accepted = f"a model for records of {wanted[0]} features in {wanted[1]} classes"
+            raise InvalidInput("model", name, f"{accepted}; this one takes {made.features} and {made.classes}")
+        return made
+
+    return build
+
+
+models.register("mlp", _mlp, about="Dense layers with ReLU between them (hidden = [32]), in PyTorch")
+models.register("mnist-cnn", _cnn("mnist-cnn"), about="Two convolutions and dropout, for 28 by 28 pixels, in PyTorch")
+models.register("cifar-cnn", _cnn("cifar-cnn"), about="Six convolutions, for 32 by 32 pixels in colour, in PyTorch")

@@ -1,0 +1,442 @@
+"""PyTorch networks as models: any `torch.nn.Module`, a small dense network, and the two of the JDP paper.
+
+`TorchModel` trains the parameters that require a gradient and no others, so a frozen backbone with a new head, or
+adapters, send only what is new. Buffers never leave, nor do they move: layers with running statistics (batch norm) use
+those that the module came with, in training as in testing. The module is given a batch of records and answers with a
+score for each class.
+
+An owner's training is mini-batch descent on the mean cross-entropy in the module's own number type, without memory of
+the last call. Her generator gives the batches and, by its first draw, the seed of all that torch draws (dropout), so
+the same generator gives the same result; torch's global generator is left as it was found. Owners are trained one
+after the other, each on one core. `threads` of them may run at a time, in networks that draw from no global generator:
+those of this module. That is not for want of trying: `torch.func.vmap` over clients is slower than a loop in the
+channels-last layout for both convolutional networks, grouped convolutions are slower for the larger and about even for
+the smaller (benchmarks/bench_neural.py), and `torch.compile` did not pay when tried. Splitting one client's convolution
+over cores is avoided, as it slows down severalfold whenever another process has one of them.
+
+The convolutional networks are those of Zhang et al., A Robust Game-Theoretical Federated Learning Framework with Joint
+Differential Privacy, TKDE: two convolutions and two dense layers with dropout for MNIST, six convolutions with
+max-pooling for CIFAR-10. The paper does not print widths. These are small on purpose: noise for privacy grows with the
+number of parameters, and channel counts in multiples of eight fill a processor's vector registers. The CIFAR-10 network
+pools after its first, second and fourth convolution: 3 instead of 10 million multiplications an image for pooling after
+every second one. Of three placings tried it was the cheapest and the least accurate: 53 % on the test images after five
+passes over the subset's 10,000, against 56 % (every second) and 54 % (first, third, sixth); one seed, rate 0.01. A
+convolution's weights lie in the vector as (out, row, column, in). Seen as (out, in, row, column) that is PyTorch's
+"channels last" layout without a copy, and so is an image whose colours lie together, which is how a `DataSet` has them;
+pooling is several times faster in it.
+
+What would break it: pixels that are not scaled to 0 to 1, as the networks' centring assumes, or images in another order
+(all red, all green, all blue), which have the right number of values and train to nothing; and a learning rate that
+makes training diverge: the parameters come back as they are, infinite or not a number, and the next call refuses them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flmarket.errors import InvalidInput, MissingDependency
+
+try:
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise MissingDependency("torch", "torch") from None
+
+from flmarket.learning.data import FloatArray, Records
+from flmarket.learning.model import (
+    LocalTraining,
+    balanced_accuracy,
+    checked_parameters,
+    checked_records,
+    dimension,
+    visits,
+)
+
+__all__ = ["CIFAR_CNN", "MNIST_CNN", "Network", "TorchModel", "cnn", "mlp"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+AT_ONCE = 250  # records in evaluation: the widest layer's values for as many images stay near the cache
+_TYPES = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
+_GLOBAL = threading.Lock()  # whoever seeds torch's global generator has it alone
+
+
+@dataclass(frozen=True, eq=False)
+class TorchModel:
+    """A `torch.nn.Module`, or a function that builds one afresh, as a `Model`.
+
+    A function starts from weights drawn anew for each seed, a module from its own (a pre-trained one). `shape` is what
+    the module takes a record as, if not as a flat row.
+    """
+
+    module: nn.Module | Callable[[], nn.Module]
+    features: int
+    classes: int
+    local: LocalTraining = field(default_factory=LocalTraining)
+    shape: tuple[int, ...] = ()
+    threads: int = 1
+    name: str = ""
+    template: nn.Module = field(init=False, repr=False)
+    tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False)
+    dtype: np.dtype[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if type(self.threads) is not int or self.threads < 1:
+            raise InvalidInput("threads", self.threads, "a whole number of at least 1")
+        module = self._built(0)
+        trained = {name: part for name, part in module.named_parameters() if part.requires_grad}
+        if not trained:
+            raise InvalidInput("module", type(module).__name__, "at least one parameter that requires a gradient")
+        types = {part.dtype for part in trained.values()}
+        if len(types) > 1 or not types <= set(_TYPES):
+            raise InvalidInput("module", ", ".join(map(str, types)), "trained parameters of one float type")
+        object.__setattr__(self, "template", copy.deepcopy(module))
+        object.__setattr__(self, "tensors", {name: tuple(part.shape) for name, part in trained.items()})
+        object.__setattr__(self, "dtype", np.dtype(_TYPES[types.pop()]))
+
+    @property
+    def dimension(self) -> int:
+        """Length of the parameter vector."""
+        return dimension(self)
+
+    def initial(self, seed: int | np.random.Generator = 0) -> FloatArray:
+        """Where training starts: drawn from the seed, or what a given module holds."""
+        rng = np.random.default_rng(seed)
+        if isinstance(self.template, Network):
+            return self.template.initial(rng)
+        module = self._built(int(rng.integers(1 << 63)))
+        return np.concatenate([_numbers(part) for part in module.parameters() if part.requires_grad])
+
+    def train(self, parameters: ArrayLike, data: Records, rng: np.random.Generator) -> FloatArray:
+        """Where one owner's local work ends."""
+        return np.asarray(self.train_many(parameters, [data], [rng])[0])
+
+    def train_many(
+        self, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[np.random.Generator]
+    ) -> FloatArray:
+        """Where each owner's local work ends, (owners, p), from a common start (p,) or her own (owners, p)."""
+        if not len(data) == len(rngs) >= 1:
+            raise InvalidInput("rngs", f"{len(rngs)} generators", f"{len(data)}, one for each owner")
+        starts = checked_parameters(parameters, self.dimension, rows=len(data))
+        return np.stack(self._each(lambda i: self._descend(starts[i], data[i], rngs[i]), range(len(data))))
+
+    def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
+        """Accuracy, balanced accuracy and mean cross-entropy, without dropout; infinite where scores overflow."""
+        start = checked_parameters(parameters, self.dimension, rows=1)
+        scores, labels = self._each(lambda row: self._scores(row, data), start)[0]
+        guessed = scores.argmax(1)
+        sums = [
+            float(functional.cross_entropy(some, truth, reduction="sum"))
+            for some, truth in zip(torch.split(scores, AT_ONCE), torch.split(labels, AT_ONCE), strict=True)
+        ]
+        return {
+            "accuracy": int((guessed == labels).sum()) / len(labels),
+            "balanced_accuracy": balanced_accuracy(labels.numpy(), guessed.numpy()),
+            "loss": float(np.nan_to_num(sum(sums) / len(labels), nan=np.inf, posinf=np.inf)),
+        }
+
+    def accuracies(self, candidates: ArrayLike, data: Records) -> FloatArray:
+        """Share of the records that each parameter vector gets right, (k,)."""
+
+        def right(row: FloatArray) -> float:
+            scores, labels = self._scores(row, data)
+            return int((scores.argmax(1) == labels).sum()) / len(labels)
+
+        return np.array(self._each(right, checked_parameters(candidates, self.dimension)))
+
+    def _built(self, seed: int) -> nn.Module:
+        """The module, or one built with weights drawn from the seed."""
+        if isinstance(self.module, nn.Module):
+            return self.module
+        with _seeded(seed):
+            module: object = self.module()
+        if not isinstance(module, nn.Module):
+            raise InvalidInput("module", type(module).__name__, "a torch.nn.Module")
+        return module
+
+    def _holding(self, vector: FloatArray) -> tuple[nn.Module, list[nn.Parameter]]:
+        """A module of one's own that holds the vector, and its trained parameters; frozen ones are shared."""
+        frozen = {id(part): part for part in self.template.parameters() if not part.requires_grad}
+        module = copy.deepcopy(self.template, dict(frozen))
+        leaves = [part for part in module.parameters() if part.requires_grad]
+        flat, start = torch.from_numpy(vector.astype(self.dtype)), 0
+        for leaf in leaves:
+            leaf.data = flat[start : start + leaf.numel()].view(leaf.shape)
+            start += leaf.numel()
+        return module, leaves
+
+    def _inputs(self, x: FloatArray) -> Tensor:
+        rows = torch.from_numpy(x.astype(self.dtype))
+        return rows.reshape(-1, *self.shape) if self.shape else rows
+
+    def _descend(self, start: FloatArray, data: Records, rng: np.random.Generator) -> FloatArray:
+        """One owner's local training."""
+        x, y = checked_records(data.x, data.y, self.features, self.classes)
+        seed = int(rng.integers(1 << 63))
+        module, leaves = self._holding(start)
+        module.train()
+        for part in module.modules():
+            if getattr(part, "track_running_stats", False):
+                part.eval()
+        steps, batch = (int(k) for k in self.local.plan(len(y)))
+        step = _STEPS[self.local.optimizer](leaves, self.local)
+        if isinstance(module, Network):
+            module.generator.manual_seed(seed)
+            self._steps(module, leaves, x, y, visits(rng, len(y), steps, batch), step)
+        else:
+            with _seeded(seed):
+                self._steps(module, leaves, x, y, visits(rng, len(y), steps, batch), step)
+        return np.concatenate([_numbers(leaf) for leaf in leaves])
+
+    def _steps(
+        self,
+        module: nn.Module,
+        leaves: list[nn.Parameter],
+        x: FloatArray,
+        y: Any,
+        batches: Iterable[Any],
+        step: Callable[[Sequence[Tensor]], None],
+    ) -> None:
+        for rows in batches:
+            scores = self._checked(module(self._inputs(x[rows])), len(rows))
+            loss = functional.cross_entropy(scores, torch.from_numpy(y[rows]))
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+            with torch.no_grad():
+                step([torch.zeros_like(a) if g is None else g for a, g in zip(leaves, gradients, strict=True)])
+
+    def _scores(self, vector: FloatArray, data: Records) -> tuple[Tensor, Tensor]:
+        """Every record's scores, and the labels."""
+        x, y = checked_records(data.x, data.y, self.features, self.classes)
+        module, _ = self._holding(vector)
+        module.eval()
+        with torch.inference_mode():
+            parts = [
+                self._checked(module(self._inputs(x[i : i + AT_ONCE])), len(x[i : i + AT_ONCE]))
+                for i in range(0, len(x), AT_ONCE)
+            ]
+            return torch.cat(parts), torch.tensor(y)  # a copy: data sets are read-only
+
+    def _checked(self, scores: object, records: int) -> Tensor:
+        if not isinstance(scores, Tensor) or tuple(scores.shape) != (records, self.classes):
+            found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise InvalidInput("module's answer", found, f"scores of shape {(records, self.classes)}")
+        return scores
+
+    def _each(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """The results in order; worker threads have their own count of torch threads, so the caller's stays."""
+        with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as workers:
+            return list(workers.map(work, items))
+
+
+def wrapped(name: str, made: object, build: Callable[[], Any], settings: Mapping[str, Any]) -> TorchModel:
+    """What a registered factory made, if it is a module; `build` makes another."""
+    if not isinstance(made, nn.Module):
+        raise InvalidInput("model", f"{name}, which makes {type(made).__name__}", "a Model or a torch.nn.Module")
+    known = {key: settings[key] for key in ("local", "shape", "threads") if key in settings}
+    again = build()
+    return TorchModel(made if again is made else build, settings["features"], settings["classes"], name=name, **known)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Torch's global generator seeded for a while, then as it was; one at a time."""
+    with _GLOBAL:
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
+
+
+def _numbers(part: Tensor) -> FloatArray:
+    return part.detach().numpy().astype(np.float64).ravel()
+
+
+def _sgd(leaves: Sequence[Tensor], local: LocalTraining) -> Callable[[Sequence[Tensor]], None]:
+    """As `torch.optim.SGD`, whose first use takes seconds to import what compiles."""
+    velocities = [torch.zeros_like(leaf) for leaf in leaves]
+
+    def step(gradients: Sequence[Tensor]) -> None:
+        for leaf, velocity, gradient in zip(leaves, velocities, gradients, strict=True):
+            velocity.mul_(local.momentum).add_(gradient)
+            leaf.sub_(velocity, alpha=local.learning_rate)
+
+    return step
+
+
+def _adam(leaves: Sequence[Tensor], local: LocalTraining) -> Callable[[Sequence[Tensor]], None]:
+    """Kingma and Ba, ICLR 2015, Algorithm 1, with the usual β = (0.9, 0.999); as `torch.optim.Adam`."""
+    means, squares = ([torch.zeros_like(leaf) for leaf in leaves] for _ in range(2))
+    taken = 0
+
+    def step(gradients: Sequence[Tensor]) -> None:
+        nonlocal taken
+        taken += 1
+        for leaf, mean, square, gradient in zip(leaves, means, squares, gradients, strict=True):
+            mean.lerp_(gradient, 0.1)
+            square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            spread = square.sqrt().div_(math.sqrt(1 - 0.999**taken)).add_(1e-8)
+            leaf.addcdiv_(mean, spread, value=-local.learning_rate / (1 - 0.9**taken))
+
+    return step
+
+
+_STEPS = {"sgd": _sgd, "adam": _adam}
+
+
+# --- networks that come with the package ------------------------------------------------------------------------------
+
+
+def mlp(
+    features: int, classes: int, *, hidden: Sequence[int] = (32,), local: LocalTraining, threads: int = 1
+) -> TorchModel:
+    """Dense layers with ReLU between them."""
+    if not all(type(width) is int and 1 <= width <= 100_000 for width in hidden):
+        raise InvalidInput("hidden", hidden, "widths of the layers between, whole numbers from 1")
+    build = partial(_dense, (features, *hidden, classes))
+    return TorchModel(build, features, classes, local, threads=threads, name="mlp")
+
+
+def _dense(widths: Sequence[int]) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Convolution(nn.Module):
+    """Square convolution, max-pooling of 2 × 2 where asked, then ReLU; weights are (out, row, column, in)."""
+
+    def __init__(self, inputs: int, outputs: int, *, kernel: int, padding: int, pool: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(outputs, kernel, kernel, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.padding, self.pool = padding, pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (b, in, h, w) to images; pooling first, as ReLU commutes with it and has less to do after."""
+        x = functional.conv2d(x, self.weight.movedim(-1, 1), self.bias, padding=self.padding)
+        return functional.relu(functional.max_pool2d(x, 2) if self.pool else x)
+
+
+class Dense(nn.Module):
+    """Affine map; unless it is the last, ReLU and dropout with the given share of units silenced in training."""
+
+    def __init__(self, inputs: int, outputs: int, *, dropout: float = 0.0, last: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.dropout, self.last = dropout, last
+
+    def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """(b, in), or images to be flattened, to (b, out)."""
+        x = functional.linear(x.flatten(1), self.weight, self.bias)
+        if self.last:
+            return x
+        if not (self.training and self.dropout):
+            return functional.relu(x)
+        return functional.relu(x) * self.mask(len(x), generator)
+
+    def mask(self, records: int, generator: torch.Generator) -> Tensor:
+        """What the units are multiplied by in one training step: 0, or 1 / share kept."""
+        kept = 1 - self.dropout
+        return torch.empty(records, len(self.bias)).bernoulli_(kept, generator=generator).div_(kept)
+
+
+class Network(nn.Module):
+    """A network for images (height, width, channels) of ten classes; `mean` and `deviation` centre the pixels.
+
+    Dropout draws from a generator of its own, so that several networks can be trained at a time.
+    """
+
+    def __init__(
+        self, image: tuple[int, int, int], mean: float, deviation: float, layers: Sequence[Convolution | Dense]
+    ) -> None:
+        super().__init__()
+        self.image, self.mean, self.deviation = image, mean, deviation
+        self.layers = nn.ModuleList(layers)
+        self.generator = torch.Generator()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the generator: every copy has its own."""
+        return {key: value for key, value in self.__dict__.items() if key != "generator"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.generator = torch.Generator()
+
+    @property
+    def features(self) -> int:
+        """Values per image."""
+        return math.prod(self.image)
+
+    def initial(self, rng: np.random.Generator) -> FloatArray:
+        """Normal weights of variance 2 / inputs, which keeps ReLU layers' scale (He et al., ICCV 2015).
+
+        Biases are 0, and the last layer too, so that all classes start equally likely. On MNIST (20 clients, one seed,
+        2,000 test images) that is ahead early on, 52 % after one round against 15 % or less with the last layer drawn
+        like the others; after eight rounds it is ahead at rate 0.03 (92 to 87 %) and behind at 0.01 (84 to 86 %).
+        """
+        parts: list[FloatArray] = []
+        for weights, biases in self.shapes():
+            inputs = math.prod(weights[1:])
+            parts += [rng.normal(scale=math.sqrt(2 / inputs), size=math.prod(weights)), np.zeros(biases)]
+        parts[-2][:] = 0.0
+        return np.concatenate(parts)
+
+    def shapes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Of each layer's weights and biases."""
+        parts = [tuple(part.shape) for part in self.parameters()]
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows of pixels from 0 to 1 to scores."""
+        x = ((x - self.mean) / self.deviation).reshape(-1, *self.image).movedim(-1, 1)
+        for layer in self.layers:
+            x = layer(x, self.generator) if isinstance(layer, Dense) else layer(x)
+        return x
+
+
+MNIST_CNN, CIFAR_CNN = "mnist-cnn", "cifar-cnn"
+
+
+def network(name: str) -> Network:
+    """The convolutional network of that name, without weights."""
+    if name == MNIST_CNN:
+        layers: list[Convolution | Dense] = [
+            Convolution(1, 8, kernel=5, padding=0, pool=True),
+            Convolution(8, 16, kernel=5, padding=0, pool=True),
+            Dense(256, 50, dropout=0.5),
+            Dense(50, 10, last=True),
+        ]
+        return Network((28, 28, 1), 0.1307, 0.3081, layers)
+    if name != CIFAR_CNN:
+        raise InvalidInput("network", name, f"{MNIST_CNN} or {CIFAR_CNN}")
+    widths, pooled = (3, 16, 16, 32, 32, 64, 64), (True, True, False, True, False, False)
+    layers = [
+        Convolution(inputs, outputs, kernel=3, padding=1, pool=pool)
+        for inputs, outputs, pool in zip(widths, widths[1:], pooled, strict=False)
+    ]
+    return Network((32, 32, 3), 0.4734, 0.2516, [*layers, Dense(1024, 10, last=True)])
+
+
+def cnn(name: str, *, local: LocalTraining, threads: int = 1) -> TorchModel:
+    """A convolutional network by name, as a model."""
+    made = network(name)
+    return TorchModel(made, made.features, 10, local, threads=threads, name=name)
