@@ -33,7 +33,7 @@ from flmarket.privacy.gaussian import GaussianL2, GaussianZCdp
 from flmarket.privacy.laplace import LaplaceL1
 from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
 from flmarket.privacy.numerical import numerical_epsilon
-from flmarket.privacy.perturbation import Perturbation, signal_to_noise
+from flmarket.privacy.perturbation import Perturbation, UnsoundNoise, is_sound, signal_to_noise
 from flmarket.privacy.privunit import PrivUnit
 from flmarket.privacy.privunit_g import PrivUnitG
 from flmarket.privacy.projunit import ProjUnit, Sketch
@@ -64,6 +64,7 @@ __all__ = [
     "SimulationNoise",
     "Sketch",
     "Sphere",
+    "UnsoundNoise",
     "ZCdp",
     "analytic_gaussian_sigma",
     "as_noise_source",
@@ -76,6 +77,7 @@ __all__ = [
     "gaussian_delta",
     "gaussian_epsilon",
     "get",
+    "is_sound",
     "names",
     "numerical_epsilon",
     "recommend",
