@@ -200,7 +200,7 @@ CASES = [
     (PrivUnit(clip=0.77), 2, 3.0, (-1.0, 0.5), 3),
     G_CASE,
     (PrivUnitG(clip=0.77), 2, 3.0, (-1.0, 0.5), 3),
-    (ProjUnit(clip=0.77, rank=2), 2, 2.0, (-1.0, 0.5), 2),
+    (ProjUnit(clip=0.77, rank=2), 3, 2.0, (-1.0, 0.5), 2),
 ]
 
 

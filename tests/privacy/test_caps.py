@@ -46,7 +46,7 @@ def test_tails_of_the_normal_law_against_quadrature(edge):
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.0, 8.0])
 def test_mean_and_square_against_candidates_that_are_sorted(law, epsilon, rng):
     """Draw M candidates' |t|, sort, weigh the first n by e^ε: the definition itself."""
-    cap, trials = one_cap(law, epsilon), 1000
+    cap, trials = one_cap(law, epsilon), 300
     pairs, count = int(cap.pairs[0]), int(cap.count[0])
     size = np.sort(law.component(rng.random((trials, pairs)) / 2)[0], axis=1)[:, ::-1]
     signed = np.concatenate([size, -size[:, ::-1]], axis=1)
@@ -92,11 +92,11 @@ def test_all_of_epsilon_is_spent_and_no_more(kind, dimension):
     assert delivered(np.array([1e3])) == pytest.approx(64.0)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("law", [law for law in LAWS if law != SphereLaw(1)], ids=str)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_simulation_draws_the_law_of_a_chosen_candidate(law, epsilon, rng):
     """Against candidates that are drawn, sorted and chosen from."""
-    cap, draws = one_cap(law, epsilon), 3000
+    cap, draws = one_cap(law, epsilon), 600
     along, across = draw(law, cap.take(np.zeros(draws, dtype=np.intp)), rng)
     if isinstance(law, SphereLaw):
         np.testing.assert_allclose(along**2 + across**2, 1.0, rtol=1e-12)

@@ -94,7 +94,7 @@ def test_secure_noise_differs_between_calls():
 
 
 @pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("bound", [1, 2, 7, 256, 257, 3 << 130])
+@pytest.mark.parametrize("bound", [2, 7, 256, 257, 3 << 130])
 def test_whole_numbers_below_a_bound_are_uniform(secure, bound, rng):
     source = SecureNoise() if secure else SimulationNoise(rng)
     sample = [source.below(bound) for _ in range(10_000)]
