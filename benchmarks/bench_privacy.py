@@ -85,7 +85,8 @@ def settings_of(mechanism: Any, epsilon: Vector, dimension: int) -> list[tuple[f
     if mechanism.name == "laplace-l1":
         return [(2.0 / eps,) for eps in epsilon.tolist()]
     cap = mechanism.plan(epsilon, dimension).cap
-    return list(zip(cap.edge.tolist(), cap.outside.tolist(), (1 / cap.mean).tolist(), strict=True))
+    # of the continuous mechanism, whose best edge is its mean
+    return list(zip(cap.mean.tolist(), cap.outside.tolist(), (1 / cap.mean).tolist(), strict=True))
 
 
 def run() -> Iterator[Row]:
@@ -121,7 +122,11 @@ def rows() -> Iterator[Row]:
     yield Row(
         "projunit decode, 100,000 parameters", "owner", best_of(lambda: projunit.decode(sketch, LARGE)), "–", None
     )
-    source, privunit, laplace = privacy.SecureNoise(), privacy.get("privunit"), privacy.get("laplace-l1")
-    ours = best_of(lambda: privunit.privatize(some, 1.0, source)) / PEER_OWNERS
-    peer = best_of(lambda: laplace.privatize(some[:5], 1.0, source)) / 5
-    yield Row("privunit, 650 parameters, secure source", "vector", ours, "laplace-l1 through OpenDP", peer)
+    source, laplace = privacy.SecureNoise(), privacy.get("laplace-l1")
+    peer = best_of(lambda: laplace.privatize(some[0], 1.0, source))
+    for name in ("sphere", "privunit", "privunit-g", "projunit"):
+        mechanism = privacy.get(name)
+        ours = best_of(lambda m=mechanism: m.privatize(some[0], 1.0, source), 20)
+        yield Row(f"{name}, 650 parameters, real release", "release", ours, "laplace-l1 through OpenDP", peer)
+        ours = best_of(lambda m=mechanism: m.privatize(large, 1.0, source), 5)
+        yield Row(f"{name}, 100,000 parameters, real release", "release", ours, "–", None)

@@ -82,7 +82,7 @@ def test_allowance_is_paid_for_by_the_mechanisms(epsilon):
             self.ratio = Fraction(sensitivity) / Fraction(float(scale))
             return values
 
-        add_gaussian = noisy_argmax = uniform = standard_normal = add_laplace
+        add_gaussian = noisy_argmax = below = generator = add_laplace
 
     spy, paid = Spy(), 1 - Fraction(9, 10**13)
     LaplaceL1().privatize([0.5], epsilon, spy)

@@ -14,8 +14,9 @@ from scipy import stats
 
 from flmarket import privacy
 from flmarket.errors import InvalidInput
-from flmarket.privacy import LaplaceL1, PrivUnit, PrivUnitG, ProjUnit, SecureNoise, Sphere
-from flmarket.privacy.directional import Plan
+from flmarket.privacy import LaplaceL1, PrivUnit, PrivUnitG, ProjUnit, SecureNoise, SimulationNoise, Sphere
+from flmarket.privacy.candidates import Rotation, fast_length
+from flmarket.privacy.directional import Plan, delivered
 
 EPSILONS = np.array([0.1, 0.5, 1.0, 2.0, 8.0])
 KINDS = [Sphere, PrivUnit, PrivUnitG, ProjUnit]
@@ -75,6 +76,42 @@ def test_a_hundred_thousand_draws_at_650_dimensions(kind, rng):
     check_moments(kind(), 650, 1.0, rng, 100_000, np.array([2.0]))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dimension", "draws"), [(1, 3000), (10, 3000), (100, 3000), (650, 1500)])
+def test_real_releases_are_unbiased_with_the_energy_of_the_closed_form(kind, dimension, draws):
+    """Candidates that are written out, and candidates that are rows of rotations."""
+    check_moments(kind(clip=2.0), dimension, 0.9, SecureNoise(), draws, np.array([0.5, 2.0, 8.0]))
+
+
+@pytest.mark.parametrize("kind", [PrivUnit, PrivUnitG, ProjUnit])
+@pytest.mark.parametrize("place", [0, -1, slice(None, 2), slice(None)])
+def test_sparse_and_flat_updates_are_released_without_bias_too(kind, place):
+    """What a rotation that does not mix well enough would get wrong; 100 has a length that transforms in two pieces."""
+    vector, draws = np.zeros(100), 1500
+    vector[place] = 1.0
+    vector /= np.linalg.norm(vector)
+    along = kind().privatize(np.tile(vector, (draws, 1)), 4.0, SecureNoise()) @ vector
+    assert abs(along.mean() - 1) < 5 * along.std() / np.sqrt(draws)
+
+
+def test_rotations_are_orthogonal_and_mix(rng):
+    for size in (65, 97, 128, 651):
+        rotation = Rotation.draw(rng, (), size)
+        fast = fast_length(size)
+        turned = rotation.turn(np.eye(size))
+        np.testing.assert_allclose(turned.T @ turned, np.eye(fast), atol=1e-12)
+        np.testing.assert_allclose(rotation.back(np.eye(fast)), turned.T, atol=1e-12)
+        assert np.abs(turned).max() < 7 / np.sqrt(size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 7851, 100_001])
+def test_fast_lengths(size):
+    whole = max(
+        2**a * 3**b * 5**c for a in range(18) for b in range(12) for c in range(8) if 2**a * 3**b * 5**c <= size
+    )
+    assert fast_length(size) == whole
+
+
 @pytest.mark.parametrize("kind", [PrivUnit, PrivUnitG])
 @pytest.mark.parametrize("radius", [0.0, 0.6, 1.0])
 def test_lifted_noise_is_white_whatever_the_input(kind, radius, rng):
@@ -86,7 +123,7 @@ def test_lifted_noise_is_white_whatever_the_input(kind, radius, rng):
 
 def test_projunit_sketch_has_the_law_of_privatize(rng):
     """Real projection against the shortcut, by components along and across and by length."""
-    mechanism, dimension, draws = ProjUnit(rank=4), 20, 4000
+    mechanism, dimension, draws = ProjUnit(rank=4), 20, 1500
     vector = 0.7 * direction(dimension)
     across = direction(dimension + 1)[:dimension]
     direct = mechanism.privatize(np.tile(vector, (draws, 1)), 2.0, rng)
@@ -124,9 +161,16 @@ def test_projunit_of_rank_one_is_the_sphere_mechanism():
 # --- the audit
 
 
+def edge_of(mechanism, dimension, epsilon):
+    """Where the cap of all candidates together begins, and the mean."""
+    plan = mechanism.plan(np.array([epsilon]), dimension)
+    cap = plan.cap
+    return mechanism._law(dimension, plan.lift).component(cap.count / (2 * cap.pairs))[0][0], cap.mean[0]
+
+
 def in_cap(mechanism, release, unit, epsilon):
-    cap = mechanism.plan(np.array([epsilon]), unit.size).cap
-    return release @ unit >= mechanism.clip * cap.edge[0] / cap.mean[0] * (1 - 1e-12)
+    edge, mean = edge_of(mechanism, unit.size, epsilon)
+    return release @ unit >= mechanism.clip * edge / mean * (1 - 1e-12)
 
 
 def audited_epsilon(mechanism, dimension, epsilon, rng, draws=100_000, radius=1.0):
@@ -159,15 +203,15 @@ def test_audit_never_passes_the_claim_and_comes_close(kind, dimension, epsilon, 
 def test_audit_of_projunit_by_its_sketch(rng):
     """Whoever has the seed sees the cap in the projected space, where the odds are exactly e^ε again."""
     mechanism, unit, draws, epsilon = ProjUnit(rank=4), direction(10), 4000, 2.0
-    cap, hits = mechanism.plan(np.array([epsilon]), 10).cap, []
+    edge, hits = edge_of(mechanism, 10, epsilon)[0], []
+    eps = np.full(draws, epsilon)
     for sign in (1, -1):
-        count = 0
-        for _ in range(draws):
-            sketch = mechanism.encode(sign * unit, epsilon, rng)
-            seen = np.array([row[:-1] @ unit for row in mechanism._rows(sketch.seed, 10)])
-            numbers = np.array(sketch.numbers)
-            count += numbers @ seen >= cap.edge[0] * np.linalg.norm(numbers) * np.linalg.norm(seen)
-        hits.append(count)
+        public = mechanism._projection(rng, draws, 10)
+        ball = np.tile(sign * unit, (draws, 1))
+        numbers = mechanism._numbers(ball, mechanism.plan(eps, 10), delivered(eps), public, SimulationNoise(rng))
+        seen = public.forth(np.tile(unit, (draws, 1)))
+        lengths = np.linalg.norm(numbers, axis=1) * np.linalg.norm(seen, axis=1)
+        hits.append(int(((numbers * seen).sum(axis=1) >= edge * lengths).sum()))
     low, high = stats.beta.ppf(5e-8, hits[0], draws - hits[0] + 1), stats.beta.isf(5e-8, hits[1] + 1, draws - hits[1])
     assert 0.7 * epsilon < np.log(low / high) <= epsilon
 
@@ -206,11 +250,11 @@ class WrongSplit(PrivUnit):
 
     def _solved(self, epsilon, dimension):
         plan = super()._solved(epsilon, dimension)
-        cap = plan.cap
-        outside = 1 / (1 + np.exp(epsilon))
-        pull = cap.mean * (cap.tail + 1 / np.expm1(epsilon))
-        mean = pull * ((1 - outside) / cap.tail - outside / (1 - cap.tail))
-        return Plan(type(cap)(cap.edge, cap.tail, outside, mean), plan.lift)
+        cap, outside = plan.cap, 1 / (1 + np.exp(epsilon))
+        tail = cap.count / (2 * cap.pairs)
+        pull = cap.mean * (tail + 1 / np.expm1(epsilon))
+        mean = pull * ((1 - outside) / tail - outside / (1 - tail))
+        return Plan(type(cap)(cap.pairs, cap.count, outside, mean, cap.square), plan.lift)
 
 
 @dataclass(frozen=True)

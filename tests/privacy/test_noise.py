@@ -94,12 +94,19 @@ def test_secure_noise_differs_between_calls():
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_uniform_law(secure, rng):
+@pytest.mark.parametrize("bound", [2, 7, 256, 257, 3 << 130])
+def test_whole_numbers_below_a_bound_are_uniform(secure, bound, rng):
     source = SecureNoise() if secure else SimulationNoise(rng)
-    sample = source.uniform((100, 1000))
-    assert sample.shape == (100, 1000)
-    assert 0 < sample.min() < sample.max() < 1
-    assert stats.kstest(sample.ravel(), "uniform").pvalue > 1e-12
+    sample = [source.below(bound) for _ in range(10_000)]
+    assert 0 <= min(sample) <= max(sample) < bound
+    cells = min(bound, 50)
+    assert stats.chisquare(np.bincount([number * cells // bound for number in sample], minlength=cells)).pvalue > 1e-9
+
+
+def test_public_randomness_is_fresh_with_the_secure_source_and_seeded_in_simulation(rng):
+    first, second = (SecureNoise().generator().standard_normal(5) for _ in range(2))
+    assert not np.array_equal(first, second)
+    assert SimulationNoise(rng).generator() is rng
 
 
 def test_as_noise_source(rng):

@@ -3,8 +3,8 @@
 The lower bound (`distinguish`) holds whatever the mechanism is inside, with the stated probability. The law test
 (`noise_law`) compares with what the perturbation says of itself, and so also finds too little noise where ε is too
 large for any experiment to show. Together they catch half the noise, a forgotten clip, an L2 clip under Laplace noise,
-and a reused seed. What they cannot see is a backdoor that opens for one special input. The low bits of floating point
-releases, for which `SecureNoise` exists, are looked at only when asked (`low_bits`).
+and a reused seed. What they cannot see is a backdoor that opens for one special input. The low bits of simulated
+releases, which `SecureNoise` does not have, are looked at only when asked (`low_bits`).
 """
 
 from __future__ import annotations

@@ -63,8 +63,9 @@ class _Listed:
 
 
 def pure_perturbations() -> tuple[str, ...]:
-    """Randomizers with a pure ε, which is the currency of the owners' accounts here; and the recommended one."""
-    pure = (name for name in privacy.names() if isinstance(privacy.get(name).guarantee(1.0), PureDp))
+    """Sound randomizers with a pure ε, the currency of the owners' accounts here; and the recommended one."""
+    offered = ((name, privacy.get(name)) for name in privacy.names())
+    pure = (name for name, one in offered if privacy.is_sound(one) and isinstance(one.guarantee(1.0), PureDp))
     return (RECOMMENDED, *pure)
 
 

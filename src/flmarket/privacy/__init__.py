@@ -37,7 +37,7 @@ from flmarket.privacy.gaussian import GaussianL2, GaussianZCdp
 from flmarket.privacy.laplace import LaplaceL1
 from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
 from flmarket.privacy.numerical import numerical_epsilon
-from flmarket.privacy.perturbation import Perturbation, signal_to_noise
+from flmarket.privacy.perturbation import Perturbation, UnsoundNoise, is_sound, signal_to_noise
 from flmarket.privacy.privunit import PrivUnit
 from flmarket.privacy.privunit_g import PrivUnitG
 from flmarket.privacy.projunit import ProjUnit, Sketch
@@ -70,6 +70,7 @@ __all__ = [
     "Sphere",
     "Uncapped",
     "Unprotected",
+    "UnsoundNoise",
     "ZCdp",
     "about",
     "admit",
@@ -85,6 +86,7 @@ __all__ = [
     "gaussian_delta",
     "gaussian_epsilon",
     "get",
+    "is_sound",
     "names",
     "numerical_epsilon",
     "recommend",

@@ -21,13 +21,14 @@ from flmarket.bids import checked_array
 from flmarket.privacy.calibration import analytic_gaussian_sigma
 from flmarket.privacy.clipping import clip_l2
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, GaussianRelease, checked_number
-from flmarket.privacy.noise import NoiseSource, as_noise_source
+from flmarket.privacy.noise import NoiseSource
 from flmarket.privacy.perturbation import (
     FloatArray,
     checked_clip,
     checked_dimension,
     positive_epsilon,
     release_epsilon,
+    release_source,
 )
 
 __all__ = ["GaussianL2", "GaussianZCdp"]
@@ -37,7 +38,9 @@ class _Gaussian:
     """Everything except how σ follows from the promise."""
 
     clip: float
+    name: ClassVar[str]
     norm: ClassVar[Literal["l1", "l2"]] = "l2"
+    sound: ClassVar[bool] = True
 
     def sigma(self, epsilon: ArrayLike) -> FloatArray:
         """The standard deviation in each coordinate; ε > 0."""
@@ -45,7 +48,7 @@ class _Gaussian:
 
     def privatize(self, vectors: ArrayLike, epsilon: ArrayLike, rng: np.random.Generator | NoiseSource) -> FloatArray:
         """Private versions of vectors (..., p), each with its own ε."""
-        source = as_noise_source(rng)
+        source = release_source(self, rng)
         clipped = clip_l2(vectors, self.clip)
         scale = self.sigma(release_epsilon(epsilon, clipped.shape[:-1])) * (1 + ROUNDING_ALLOWANCE)
         return source.add_gaussian(clipped, scale=scale, sensitivity=2 * self.clip)

@@ -18,13 +18,14 @@ from numpy.typing import ArrayLike
 from flmarket.bids import checked_array
 from flmarket.privacy.clipping import clip_l1
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, PureDp
-from flmarket.privacy.noise import NoiseSource, as_noise_source
+from flmarket.privacy.noise import NoiseSource
 from flmarket.privacy.perturbation import (
     FloatArray,
     checked_clip,
     checked_dimension,
     positive_epsilon,
     release_epsilon,
+    release_source,
 )
 
 __all__ = ["LaplaceL1"]
@@ -37,13 +38,14 @@ class LaplaceL1:
     clip: float = 1.0
     name: ClassVar[str] = "laplace-l1"
     norm: ClassVar[Literal["l1", "l2"]] = "l1"
+    sound: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip", checked_clip(self.clip))
 
     def privatize(self, vectors: ArrayLike, epsilon: ArrayLike, rng: np.random.Generator | NoiseSource) -> FloatArray:
         """Private versions of vectors (..., p), each with its own ε."""
-        source = as_noise_source(rng)
+        source = release_source(self, rng)
         clipped = clip_l1(vectors, self.clip)
         scale = 2 * self.clip / release_epsilon(epsilon, clipped.shape[:-1]) * (1 + ROUNDING_ALLOWANCE)
         return source.add_laplace(clipped, scale=scale, sensitivity=2 * self.clip)

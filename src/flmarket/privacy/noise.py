@@ -7,11 +7,13 @@ privacy", CCS 2012).
 
 Contract of every source, for queries whose values move by at most `sensitivity` (L1, L2, L∞ in turn):
 `add_laplace` is (sensitivity/scale)-DP, `add_gaussian` is sensitivity²/(2·scale²)-zCDP, and `noisy_argmax` is
-(2·sensitivity/scale)-DP. `SimulationNoise` keeps it for ideal real numbers only.
+(2·sensitivity/scale)-DP. `SimulationNoise` keeps it for ideal real numbers only. Mechanisms that choose instead of
+adding use `below` for the choice and `generator` for what they choose from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -37,11 +39,11 @@ class NoiseSource(Protocol):
     def noisy_argmax(self, scores: FloatArray, *, scale: ArrayLike, sensitivity: float) -> NDArray[np.intp]:
         """The index (last axis) of the largest score after Gumbel noise of the given scale."""
 
-    def uniform(self, shape: tuple[int, ...]) -> FloatArray:
-        """Uniform numbers strictly between 0 and 1, for mechanisms that are not additive."""
+    def below(self, bound: int) -> int:
+        """A whole number from 0 to bound − 1, each with exactly the same probability."""
 
-    def standard_normal(self, shape: tuple[int, ...]) -> FloatArray:
-        """Standard normal numbers, for the same. Never to be added to a value: that is what `add_gaussian` is for."""
+    def generator(self) -> np.random.Generator:
+        """For randomness that may be public: what it draws must not be combined with a value by arithmetic."""
 
 
 class SimulationNoise:
@@ -73,13 +75,17 @@ class SimulationNoise:
             relative = (scores - scores.max(axis=-1, keepdims=True)) / per_vector(scale, scores)[..., None]
         return np.asarray((relative + self._rng.gumbel(size=scores.shape)).argmax(axis=-1))
 
-    def uniform(self, shape: tuple[int, ...]) -> FloatArray:
-        """52 random bits each, centred in their cell so that 0 and 1 never come."""
-        return np.asarray((self._rng.integers(2**52, size=shape) + 0.5) * 2.0**-52)
+    def below(self, bound: int) -> int:
+        """By rejection, from as many bits as the bound has."""
+        return next(number for number in self._numbers(bound.bit_length()) if number < bound)
 
-    def standard_normal(self, shape: tuple[int, ...]) -> FloatArray:
-        """NumPy's."""
-        return self._rng.standard_normal(shape)
+    def generator(self) -> np.random.Generator:
+        """The seeded generator itself."""
+        return self._rng
+
+    def _numbers(self, bits: int) -> Iterator[int]:
+        while True:
+            yield int.from_bytes(self._rng.bytes((bits + 7) // 8), "little") >> -bits % 8
 
 
 def as_noise_source(rng: np.random.Generator | NoiseSource) -> NoiseSource:

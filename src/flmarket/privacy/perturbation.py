@@ -5,6 +5,9 @@ things about itself: the clip, the energy of the noise it adds, and the promise 
 an argument; it follows from the clip. How the randomness enters is the mechanism's own business: some add
 noise, others choose a random point of a sphere.
 
+A mechanism whose promise also holds in finite precision, for the bits that are sent, says so by `sound = True`. Others
+are for simulation; with any other source of noise they are refused.
+
 Assumes the local model: the owner perturbs before anything leaves her machine, and any two of her inputs are
 neighbours, so two clipped vectors differ by at most twice the clip.
 """
@@ -19,11 +22,18 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket.bids import checked_array
 from flmarket.errors import InvalidInput
 from flmarket.privacy.events import Event, checked_number
-from flmarket.privacy.noise import NoiseSource
+from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
 
-__all__ = ["Perturbation", "signal_to_noise"]
+__all__ = ["Perturbation", "UnsoundNoise", "is_sound", "signal_to_noise"]
 
 FloatArray = NDArray[np.float64]
+
+
+class UnsoundNoise(InvalidInput):
+    """A mechanism that promises privacy for ideal real numbers only was asked to make a real release."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("perturbation", name, "simulated noise only: its low bits may reveal the input")
 
 
 @runtime_checkable
@@ -72,6 +82,19 @@ def release_epsilon(epsilon: ArrayLike, batch: tuple[int, ...]) -> FloatArray:
         return np.broadcast_to(array, batch)
     except ValueError:
         raise InvalidInput("epsilon", array.shape, f"one number, or one for each vector {batch}") from None
+
+
+def release_source(mechanism: Perturbation, rng: np.random.Generator | NoiseSource) -> NoiseSource:
+    """The source of noise for a mechanism; one that is not sound in finite precision gets simulated noise only."""
+    source = as_noise_source(rng)
+    if not is_sound(mechanism) and not isinstance(source, SimulationNoise):
+        raise UnsoundNoise(mechanism.name)
+    return source
+
+
+def is_sound(mechanism: Perturbation) -> bool:
+    """Whether its promise holds for the very bits that leave a machine; a mechanism that does not say is not."""
+    return getattr(mechanism, "sound", False) is True
 
 
 def positive_epsilon(epsilon: float) -> float:

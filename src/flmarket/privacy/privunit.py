@@ -1,13 +1,13 @@
 """PrivUnit: a random point of a spherical cap around the owner's direction, or, less often, of the rest of the sphere.
 
-The cap starts at the γ that gives the least noise for this ε and dimension (see `caps`, which has the derivation, the
-papers and the split of ε). No unbiased ε-private release of unit vectors of a large family has less noise (Asi,
+The cap has the size that gives the least noise for this ε and dimension (see `caps`, which has the derivation and the
+papers). No unbiased ε-private release of unit vectors of a large family has less noise (Asi,
 Feldman, Talwar 2022, arXiv:2205.02466).
 
 Vectors inside the ball are rounded onto the sphere or lifted by one coordinate (see `directional`), whichever has the
 smaller worst case at this ε and dimension p. With m the mean of the best cap in the dimension D of the sphere:
 
-    lifted (D = p + 1):   p/(p+1) · (1/m² − 1) · C²      for every input, as the noise is white
+    lifted (D = p + 1):   p/(p+1) · (1/m² − 1) · C²      for every input but for O(1/M), as the noise is nearly white
     rounded (D = p):      C²/m² − ‖v‖²
 
 Rounding is chosen where ε is below about 1.8/√p (0.53 for p = 10, 0.07 for p = 650; 1.04 for p = 1), lifting elsewhere.
@@ -40,13 +40,7 @@ class PrivUnit(Directional):
 
     def _solved(self, epsilon: FloatArray, dimension: int) -> Plan:
         lifted, rounded = (best_cap(SphereLaw(size), epsilon) for size in (dimension + 1, dimension))
-        lift = _lifted_energy(lifted.mean, dimension) <= 1 / rounded.mean**2
+        everyone = Plan(lifted, np.ones(epsilon.shape, dtype=bool))
+        worst = np.maximum(*(self._energy(everyone, dimension, radius) for radius in (0.0, 1.0)))
+        lift = worst <= 1 / rounded.mean**2
         return Plan(lifted.where(lift, rounded), lift)
-
-    def _energy(self, plan: Plan, dimension: int, radius: float) -> FloatArray:
-        mean = plan.cap.mean
-        return np.where(plan.lift, _lifted_energy(mean, dimension), 1 / mean**2 - radius**2)
-
-
-def _lifted_energy(mean: FloatArray, dimension: int) -> FloatArray:
-    return np.asarray(dimension / (dimension + 1) * (1 - mean) * (1 + mean) / mean**2)

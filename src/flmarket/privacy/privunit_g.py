@@ -39,6 +39,3 @@ class PrivUnitG(Directional):
 
     def _solved(self, epsilon: FloatArray, dimension: int) -> Plan:
         return Plan(best_cap(NormalLaw(), epsilon), np.ones(epsilon.shape, dtype=bool))
-
-    def _energy(self, plan: Plan, dimension: int, radius: float) -> FloatArray:
-        return np.asarray(dimension / plan.cap.mean**2)

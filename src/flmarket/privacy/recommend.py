@@ -4,6 +4,8 @@ Compares worst-case noise energies for updates of L2 norm at most 1. The L2 mech
 L1, so it must let the L1 norm of such an update through: √p for a dense one, 1 for one with a single non-zero
 coordinate. Its energy is 8p·(L1 norm)²/ε² accordingly.
 
+Only mechanisms that are sound in finite precision are compared (see `perturbation`).
+
 Assumes one release judged on its own. Over many releases under an (ε, δ) cap, Gaussian noise composes better than its
 energy here suggests.
 """
@@ -18,7 +20,7 @@ from types import MappingProxyType
 from flmarket.privacy.events import checked_number
 from flmarket.privacy.gaussian import GaussianL2
 from flmarket.privacy.laplace import LaplaceL1
-from flmarket.privacy.perturbation import Perturbation, checked_dimension, positive_epsilon
+from flmarket.privacy.perturbation import Perturbation, checked_dimension, is_sound, positive_epsilon
 from flmarket.privacy.privunit import PrivUnit
 from flmarket.privacy.privunit_g import PrivUnitG
 from flmarket.privacy.projunit import ProjUnit
@@ -26,7 +28,7 @@ from flmarket.privacy.sphere import Sphere
 
 __all__ = ["Recommendation", "recommend"]
 
-# Simplest first. Laplace and Gaussian noise have exact samplers; the others are ordered by what they cost to draw.
+# Simplest first: additive noise, then by what they cost to draw.
 _CANDIDATES = ("laplace-l1", "gaussian-l2", "sphere", "privunit-g", "privunit")
 _CLOSE = 1.01
 
@@ -52,7 +54,7 @@ def recommend(dimension: int, epsilon: float, *, delta: float = 0.0, l1_norm: fl
     allowed: list[Perturbation] = [LaplaceL1(clip=l1), Sphere(), PrivUnit(), PrivUnitG(), ProjUnit()]
     if checked_number("delta", delta, 0.0, 0.5) > 0:
         allowed.append(GaussianL2(delta=delta))
-    table = {one.name: float(one.noise_energy(eps, size)) for one in allowed}
+    table = {one.name: float(one.noise_energy(eps, size)) for one in allowed if is_sound(one)}
     best = min(table.values())
     name = next(one for one in _CANDIDATES if table.get(one, float("inf")) <= _CLOSE * best)
     return Recommendation(name, _reason(name, table, size, eps, l1), MappingProxyType(table))
@@ -63,8 +65,8 @@ def _reason(name: str, table: Mapping[str, float], size: int, epsilon: float, l1
     against = ", ".join(f"{other} {energy:.3g}" for energy, other in others)
     least = "the least" if table[name] <= others[0][0] else "within 1 % of the least"
     why = {
-        "laplace-l1": f" because updates are sparse or short (L1 norm {l1:.3g}) and ε is large; its sampler is exact",
-        "gaussian-l2": " because δ is allowed; its sampler is exact",
+        "laplace-l1": f" because updates are sparse or short (L1 norm {l1:.3g}) and ε is large",
+        "gaussian-l2": " because δ is allowed",
         "sphere": " and is the simplest; a better cap pays only at larger ε",
         "privunit-g": " and is faster to draw than privunit",
     }.get(name, " because its cap is the best for this ε and dimension")

@@ -1,4 +1,7 @@
-"""Noise that may leave a machine: OpenDP's exact discrete samplers on the operating system's randomness.
+"""Noise that may leave a machine: exact samplers on the operating system's randomness.
+
+Laplace and Gaussian noise, and the exponential mechanism, are OpenDP's. Mechanisms that choose one of many public
+points (see `candidates`) draw one exactly uniform whole number here, and nothing else that is secret.
 
 OpenDP rounds each value to a grid and adds discrete Laplace or discrete Gaussian noise in exact arithmetic,
 so no low bits leak. Rounding widens the sensitivity a little; OpenDP's own privacy map says by how much.
@@ -18,7 +21,7 @@ vetted.
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Callable
 from functools import lru_cache
 from math import floor, log2
@@ -26,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
 from flmarket.errors import InvalidInput, MissingDependency
 from flmarket.privacy.noise import FloatArray, per_vector
@@ -61,17 +63,13 @@ class SecureNoise:
         ]
         return np.array(picks, dtype=np.intp).reshape(scores.shape[:-1])
 
-    def uniform(self, shape: tuple[int, ...]) -> FloatArray:
-        """52 random bits each from the operating system, centred in their cell so that 0 and 1 never come."""
-        words = np.frombuffer(os.urandom(8 * int(np.prod(shape, dtype=np.int64))), dtype=np.uint64)
-        return (((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52).reshape(shape)
+    def below(self, bound: int) -> int:
+        """By rejection, on the operating system's randomness."""
+        return secrets.randbelow(bound)
 
-    def standard_normal(self, shape: tuple[int, ...]) -> FloatArray:
-        """Φ⁻¹ of `uniform`: every number from 52 fresh bits of the operating system, no generator in between.
-
-        Right up to rounding and to the tails beyond ±8.2 (2⁻⁵³ each); floating point, unlike `add_gaussian`.
-        """
-        return np.asarray(ndtri(self.uniform(shape)))
+    def generator(self) -> np.random.Generator:
+        """Freshly seeded with 256 bits. Fast and not cryptographic, which public randomness need not be."""
+        return np.random.Generator(np.random.SFC64(secrets.randbits(256)))
 
     @staticmethod
     def _add(kind: str, values: FloatArray, scale: ArrayLike, sensitivity: float) -> FloatArray:

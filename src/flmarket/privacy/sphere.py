@@ -6,8 +6,8 @@ point of the half sphere around it, else of the other half, on the radius B that
     B = C · coth(ε/2) · √π · Γ((p+1)/2) / Γ(p/2).
 
 Duchi, Jordan, Wainwright 2018 ("Minimax optimal procedures for locally private estimation", arXiv:1604.02390, section
-4.2.3). It is the cap mechanism of `caps` with the edge at 0. The noise energy is B² − ‖v‖², at most B² ≈ (π/2)·p·C²·
-coth²(ε/2). Good for ε up to about 1; beyond, B stops falling and privunit is better.
+4.2.3). It is the cap mechanism of `caps` with one pair of candidates. The noise energy is B² − ‖v‖², at most
+B² ≈ (π/2)·p·C²·coth²(ε/2). Good for ε up to about 1; beyond, B stops falling and privunit is better.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flmarket.privacy.caps import Law, SphereLaw, cap_at
+from flmarket.privacy.caps import Law, SphereLaw, half_cap
 from flmarket.privacy.directional import Directional, Plan
 from flmarket.privacy.perturbation import FloatArray
 
@@ -35,8 +35,4 @@ class Sphere(Directional):
         return SphereLaw(dimension)
 
     def _solved(self, epsilon: FloatArray, dimension: int) -> Plan:
-        cap = cap_at(SphereLaw(dimension), epsilon, np.zeros_like(epsilon))
-        return Plan(cap, np.zeros(epsilon.shape, dtype=bool))
-
-    def _energy(self, plan: Plan, dimension: int, radius: float) -> FloatArray:
-        return np.asarray(1 / plan.cap.mean**2 - radius**2)
+        return Plan(half_cap(SphereLaw(dimension), epsilon), np.zeros(epsilon.shape, dtype=bool))
