@@ -23,18 +23,25 @@ class Registry(Generic[T]):
         self._kind = kind
         self._factories: dict[str, Callable[..., T]] = {}
         self._with_variants: set[str] = set()
+        self._unlisted: set[str] = set()
 
-    def register(self, name: str, factory: Callable[..., T], *, variants: bool = False) -> None:
-        """Add a factory under a new name."""
+    def register(self, name: str, factory: Callable[..., T], *, variants: bool = False, listed: bool = True) -> None:
+        """Add a factory under a new name; if not `listed`, it is there for those who ask for it by name."""
         if name in self._factories or ":" in name:
             raise InvalidInput(self._kind, name, "a name without ':' that is not taken yet")
         self._factories[name] = factory
         if variants:
             self._with_variants.add(name)
+        if not listed:
+            self._unlisted.add(name)
 
     def names(self) -> tuple[str, ...]:
-        """All registered names, sorted."""
-        return tuple(sorted(self._factories))
+        """All listed names, sorted."""
+        return tuple(sorted(self._factories.keys() - self._unlisted))
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is something of that name, listed or not."""
+        return name in self._factories
 
     def factory(self, name: str) -> Callable[..., T]:
         """The factory behind a name, or a helpful error."""

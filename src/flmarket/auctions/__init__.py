@@ -5,7 +5,8 @@ from __future__ import annotations
 from flmarket.auctions.budget_feasible import BudgetFeasibleKnapsack
 from flmarket.auctions.knapsack import GreedyKnapsack
 from flmarket.auctions.learned import DEFAULTS as _LEARNED
-from flmarket.auctions.learned import LearnedAuction, learned_auction
+from flmarket.auctions.learned import PAPERS as _PAPERS
+from flmarket.auctions.learned import LearnedAuction, PaperAuction, learned_auction, weight_names
 from flmarket.auctions.posted import PostedAuction, PostedPrivateSizes, posted, posted_private
 from flmarket.auctions.proportional import ProportionalShare
 from flmarket.bids import EXACT, NONE, Auction, Guarantees
@@ -16,10 +17,12 @@ __all__ = [
     "BudgetFeasibleKnapsack",
     "GreedyKnapsack",
     "LearnedAuction",
+    "PaperAuction",
     "PostedAuction",
     "PostedPrivateSizes",
     "ProportionalShare",
     "get",
+    "known",
     "names",
     "register",
 ]
@@ -29,6 +32,7 @@ _SINGLE_MINDED = "single-minded owners whose privacy budget and data size are no
 _registry: Registry[Auction] = Registry("auction")
 get = _registry.get
 names = _registry.names
+known = _registry.__contains__
 register = _registry.register
 
 register(
@@ -63,5 +67,11 @@ register("m2", GreedyKnapsack)
 register("posted", posted, variants=True)
 register("posted-private", posted_private, variants=True)
 register("m2-bf", BudgetFeasibleKnapsack)
-for _name in _LEARNED:
-    register(_name, lambda weights=None, name=_name: learned_auction(name, weights), variants=True)
+# the papers' networks serve ten owners only, so they are there for those who ask by name
+for _name in (*_LEARNED, *_PAPERS):
+    register(
+        _name,
+        lambda weights=None, name=_name: learned_auction(name, weights),
+        variants=True,
+        listed=_name in _LEARNED and bool(weight_names(_name)),
+    )

@@ -88,7 +88,7 @@ def share_done(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
 
 def load_mechanism(target: str) -> Auction:
     """A registered auction, or `package.module:Class`, imported (also from the current folder) and instantiated."""
-    if ":" not in target or target.partition(":")[0] in auctions.names():  # "posted:linear" is ours, with a variant
+    if ":" not in target or auctions.known(target.partition(":")[0]):  # "posted:linear" is ours, with a variant
         return auctions.get(target)
     made = _made(imported(target), target)
     if not callable(getattr(made, "run", None)):
