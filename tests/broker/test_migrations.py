@@ -4,10 +4,10 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import MetaData, String, Table, inspect, text
 
 from flmarket.broker.database import _MIGRATIONS, Database
-from flmarket.broker.models import Base, PartyRow
+from flmarket.broker.models import Base, PartyRow, TaskRow
 
 
 def migrate(database, revision, direction=command.upgrade):
@@ -51,4 +51,24 @@ def test_a_market_of_the_first_version_is_kept(url):
     with database.engine.begin() as connection:
         assert connection.execute(text("SELECT id, name FROM broker_parties")).all() == [("p_1", "Anna")]
         assert connection.execute(text("SELECT party_id FROM broker_keys")).all() == [("p_1",)]
+    database.close()
+
+
+def test_tasks_keep_the_auction_that_they_were_posted_with(url):
+    """The learned auctions of this project gave their names back to the papers' mechanisms."""
+    database = Database(url)
+    migrate(database, "0002")
+    with database.engine.begin() as connection:
+        connection.execute(text("INSERT INTO broker_parties VALUES ('p_1', 'buyer', 'Anna', 1, true, NULL, NULL)"))
+        tasks = Table("broker_tasks", MetaData(), autoload_with=connection)
+        must = {c.name: "x" if isinstance(c.type, String) else 0 for c in tasks.columns if not c.nullable}
+        must |= {"buyer_id": "p_1", "classes": []}
+        for place, auction in enumerate(("dm-regretnet", "m-regretnet:flm22-niid", "posted")):
+            spec = {"name": "t", "mechanism": {"auction": auction, "clip": 1.0}}
+            connection.execute(tasks.insert().values(must | {"id": f"t_{place}", "spec": spec}))
+    migrate(database, "head")
+    with database.read() as session:
+        kept = [session.get_one(TaskRow, f"t_{place}").spec["mechanism"] for place in range(3)]
+    assert [one["auction"] for one in kept] == ["cleared-menu", "menu-lottery:flm22-niid", "posted"]
+    assert all(one["clip"] == 1.0 for one in kept)
     database.close()

@@ -191,6 +191,11 @@ class DrawnBudget:
         """The inner auction's."""
         return self.inner.guarantees
 
+    @property
+    def pays_losers(self) -> bool:
+        """Whether the inner auction does, which a market has to know."""
+        return bool(getattr(self.inner, "pays_losers", False))
+
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Draw the share, then clear."""
         draw = np.random.default_rng(0) if rng is None else rng
