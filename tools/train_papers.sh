@@ -18,6 +18,6 @@ for hundredths in 2 10 20 40 70 100; do
             --iterations $((whole * hundredths / 100)) --audit-profiles 0 --json \
             --out "$folder/$name-$population.safetensors" >>"$folder/log" 2>&1 &
         child=$!
-        wait "$child"
+        wait "$child" || echo "$job ended with $?" >>"$folder/log"
     done
 done
