@@ -470,6 +470,8 @@ def test_files_of_the_former_names_still_open_and_say_what_they_are(tmp_path):
     path = saved(tmp_path / "theirs.safetensors", PaperAuction(paper, wild(paper)))
     with pytest.raises(ConfigError, match="papers"):
         auctions.get("cleared-menu", weights=path)
+    with pytest.raises(ConfigError, match="another"):
+        auctions.get("murba", weights=path)  # M = 10 is no murba, nor dm-regretnet
     assert set(FORMER_NAMES.values()) == {"cleared-menu", "cleared-menu-20", "cleared-menu-convl", "menu-lottery",
                                           "single-lottery"}  # fmt: skip
 

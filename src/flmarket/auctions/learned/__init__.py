@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 from flmarket.auctions.learned.mechanism import LearnedAuction
-from flmarket.auctions.learned.papers import PaperAuction, PaperSettings
+from flmarket.auctions.learned.papers import SHAPES, PaperAuction, PaperSettings
 from flmarket.auctions.learned.settings import Settings
 from flmarket.auctions.learned.weights import load, weight_names
 from flmarket.errors import ConfigError, UnknownName
@@ -67,11 +68,14 @@ def learned_auction(auction: str, weights: str | None = None) -> LearnedAuction 
             FutureWarning,
             stacklevel=4,
         )
-    elif isinstance(found, PaperAuction) and not paper:
-        raise ConfigError(
-            "weights", chosen, f"a network of {auction}; this is one of the papers', ask for it by its name"
-        )
+    elif isinstance(found, PaperAuction) and not (paper and _is(found.settings, SHAPES[auction])):
+        raise ConfigError("weights", chosen, f"a network of {auction}; this is another one, of the papers'")
     return found
+
+
+def _is(found: PaperSettings, wanted: PaperSettings) -> bool:
+    """Whether it is that mechanism, for whatever number of owners and width of network."""
+    return replace(found, owners=wanted.owners, hidden=wanted.hidden) == wanted
 
 
 def _not_trained(auction: str, population: str) -> UnknownName:

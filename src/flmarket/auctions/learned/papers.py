@@ -20,7 +20,7 @@ The papers do not say in which units the inputs stand. Here: values per record, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket.bids import APPROXIMATE, EXACT, BidProfile, Guarantees, Outcome, checked_budget
 from flmarket.errors import ConfigError, InvalidInput
 
-__all__ = ["PaperAuction", "PaperSettings", "first_parameters", "inputs_of", "outputs"]
+__all__ = ["SHAPES", "PaperAuction", "PaperSettings", "first_parameters", "inputs_of", "outputs"]
 
 FloatArray = NDArray[np.float64]
 FAMILY = "paper"  # marks the settings in a weight file
@@ -82,6 +82,19 @@ class PaperSettings:
             raise ConfigError("settings", sorted(unknown), "the fields of one of the papers' auctions")
         made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k != "family"}
         return cls(**made)
+
+
+_MURBA = PaperSettings(grid="harmonic", sold="mean", dummy=False)
+# what each of the papers' names stands for
+SHAPES = {
+    "regretnet": PaperSettings(items=1),
+    "m-regretnet": PaperSettings(),
+    "dm-regretnet": PaperSettings(sold="argmax"),
+    "dm-regretnet-convl": PaperSettings(sold="argmax"),
+    "murba": replace(_MURBA, items=20),
+    "murba-15": replace(_MURBA, items=15),
+    "murba-10": replace(_MURBA, items=10),
+}
 
 
 def first_parameters(settings: PaperSettings, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:

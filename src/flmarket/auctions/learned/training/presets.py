@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from flmarket.auctions.learned.papers import PaperSettings
+from flmarket.auctions.learned.papers import SHAPES, PaperSettings
 from flmarket.auctions.learned.settings import Settings
 from flmarket.errors import InvalidInput, UnknownName
 
@@ -158,26 +158,13 @@ _ALL = (
     Preset("single-lottery", "one sub-bid, sampled", replace(_LOTTERY, items=1), _LOTTERY_SCHEDULE),
 )
 _PAPERS = (
-    PaperPreset(
-        "dm-regretnet", "FL-Market 2022: DM-RegretNet with OptAggr", PaperSettings(sold="argmax"), PaperSchedule()
-    ),
-    PaperPreset(
-        "dm-regretnet-convl",
-        "FL-Market 2022: DM-RegretNet with ConvlAggr",
-        PaperSettings(sold="argmax"),
-        PaperSchedule(objective="conventional"),
-    ),
-    PaperPreset("m-regretnet", "FL-Market 2022: M-RegretNet", PaperSettings(), _LOTTERIES),
-    PaperPreset("regretnet", "FL-Market 2022: RegretNet", PaperSettings(items=1), _LOTTERIES),
-    *(
-        PaperPreset(
-            name,
-            f"FL-Market 2021: MURBA with M = {items}, VarOpt",
-            PaperSettings(items=items, grid="harmonic", sold="mean", dummy=False),
-            _FLM21,
-        )
-        for name, items in (("murba", 20), ("murba-15", 15), ("murba-10", 10))
-    ),
+    ("dm-regretnet", "FL-Market 2022: DM-RegretNet with OptAggr", PaperSchedule()),
+    ("dm-regretnet-convl", "FL-Market 2022: DM-RegretNet with ConvlAggr", PaperSchedule(objective="conventional")),
+    ("m-regretnet", "FL-Market 2022: M-RegretNet", _LOTTERIES),
+    ("regretnet", "FL-Market 2022: RegretNet", _LOTTERIES),
+    ("murba", "FL-Market 2021: MURBA with M = 20 and VarOpt", _FLM21),
+    ("murba-15", "FL-Market 2021: MURBA with M = 15 and VarOpt", _FLM21),
+    ("murba-10", "FL-Market 2021: MURBA with M = 10 and VarOpt", _FLM21),
 )
 # what the papers' networks were called here when their names stood for others
 FORMER_PRESETS = {
@@ -186,7 +173,7 @@ FORMER_PRESETS = {
     **{f"flm21-murba-{items}": f"murba-{items}" for items in (10, 15)},
 }
 PRESETS = {one.name: one for one in _ALL}
-PAPER_PRESETS = {one.name: one for one in _PAPERS}
+PAPER_PRESETS = {name: PaperPreset(name, about, SHAPES[name], schedule) for name, about, schedule in _PAPERS}
 
 
 def preset(name: str) -> Preset:
