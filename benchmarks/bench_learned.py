@@ -1,4 +1,4 @@
-"""One training iteration of DM-RegretNet at the paper's sizes, and learned auctions at work.
+"""One training iteration of DM-RegretNet at the paper's sizes, the paper's network and ours, and auctions at work.
 
 The peer is the published loop re-implemented as one would type it from the paper (FL-Market 2022 App. A): two
 networks of three layers of 100 on all bids side by side; J = 100 ascent steps in which every owner's misreport goes
@@ -21,10 +21,11 @@ import torch
 from benchmarks.measure import Row
 from flmarket import BidProfile, auctions
 from flmarket.aggregation import OptAggr, error_bound
-from flmarket.auctions.learned import DEFAULTS, LearnedAuction, weight_names
+from flmarket.auctions.learned import DEFAULTS, PAPERS, LearnedAuction, weight_names
 from flmarket.auctions.learned.training.data import Source, make_batch
 from flmarket.auctions.learned.training.evaluation import VALUE_LIES, measure
-from flmarket.auctions.learned.training.presets import preset
+from flmarket.auctions.learned.training.papers import PaperTrainer
+from flmarket.auctions.learned.training.presets import paper_preset, preset
 from flmarket.auctions.learned.training.trainer import Trainer
 
 PROFILES, OWNERS, ITEMS, STEPS = 1024, 10, 8, 100
@@ -117,7 +118,7 @@ def plain_iteration(bids: BidProfile, budget: np.ndarray) -> float:
 def run() -> Iterator[Row]:
     """A training iteration against the published loop; a batch and a single auction at inference."""
     torch.set_num_threads(1)
-    chosen = preset("dm-regretnet")
+    chosen = preset("cleared-menu")
     schedule = replace(chosen.schedule, profiles=PROFILES, misreports=STEPS)
     source = Source("flm22-iid", owners=OWNERS)
     trainer = Trainer(replace(chosen, schedule=schedule), source, validation=10)
@@ -125,15 +126,18 @@ def run() -> Iterator[Row]:
     batch = make_batch(bids, budget)
     ours = best_of(lambda: trainer.step(batch, chosen.settings.temperature))
     peer = plain_iteration(bids, budget)
-    yield Row("DM-RegretNet, K=1024, n=10, M=8, J=100", "training iteration", ours, "published loop, plainly", peer)
+    size = "K=1024, n=10, M=8, J=100"
+    yield Row(f"cleared-menu, {size}", "training iteration", ours, "published loop, plainly", peer)
+    papers = PaperTrainer(paper_preset("dm-regretnet"), source, validation=10)
+    yield Row(f"DM-RegretNet, {size}", "training iteration", best_of(papers.step), "published loop, plainly", peer)
     many = BidProfile.sample(np.random.default_rng(1), 10_000, 10, "flm22-iid")
     money = 0.5 * many.full_cost.sum(axis=-1)
-    auction = auctions.get("dm-regretnet")
+    auction = auctions.get("cleared-menu")
     each = best_of(lambda: auction.run(many, money)) / len(money)
-    yield Row("dm-regretnet, 10,000 auctions of 10", "auction", each, "none", None)
+    yield Row("cleared-menu, 10,000 auctions of 10", "auction", each, "none", None)
     rounds = [(many[i], money[i]) for i in range(100)]
     single = best_of(lambda: [auction.run(*one) for one in rounds]) / len(rounds)
-    yield Row("dm-regretnet, one auction of 10 at a time", "auction", single, "none", None)
+    yield Row("cleared-menu, one auction of 10 at a time", "auction", single, "none", None)
 
 
 def mean_bound(auction: str, population: str, profiles: int = 5000, seed: int = 7) -> str:
@@ -149,7 +153,7 @@ def mean_bound(auction: str, population: str, profiles: int = 5000, seed: int = 
 
 def frontier(caution: float | None, profiles: int = 2000, liars: int = 150) -> str:
     """Error bound and the gauge's regret on flm22-iid when every owner's caution is set to one number."""
-    trained = auctions.get("dm-regretnet")
+    trained = auctions.get("cleared-menu")
     parameters = dict(trained.parameters)
     if caution is not None:
         last = f"decoder.{len(trained.settings.hidden)}"
@@ -166,11 +170,11 @@ def frontier(caution: float | None, profiles: int = 2000, liars: int = 150) -> s
 
 def main() -> None:
     """The error bounds of docs/learned.md: every auction with weights for a population, on that population."""
-    for name in DEFAULTS:
+    for name in (*DEFAULTS, *PAPERS):
         for weights in weight_names(name):
             print(f"{name}:{weights}  {mean_bound(f'{name}:{weights}', weights)}", flush=True)
     for caution in (None, 0.0, 0.25, 0.5, 1.0):
-        print(f"dm-regretnet, caution {'as trained' if caution is None else caution}: {frontier(caution)}", flush=True)
+        print(f"cleared-menu, caution {'as trained' if caution is None else caution}: {frontier(caution)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from flmarket.aggregation import error_bound
 POPULATIONS = ("flm22-iid", "flm22-niid", "flm21-low", "flm21-high")
 AUCTIONS = (
     "posted", "posted:flm22-iid", "posted:flm22-niid", "posted:flm21-low", "posted:flm21-high", "posted:linear",
-    "dm-regretnet:flm22-iid", "dm-regretnet:flm22-niid", "dm-regretnet:flm21-low", "dm-regretnet:flm21-high",
+    "cleared-menu:flm22-iid", "cleared-menu:flm22-niid", "cleared-menu:flm21-low", "cleared-menu:flm21-high",
     "all-in", "all-in-capped", "m1",
 )  # fmt: skip
 

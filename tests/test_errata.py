@@ -1,7 +1,7 @@
 """Claims of the papers that fail, each by the smallest counterexample we know. `pytest -k erratum` runs them all.
 
-E1 is in tests/aggregation, E3, E8 and E11 are in tests/auctions, beside the mechanisms they are about; docs/errata.md
-tells the stories.
+E1 is in tests/aggregation, E3, E8, E11 and E22 are in tests/auctions, beside the mechanisms they are about;
+docs/errata.md tells the stories.
 """
 
 import numpy as np

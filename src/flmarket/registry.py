@@ -36,6 +36,7 @@ class _Entry(Generic[T]):
     factory: Callable[..., T]
     about: str
     variants: bool = False
+    listed: bool = True
 
 
 class Registry(Generic[T]):
@@ -51,21 +52,33 @@ class Registry(Generic[T]):
         self._entries: dict[str, _Entry[T]] = {}
 
     @overload
-    def register(self, name: str, *, about: str = "", variants: bool = False) -> Callable[[F], F]: ...
+    def register(
+        self, name: str, *, about: str = "", variants: bool = False, listed: bool = True
+    ) -> Callable[[F], F]: ...
     @overload
-    def register(self, name: str, factory: F, *, about: str = "", variants: bool = False) -> F: ...
-    def register(self, name: str, factory: Any = None, *, about: str = "", variants: bool = False) -> Any:
-        """Add a factory under a new name; without one, a decorator. `about` is a line for catalogues."""
+    def register(self, name: str, factory: F, *, about: str = "", variants: bool = False, listed: bool = True) -> F: ...
+    def register(
+        self, name: str, factory: Any = None, *, about: str = "", variants: bool = False, listed: bool = True
+    ) -> Any:
+        """Add a factory under a new name; without one, a decorator.
+
+        `about` is a line for catalogues; what is not `listed` there is for those who ask for it by name.
+        """
         if factory is None:
-            return lambda made: self.register(name, made, about=about, variants=variants)
+            return lambda made: self.register(name, made, about=about, variants=variants, listed=listed)
         if not isinstance(name, str) or not name or name in self._entries or ":" in name:
             raise InvalidInput(self._kind, name, "a name without ':' that is not taken yet")
-        self._add(name, factory, about, variants)
+        self._add(name, factory, about, variants, listed)
         return factory
 
     def names(self) -> tuple[str, ...]:
-        """All names that `get` knows, sorted; entry points are listed without being imported."""
-        return tuple(sorted({*self._entries, *self._installed}))
+        """All listed names, sorted; entry points are listed without being imported."""
+        listed = {name for name, entry in self._entries.items() if entry.listed}
+        return tuple(sorted(listed | self._installed.keys() - self._entries.keys()))
+
+    def __contains__(self, name: str) -> bool:
+        """Whether `get` knows something of that name, listed or not."""
+        return name in self._entries or name in self._installed
 
     def about(self, name: str) -> str:
         """What it is, in a line: as registered, or the first line of the factory's own documentation."""
@@ -92,12 +105,14 @@ class Registry(Generic[T]):
         if isinstance(name, str) and ":" in name and not self._is_variant(name) and name not in self._entries:
             found = imported(name, self._kind)
             makes = isinstance(found, type | partial) or isroutine(found)  # anything else serves as it is
-            self._add(name, found if makes else lambda: found, _first_line(found), variants=False)
+            self._add(name, found if makes else lambda: found, _first_line(found))
         self._entry(name)
         return name
 
-    def _add(self, name: str, factory: Callable[..., Any], about: str, variants: bool) -> None:
-        self._entries[name] = _Entry(factory, about or _first_line(factory), variants)
+    def _add(
+        self, name: str, factory: Callable[..., Any], about: str, variants: bool = False, listed: bool = True
+    ) -> None:
+        self._entries[name] = _Entry(factory, about or _first_line(factory), variants, listed)
 
     def _is_variant(self, name: str) -> bool:
         base = name.partition(":")[0]
@@ -111,7 +126,7 @@ class Registry(Generic[T]):
         if isinstance(name, str) and name not in self._entries and name in self._installed:
             point = self._installed[name]
             try:
-                self._add(name, point.load(), "", variants=False)
+                self._add(name, point.load(), "")
             except Exception as error:  # a package of somebody else's: whatever its import raises
                 raise InvalidInput(self._kind, name, f"an entry point that can be imported ({error!r})") from error
         if not isinstance(name, str) or name not in self._entries:

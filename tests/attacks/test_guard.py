@@ -21,13 +21,14 @@ from hostile import (
     refused,
 )
 
+from flmarket import privacy
 from flmarket.engines.flower.guard import LARGEST_PARAMETER, _Desk
 from flmarket.engines.flower.journal import OwnerJournal
 from flmarket.engines.flower.messages import RELEASE, TRAIN, Bid, pack, unpack
 from flmarket.engines.flower.owner import raw_update
 from flmarket.engines.flower.record import close_records
 from flmarket.engines.stackelberg import clipped_gradients
-from flmarket.learning import SoftmaxRegression
+from flmarket.learning import LocalTraining, SoftmaxRegression
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
 from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp
 
@@ -319,9 +320,16 @@ def _linear(rate):
 
 
 def _softmax():
-    from flmarket.learning.local_model import SoftmaxTrainer
+    return SoftmaxRegression(FEATURES, 2, local=LocalTraining(steps=2))
 
-    return SoftmaxTrainer(FEATURES, 2, steps=2)
+
+def test_noise_that_holds_for_ideal_numbers_only_is_refused(tmp_path, monkeypatch):
+    """A registered perturbation that does not say that it is sound in finite precision."""
+    monkeypatch.setattr(privacy.LaplaceL1, "sound", False)
+    desk = Desk(tmp_path)
+    desk.bid()
+    assert refused(desk.train(), "unsound")
+    assert desk.releases == []
 
 
 def test_no_proof_of_escrow_no_release(tmp_path):

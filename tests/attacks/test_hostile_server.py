@@ -27,7 +27,7 @@ from scipy import stats
 from flmarket import privacy
 from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Announcement, Bid, Order, pack, unpack, unpack_vector
 from flmarket.engines.flower.record import close_records
-from flmarket.learning.local_model import SoftmaxTrainer
+from flmarket.learning import LocalTraining, SoftmaxRegression
 from flmarket.ledger import DurableAccount
 from flmarket.privacy import ApproxDp, GaussianRelease, PureDp, Uncapped, ZCdp
 
@@ -49,7 +49,7 @@ def owner_for(kind):
     market = KINDS[kind]["market"]
     pure = market == "auction" and isinstance(privacy.get(KINDS[kind]["perturbation"]).guarantee(0.5), PureDp)
     cap = Uncapped() if market == "sampling" else PureDp(20.0) if pure else ApproxDp(1e4, 1e-5)
-    model = SoftmaxTrainer(FEATURES, 2, steps=2) if market == "joint" else None
+    model = SoftmaxRegression(FEATURES, 2, local=LocalTraining(steps=2)) if market == "joint" else None
     return {"cap": cap, "value": 1.0, "allow_raw": market == "sampling", "model": model}
 
 

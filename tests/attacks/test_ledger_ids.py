@@ -19,8 +19,7 @@ from flmarket.engines.jdp_privacy import LocalPerturbation
 from flmarket.engines.sampled import SampledRun, SampledTraining
 from flmarket.engines.stackelberg import StackelbergTraining
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
-from flmarket.learning import load
-from flmarket.learning.local_model import SoftmaxTrainer
+from flmarket.learning import LocalTraining, SoftmaxRegression, load
 from flmarket.learning.partition import equal
 from flmarket.ledger import Award, AwardState, EntryKind, Release, Resolution
 from flmarket.privacy import PureDp, ZCdp
@@ -66,7 +65,7 @@ def joint(name, seed=0):
     data = load("breast-cancer")
     return JdpTraining(
         data=data, partition=equal(np.random.default_rng(0), len(data.y_train), OWNERS),
-        costs=np.linspace(1, 9, OWNERS), budget=200.0, auction=auctions.get("m1"), model=SoftmaxTrainer(30, 2, steps=1),
+        costs=np.linspace(1, 9, OWNERS), budget=200.0, auction=auctions.get("m1"), model=SoftmaxRegression(30, 2, local=LocalTraining(steps=1)),
         aggregation=robust.get("average"), perturbation=LocalPerturbation(clip=1.0), epsilon=500.0, rounds=2,
         validation=50, seed=seed, name=name,
     )  # fmt: skip

@@ -186,7 +186,7 @@ def test_the_mean_of_a_lottery_is_paid_by_the_menu():
 
 
 def test_every_auction_ships_its_populations():
-    assert {"flm22-iid", "flm22-niid", "flm21-low", "flm21-high"} <= set(weight_names("dm-regretnet"))
+    assert {"flm22-iid", "flm22-niid", "flm21-low", "flm21-high"} <= set(weight_names("cleared-menu"))
     for auction, weights in SHIPPED:
         found = auctions.get(f"{auction}:{weights}")
         assert found.name == (auction if weights == DEFAULTS[auction] else f"{auction}:{weights}")
@@ -198,7 +198,7 @@ def test_every_auction_ships_its_populations():
 def test_the_shipped_deterministic_auction_beats_the_published_one(population, published, rng):
     bids = BidProfile.sample(rng, 1000, 10, population)
     budget = rng.uniform(0.1, 2.0, 1000) * bids.full_cost.sum(-1)
-    found = measure(auctions.get(f"dm-regretnet:{population}"), bids, budget, liars=20)
+    found = measure(auctions.get(f"cleared-menu:{population}"), bids, budget, liars=20)
     assert found.bound < 0.5 * published
     assert found.regret < 0.05
     assert found.below_cost == found.empty == 0
@@ -221,7 +221,7 @@ def test_the_gauge_of_training_sees_regret_where_there_is_some(rng):
 
 @pytest.mark.slow
 def test_no_budget_violation_in_100_000_profiles_after_rounding(rng):
-    auction = auctions.get("dm-regretnet")
+    auction = auctions.get("cleared-menu")
     profiles = 100_000
     bids = BidProfile.sample(rng, profiles, 10, "flm22-iid")
     budget = rng.uniform(0.1, 2.0, profiles) * bids.full_cost.sum(-1)
@@ -234,7 +234,7 @@ def test_no_budget_violation_in_100_000_profiles_after_rounding(rng):
 @pytest.mark.parametrize("n", [1, 3, 100])
 def test_any_number_of_owners_is_served(n, rng):
     bids = BidProfile.sample(rng, 20, n, "flm22-iid")
-    outcome = auctions.get("dm-regretnet").run(bids, 0.8 * bids.full_cost.sum(-1))
+    outcome = auctions.get("cleared-menu").run(bids, 0.8 * bids.full_cost.sum(-1))
     assert outcome.winners.any()
     assert (outcome.spent <= 0.8 * bids.full_cost.sum(-1) * (1 + 1e-12)).all()
 
@@ -246,7 +246,7 @@ def test_weights_are_written_and_read_back(tmp_path):
     settings, path = Settings(items=3, hidden=(4,), embedding=2), tmp_path / "mine.safetensors"
     auction = made(settings)
     save(path, settings, auction.parameters, {"command": "by hand", "seed": 1})
-    read = auctions.get("dm-regretnet", weights=str(path))
+    read = auctions.get("cleared-menu", weights=str(path))
     assert read.settings == settings
     assert "by hand" in read.guarantees.source
     assert json.loads(path.with_suffix(".json").read_text())["seed"] == 1
@@ -257,17 +257,17 @@ def test_weights_are_written_and_read_back(tmp_path):
 
 def test_errors_say_what_is_wrong(tmp_path):
     with pytest.raises(UnknownName, match="flm22-iid"):
-        auctions.get("dm-regretnet:nowhere")
+        auctions.get("cleared-menu:nowhere")
     with pytest.raises(ConfigError, match="train-auction"):
-        load("dm-regretnet", str(tmp_path / "missing.safetensors"))
+        load("cleared-menu", str(tmp_path / "missing.safetensors"))
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"not a tensor")
     with pytest.raises(ConfigError):
-        load("dm-regretnet", str(broken))
+        load("cleared-menu", str(broken))
     wrong = tmp_path / "wrong.safetensors"
     save(wrong, Settings(items=3), first_parameters(Settings(items=3, hidden=(7,)), np.random.default_rng(0)), {})
     with pytest.raises(ConfigError, match="shapes"):
-        load("dm-regretnet", str(wrong))
+        load("cleared-menu", str(wrong))
     with pytest.raises(InvalidInput, match="4 owners"):
         made(PAPER).run(BidProfile.sample(np.random.default_rng(0), None, 5, "flm22-iid"), 1.0)
 

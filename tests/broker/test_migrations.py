@@ -6,12 +6,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from power_cuts import PowerCut, cut
-from sqlalchemy import inspect, text
+from sqlalchemy import MetaData, String, Table, inspect, text
 
 from flmarket.broker import rounds
 from flmarket.broker.core import Broker
 from flmarket.broker.database import _MIGRATIONS, Database
-from flmarket.broker.models import Base, PartyRow
+from flmarket.broker.models import Base, PartyRow, TaskRow
 from flmarket.broker.reconcile import reconcile
 from flmarket.broker.services import offers, tasks
 from flmarket.broker.settings import Settings
@@ -88,3 +88,23 @@ def test_a_market_of_the_second_version_goes_on(url, joined, order, cheap_bid, m
     assert (done.state, done.rounds_done) == ("cancelled", 2)
     assert reconcile(again.database.engine) == ()
     again.close()
+
+
+def test_tasks_keep_the_auction_that_they_were_posted_with(url):
+    """The learned auctions of this project gave their names back to the papers' mechanisms."""
+    database = Database(url)
+    migrate(database, "0002")
+    with database.engine.begin() as connection:
+        connection.execute(text("INSERT INTO broker_parties VALUES ('p_1', 'buyer', 'Anna', 1, true, NULL, NULL)"))
+        tasks = Table("broker_tasks", MetaData(), autoload_with=connection)
+        must = {c.name: "x" if isinstance(c.type, String) else 0 for c in tasks.columns if not c.nullable}
+        must |= {"buyer_id": "p_1", "classes": []}
+        for place, auction in enumerate(("dm-regretnet", "m-regretnet:flm22-niid", "posted")):
+            spec = {"name": "t", "mechanism": {"auction": auction, "clip": 1.0}}
+            connection.execute(tasks.insert().values(must | {"id": f"t_{place}", "spec": spec}))
+    migrate(database, "head")
+    with database.read() as session:
+        kept = [session.get_one(TaskRow, f"t_{place}").spec["mechanism"] for place in range(3)]
+    assert [one["auction"] for one in kept] == ["cleared-menu", "menu-lottery:flm22-niid", "posted"]
+    assert all(one["clip"] == 1.0 for one in kept)
+    database.close()

@@ -230,14 +230,15 @@ class PayAsBid:
 
 def test_the_table_of_regret_finds_a_planted_cheat(tmp_path, monkeypatch):
     monkeypatch.setattr(regret, "PROFILES", {True: 4, False: 4})
-    entrants = {"dm-regretnet": PayAsBid(), "regretnet": auctions.get("posted"), "posted": auctions.get("posted")}
+    entrants = {name: PayAsBid() for name in ("dm-regretnet", "cleared-menu")}
+    entrants |= {name: auctions.get("posted") for name in ("regretnet", "posted")}
     item = regret.regret_table(
         tmp_path, "t", "T", "flm22-iid", entrants, {"dm-regretnet": (0.05, 0.02), "m-regretnet": (0.7, 0.1)},
         quick=True, step=lambda _: None,
     )  # fmt: skip
     verdicts = {check.key: check.verdict for check in item.checks}
-    assert verdicts == {"order": "differs", "size": "differs", "posted": "reproduced"}
-    assert item.numbers["dm-regretnet"]["regret"] > 1.0  # paid many times her cost for a lie
+    assert verdicts == {"order": "differs", "metric": "not run", "size": "differs", "posted": "reproduced"}
+    assert item.numbers["cleared-menu"]["regret"] > 1.0  # paid many times her cost for a lie
     rows = {what: (printed, ours) for what, printed, ours in item.beside}
     assert rows["m-regretnet"] == ("0.7000, 0.1000", "not in this run")
     assert all((tmp_path / name).exists() for name in item.files)
@@ -257,45 +258,50 @@ def test_short_training_gives_an_auction(monkeypatch):
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     monkeypatch.setattr(against_m, "SHORT", {True: (1, 1, 4, 1)})
-    auction, regret_found, loss = against_m.short_training("flm22-m-regretnet", 2, "flm22-iid", quick=True, seed=0)
+    auction, regret_found, loss = against_m.short_training("m-regretnet", 2, "flm22-iid", quick=True, seed=0)
     bids = BidProfile.sample(np.random.default_rng(0), 5, 10, "flm22-iid")
     assert (auction.run(bids, 10.0, rng=np.random.default_rng(0)).spent <= 10.0 + 1e-9).all()
     assert regret_found >= 0
     assert loss >= 0
 
 
-def test_full_tables_train_what_is_not_shipped(tmp_path, monkeypatch):
-    """Other numbers of sub-bids, DM-RegretNet for ConvlAggr, and the papers' own networks, each audited in its row."""
-    asked, full = [], TINY | {"quick": False}
+def test_tables_show_the_papers_metric_beside_our_search(tmp_path, monkeypatch):
+    """A network of the paper is measured both ways; this project's by our search alone, under its own name."""
+    pytest.importorskip("torch")
+    from flmarket.auctions.learned import PaperAuction, PaperSettings
+    from flmarket.auctions.learned.papers import first_parameters
 
-    def trained(preset, population, *, items=None):
-        asked.append((preset, population, items))
-        return auctions.get("posted")
+    def untrained(**settings):
+        made = PaperSettings(**settings)
+        return PaperAuction(made, first_parameters(made, np.random.default_rng(0)))
 
-    def short(preset, items, population, *, quick, seed):
-        asked.append((preset, population, items))
-        return auctions.get("all-in"), 0.0, 0.0
+    theirs = {
+        "dm-regretnet": untrained(sold="argmax"),
+        "regretnet": untrained(items=1),
+        "murba": untrained(items=20, grid="harmonic", sold="mean", dummy=False),
+    }
+
+    def there(population, names):
+        ours = {name: auctions.get("posted") for name in names if name.startswith(("cleared-menu", "posted"))}
+        return ours | {name: theirs[name] for name in names if name in theirs}
 
     found = audit(auctions.get("posted"), "flm22-iid", 2, search="quick", private=regret.PRIVATE)
-    monkeypatch.setattr(against_m, "trained", trained)
-    monkeypatch.setattr(against_m, "short_training", short)
+    monkeypatch.setattr(fl_market, "contenders", there)
     monkeypatch.setattr(regret, "audited", lambda auction, population, *, quick: found)
-    item = flm21.table1(tmp_path, **full)
-    assert ("murba", "flm21-low", 15) in asked
-    assert ("murba", "flm21-low", 20) not in asked, "that one is shipped"
-    assert ("flm21-murba-20", "flm21-high", 20) in asked
-    assert len(item.beside) == 12
-    assert "paper's network and losses" in item.checks[0].evidence
-    for table in flm22.table1(tmp_path, **full):
-        rows = {what: ours for what, _, ours in table.beside}
-        assert rows["dm-regretnet-convl"] == rows["posted"] == "0.0000, 0.0000"
-        assert {"regretnet, the paper's network", "dm-regretnet, the paper's network"} <= set(rows)
-    assert ("dm-regretnet-convl", "flm22-niid", None) in asked
-    entrants = {"dm-regretnet": auctions.get("all-in"), "posted": auctions.get("posted")}
-    assert flm22._for_conventional("flm22-iid", entrants, quick=True, step=lambda _: None) == {}
-    own = flm22._for_conventional("flm22-iid", entrants, quick=False, step=lambda _: None)
-    assert {name: auction.name for name, auction in own.items()} == {"dm-regretnet": "posted"}
-    assert ("flm22-regretnet", "flm22-iid", 1) in asked
+    monkeypatch.setattr(regret, "METRIC_PROFILES", {True: 6})
+    table = flm22.table1(tmp_path, **TINY)[0]
+    rows = {what: ours for what, _, ours in table.beside}
+    assert {"dm-regretnet", "dm-regretnet, the paper's metric", "cleared-menu", "m-regretnet"} <= set(rows)
+    assert "with lots drawn anew and no lie" in rows["regretnet, the paper's metric"]
+    assert table.numbers["dm-regretnet, the paper's metric"]["profiles"] == 6
+    assert {check.key: check.verdict for check in table.checks}["metric"] == "differs"  # untrained
+    item = flm21.table1(tmp_path, **TINY)
+    rows = {what: ours for what, _, ours in item.beside}
+    assert rows["M = 10, low"] == "no trained weights"
+    assert {"M = 20, low, the paper's metric", "M = 20, high, our search, over cost"} <= set(rows)
+    assert "cleared-menu-20, low, our search" in rows
+    assert item.verdict == "differs"
+    assert set(flm22._for_conventional("flm22-iid")) == {"cleared-menu"}
 
 
 def test_tables_without_weights_are_not_run(tmp_path, monkeypatch):

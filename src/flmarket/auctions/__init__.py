@@ -5,7 +5,8 @@ from __future__ import annotations
 from flmarket.auctions.budget_feasible import BudgetFeasibleKnapsack
 from flmarket.auctions.knapsack import GreedyKnapsack
 from flmarket.auctions.learned import DEFAULTS as _LEARNED
-from flmarket.auctions.learned import LearnedAuction, learned_auction
+from flmarket.auctions.learned import PAPERS as _PAPERS
+from flmarket.auctions.learned import LearnedAuction, PaperAuction, learned_auction, weight_names
 from flmarket.auctions.posted import PostedAuction, PostedPrivateSizes, posted, posted_private
 from flmarket.auctions.proportional import ProportionalShare
 from flmarket.bids import EXACT, NONE, Auction, Guarantees
@@ -16,12 +17,14 @@ __all__ = [
     "BudgetFeasibleKnapsack",
     "GreedyKnapsack",
     "LearnedAuction",
+    "PaperAuction",
     "PostedAuction",
     "PostedPrivateSizes",
     "ProportionalShare",
     "about",
     "admit",
     "get",
+    "known",
     "names",
     "register",
 ]
@@ -31,6 +34,7 @@ _SINGLE_MINDED = "single-minded owners whose privacy budget and data size are no
 _registry: Registry[Auction] = Registry("auction", "flmarket.auctions")
 get = _registry.get
 names = _registry.names
+known = _registry.__contains__
 register = _registry.register
 admit = _registry.admit
 about = _registry.about
@@ -84,10 +88,12 @@ register(
 )
 register("posted-private", posted_private, variants=True, about="The same when data sizes are private too.")
 register("m2-bf", BudgetFeasibleKnapsack, about="Buys whole owners like a knapsack, within the budget.")
-for _name in _LEARNED:
+# the papers' networks serve ten owners only, so they are there for those who ask by name
+for _name in (*_LEARNED, *_PAPERS):
     register(
         _name,
         lambda weights=None, name=_name: learned_auction(name, weights),
         variants=True,
         about="Fitted to one population of owners; there a lie gains little.",
+        listed=_name in _LEARNED and bool(weight_names(_name)),
     )

@@ -156,19 +156,20 @@ def reproduce(
 
 @app.command(
     name="train-auction",
-    epilog="Examples: `flmarket train-auction dm-regretnet --population flm22-iid --out mine.safetensors`, then "
-    "`auctions.get('dm-regretnet', weights='mine.safetensors')`; "
+    epilog="Examples: `flmarket train-auction cleared-menu --population flm22-iid --out mine.safetensors`, then "
+    "`auctions.get('cleared-menu', weights='mine.safetensors')`; "
+    "`flmarket train-auction dm-regretnet --preset paper --population flm22-iid --checkpoints DIR`; "
     "`flmarket train-auction posted --population flm22-iid --unit 1 --out menu.json`.",
 )
 def train_auction(
-    preset: Annotated[str, typer.Argument(help="What to train: posted, dm-regretnet, … (docs/learned.md).")],
+    name: Annotated[
+        str, typer.Argument(help="What to train: posted, cleared-menu, dm-regretnet, … (docs/learned.md).")
+    ],
     population: Annotated[
         list[str] | None, typer.Option(help="Bidders to train on; for posted, repeat for several.")
     ] = None,
     bids: Annotated[Path | None, typer.Option(help="Instead: a CSV or JSON file of your owners' past bids.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write, as training goes; default menu.json or PRESET.safetensors.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; default menu.json or NAME.safetensors.")] = None,
     profiles: Annotated[
         int | None, typer.Option(min=1, max=200_000, help="Profiles (posted: in all, 3000; networks: per batch).")
     ] = None,
@@ -187,13 +188,22 @@ def train_auction(
     audit_profiles: Annotated[
         int, typer.Option(min=0, max=100_000, help="Networks: profiles of the final audit; 0 for none.")
     ] = 100,
+    preset: Annotated[
+        str, typer.Option(help="The papers' networks: their whole schedule (paper), or a minute's (short).")
+    ] = "paper",
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="The papers' networks: where to keep state and curve; goes on from there.")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=0, help="The papers' networks: stop after so many in all, and write the weights.")
+    ] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
     """Fit a learned auction to a population or to your own owners' bids. Within budget whatever the training brings."""
     from flmarket.cli import training
 
-    if preset == "posted":
+    if name == "posted":
         if not population:
             raise typer.BadParameter("posted needs at least one --population")
         menu = Path("menu.json") if out is None else out
@@ -203,10 +213,11 @@ def train_auction(
     if population is not None and len(population) > 1:
         raise typer.BadParameter("a network is trained on one --population")
     options = training.LearningOptions(
-        profiles, epochs, batches, misreports, regret_weight, owners, threads, resume, audit_profiles
-    )
-    weights = Path(f"{preset}.safetensors") if out is None else out
-    training.train_network(preset, population[0] if population else None, bids, options, seed, weights, json)
+        profiles, epochs, batches, misreports, regret_weight, owners, threads, resume, audit_profiles,
+        preset, checkpoints, iterations,
+    )  # fmt: skip
+    weights = Path(f"{name}.safetensors") if out is None else out
+    training.train_network(name, population[0] if population else None, bids, options, seed, weights, json)
 
 
 @app.command(epilog="Examples: `flmarket serve --demo`; `flmarket serve --db postgresql+psycopg://user@host/market`.")

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from flmarket import aggregation, auctions, learning, populations, privacy
 from flmarket.aggregation import robust
+from flmarket.auctions import learned
 from flmarket.bids import Guarantee
 from flmarket.cli.output import print_json, screen, table
 from flmarket.learning import adversaries
 
 __all__ = ["list_mechanisms"]
+
+
+def _papers() -> list[str]:
+    """The papers' networks that have weights: they serve ten owners, and are left out where any number may bid."""
+    return [name for name, population in learned.PAPERS.items() if population in learned.weight_names(name)]
+
 
 _MARK = {
     Guarantee.EXACT: "[green]exact[/]",
@@ -28,7 +35,7 @@ def list_mechanisms(as_json: bool) -> None:
         "models": list(learning.models.names()),
         "data_sets": list(learning.names()),
     }
-    promises = {name: auctions.get(name).guarantees for name in auctions.names()}
+    promises = {name: auctions.get(name).guarantees for name in (*auctions.names(), *_papers())}
     if as_json:
         print_json(
             {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,9 @@ class LearningOptions:
     threads: int = 1
     resume: bool = False
     audit_profiles: int = 100
+    schedule: str = "paper"  # of the papers' networks: "paper", or "short" to try out
+    checkpoints: Path | None = None
+    iterations: int | None = None  # at most, in all, counting those of the checkpoint
 
 
 def train_network(
@@ -82,21 +87,28 @@ def train_network(
         import torch
     except ImportError:
         raise MissingDependency("torch", "torch") from None
-    from flmarket.auctions.learned.training.presets import preset
+    from flmarket.auctions.learned.training.presets import FORMER_PRESETS, PAPER_PRESETS, paper_preset, preset
 
-    chosen = preset(preset_name)
+    preset_name = FORMER_PRESETS.get(preset_name, preset_name)
+    paper = preset_name in PAPER_PRESETS
+    chosen: Any = paper_preset(preset_name) if paper else preset(preset_name)
     if (population is None) == (bids is None):
         raise InvalidInput("population", population, "one --population, or --bids with a file of past bids")
     if out.suffix != ".safetensors":
         raise InvalidInput("out", str(out), "a file name that ends in .safetensors")
     schedule = chosen.schedule
+    if paper and options.schedule == "short":
+        schedule = replace(schedule, epochs=5, batches=20, profiles=128, misreports=20)
+    elif options.schedule not in ("paper", "short"):
+        raise InvalidInput("preset", options.schedule, "paper or short")
     given = {name: getattr(options, name) for name in ("profiles", "epochs", "batches", "misreports")}
     schedule = replace(schedule, **{name: value for name, value in given.items() if value is not None})
     if options.regret_weight is not None:
         schedule = replace(schedule, regret=replace(schedule.regret, multiplier=options.regret_weight))
     torch.set_num_threads(options.threads)
     command = _command(preset_name, population, bids, options, seed)
-    _train(replace(chosen, schedule=schedule), population, bids, options, seed, out, command, as_json)
+    train = _train_paper if paper else _train
+    train(replace(chosen, schedule=schedule), population, bids, options, seed, out, command, as_json)
 
 
 def _train(
@@ -146,6 +158,104 @@ def _train(
     _show(provenance, out, as_json)
 
 
+SAVE_EVERY = 120.0  # seconds between checkpoints
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or Ctrl-C came: the iteration under way is finished and kept."""
+    asked: list[int] = []
+    handlers = {
+        one: signal.signal(one, lambda number, _: asked.append(number)) for one in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+
+
+def _train_paper(
+    chosen: Any,
+    population: str | None,
+    bids: Path | None,
+    options: LearningOptions,
+    seed: int,
+    out: Path,
+    command: str,
+    as_json: bool,
+) -> None:
+    """One of the papers' networks: goes on from its checkpoint, if there is one, and may be stopped at any time."""
+    from flmarket.auctions.learned.training.data import Source
+    from flmarket.auctions.learned.training.papers import PaperTrainer
+    from flmarket.populations import read_bids
+
+    if options.owners != chosen.settings.owners:
+        chosen = replace(chosen, settings=replace(chosen.settings, owners=options.owners))
+    source = Source(population, None if bids is None else read_bids(bids), owners=options.owners)
+    trainer = PaperTrainer(chosen, source, seed=seed)
+    folder = out.parent if options.checkpoints is None else options.checkpoints
+    for needed in (folder, out.parent):
+        needed.mkdir(parents=True, exist_ok=True)
+    called = f"{chosen.name}-{population or 'bids'}"
+    checkpoint, curve = folder / f"{called}.checkpoint", folder / f"{called}.csv"
+    if checkpoint.exists():
+        trainer.resume(checkpoint)
+
+    def keep() -> None:
+        trainer.save(checkpoint)
+        trainer.write_curve(curve)
+
+    saved, end = time.monotonic(), trainer.total if options.iterations is None else options.iterations
+    with _asked_to_stop() as stop, progress(trainer.total, quiet=as_json) as step:
+        for _ in range(trainer.iteration):
+            step("resumed")
+        for done in trainer.run(end):
+            step(f"iteration {trainer.iteration}" + (f": regret {done.valid_rgt:.3f}" if done else ""))
+            if done or time.monotonic() - saved > SAVE_EVERY:
+                keep()
+                saved = time.monotonic()
+            if stop():
+                break
+        stopped = stop()
+    keep()
+    if stopped:
+        screen.print(f"stopped at iteration {trainer.iteration} of {trainer.total}; the same command goes on")
+        return
+    _write_paper(trainer, population, options, command, out, as_json)
+
+
+def _write_paper(
+    trainer: Any, population: str | None, options: LearningOptions, command: str, out: Path, as_json: bool
+) -> None:
+    from flmarket.auctions.learned import weights
+    from flmarket.auctions.learned.training.papers import deployed
+    from flmarket.auctions.learned.training.papers_metric import by_the_papers
+
+    auction, schedule = trainer.auction(), trainer.preset.schedule
+    bound, empty = deployed(auction, *trainer.held_out, seed=trainer.seed)
+    provenance: dict[str, Any] = {
+        "command": command, "seed": trainer.seed, "iterations": trainer.iteration, "scheduled": trainer.total,
+        "validation_is_flat": trainer.flat, "seconds": round(trainer.seconds, 1),
+        "deployed": {"bound": bound, "empty": empty},
+        "papers_metric": asdict(by_the_papers(auction, schedule, *trainer.held_out, seed=trainer.seed)),
+    }  # fmt: skip
+    if options.audit_profiles:
+        provenance["audit"] = _audited(auction, trainer.source, population, options.audit_profiles, trainer.seed)
+    weights.save(out, auction.settings, dict(auction.parameters), provenance)
+    if as_json:
+        print_json({**provenance, "weights": str(out)})
+        return
+    found = provenance["papers_metric"]
+    screen.print(
+        f"{trainer.iteration:,} of {trainer.total:,} iterations; error bound {bound:.3f}, nobody sells in {empty:.2%}; "
+        f"by the papers' metric rgt {found['rgt']:.4f}, irv {found['irv']:.4f}"
+    )
+    if "audit" in provenance:
+        screen.print(f"audited: regret {provenance['audit']['mean_regret_over_cost']:.4f} of cost, strong search")
+    print_path("weights", out)
+
+
 def _audited(auction: Any, source: Any, population: str | None, profiles: int, seed: int) -> dict[str, Any]:
     """The strong search on a sample, for the record; docs/learned.md has the figures of full audits."""
     import numpy as np
@@ -178,6 +288,8 @@ def _command(preset_name: str, population: str | None, bids: Path | None, option
             words.append(f"--{name.replace('_', '-')} {value:g}")
     if options.owners != 10:
         words.append(f"--owners {options.owners}")
+    if options.schedule != "paper":
+        words.append(f"--preset {options.schedule}")
     return " ".join([*words, f"--seed {seed}"])
 
 

@@ -2,7 +2,7 @@
 
 The papers train for days: 5,000 or 10,000 batches of a thousand profiles, for each of ten models per M. These are the
 same networks and losses with a training of minutes, the same for every M, so levels are ours and only the direction in
-M can be compared. Regret is that of the trainer's gauge, a fixed list of lies, over the owner's full cost.
+M can be compared. Regret is that of a gauge, a fixed list of lies, over the owner's full cost.
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flmarket.auctions.learned import LearnedAuction
+from flmarket.auctions.learned import PaperAuction
 from flmarket.errors import MissingDependency
 from flmarket.experiments import fl_market as fl
 from flmarket.experiments.items import Check, Item, Step, from_checks
 from flmarket.report import Curve, CurveSet
 
-if TYPE_CHECKING:
-    from flmarket.auctions.learned.training.trainer import Trainer
-
-__all__ = ["SHORT", "fig10", "short_training", "trained"]
+__all__ = ["SHORT", "fig10", "short_training"]
 
 SIZES = (1, 2, 4, 8, 16)
 POPULATION = "flm22-iid"
@@ -33,49 +29,31 @@ SHORT = {True: (2, 15, 32, 6), False: (10, 20, 128, 20)}
 
 def short_training(
     preset_name: str, items: int, population: str, *, quick: bool, seed: int
-) -> tuple[LearnedAuction, float, float]:
-    """A paper's preset with M = `items`, trained briefly: the auction, its regret and its payments below cost."""
-    trainer = _train(preset_name, population, items=items, seed=seed, short=SHORT[quick], validation=300)
-    found = trainer.measure(trainer.best)
-    return trainer.auction(), found.regret, found.below_cost
-
-
-def trained(preset_name: str, population: str, *, items: int | None = None) -> LearnedAuction:
-    """One of this project's presets, trained as the shipped weights were, if need be with another M."""
-    return _train(preset_name, population, items=items).auction()
-
-
-def _train(
-    preset_name: str,
-    population: str,
-    *,
-    items: int | None,
-    seed: int = 0,
-    short: tuple[int, int, int, int] | None = None,
-    validation: int = 600,
-) -> Trainer:
+) -> tuple[PaperAuction, float, float]:
+    """A paper's network with M = `items`, trained briefly: the auction, its regret and its payments below cost."""
     try:
         import torch
 
         from flmarket.auctions.learned.training.data import Source
-        from flmarket.auctions.learned.training.presets import preset
-        from flmarket.auctions.learned.training.trainer import Trainer
+        from flmarket.auctions.learned.training.evaluation import measure
+        from flmarket.auctions.learned.training.papers import PaperTrainer
+        from flmarket.auctions.learned.training.presets import paper_preset
     except ModuleNotFoundError as error:
         raise MissingDependency(str(error.name), "torch") from None
-    chosen = preset(preset_name)
-    if items is not None:
-        chosen = replace(chosen, settings=replace(chosen.settings, items=items))
-    if short is not None:
-        epochs, batches, profiles, misreports = short
-        schedule = replace(
-            chosen.schedule, epochs=epochs, batches=batches, profiles=profiles, misreports=misreports
-        )  # fmt: skip
-        chosen = replace(chosen, schedule=schedule)
+    chosen = paper_preset(preset_name)
+    epochs, batches, profiles, misreports = SHORT[quick]
+    schedule = replace(chosen.schedule, epochs=epochs, batches=batches, profiles=profiles, misreports=misreports)
+    settings = replace(chosen.settings, items=items)
     torch.manual_seed(seed)
-    trainer = Trainer(chosen, Source(population), seed=seed, validation=validation)
+    trainer = PaperTrainer(
+        replace(chosen, settings=settings, schedule=schedule), Source(population), seed=seed, validation=300
+    )
     for _ in trainer.run():
         pass
-    return trainer
+    auction = trainer.auction()
+    draws = 4 if settings.sold == "drawn" else 1
+    found = measure(auction, *trainer.held_out, liars=40, draws=draws, seed=seed)
+    return auction, found.regret, found.below_cost
 
 
 def fig10(out_dir: Path, *, quick: bool, seeds: int, step: Step) -> Item:
@@ -85,7 +63,7 @@ def fig10(out_dir: Path, *, quick: bool, seeds: int, step: Step) -> Item:
         for seed in range(seeds):
             step(f"training M-RegretNet, M = {m}, seed {seed}")
             _, regret[seed, place], loss[seed, place] = short_training(
-                "flm22-m-regretnet", m, POPULATION, quick=quick, seed=seed
+                "m-regretnet", m, POPULATION, quick=quick, seed=seed
             )
     curves = tuple(_curve(name, values) for name, values in (("regret", regret), ("IR violation", loss)))
     title = "M-RegretNet against M, short training"

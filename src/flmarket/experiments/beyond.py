@@ -25,7 +25,7 @@ __all__ = ["ITEMS"]
 
 FloatArray = NDArray[np.float64]
 POPULATION = "flm22-iid"
-ENTRANTS = ("posted", "all-in", "all-in-capped", "m1", "dm-regretnet")
+ENTRANTS = ("posted", "all-in", "all-in-capped", "m1", "cleared-menu")
 FACTORS = (0.1, 0.5, 1.0)
 LAST = 20  # rounds over which the final accuracy is averaged
 

@@ -1,8 +1,9 @@
 """What FL-Market's two papers share: who takes part in a figure, error bounds with their floor, and training runs.
 
-The papers' learned auctions take part where trained weights for the population are registered, and are left out where
-not; a figure says who is missing. `posted`, fitted to the population, takes part in every figure beside them, and the
-first best (a buyer who knows every cost) is the floor: no auction that must leave owners a rent reaches it.
+The papers' own networks take part where trained weights for the population ship, and are left out where not; a figure
+says who is missing, and how far the others were trained. This project's networks stand beside them, as `cleared-menu`.
+`posted`, fitted to the population, takes part in every figure too, and the first best (a buyer who knows every cost) is
+the floor: no auction that must leave owners a rent reaches it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket import auctions
 from flmarket.aggregation import error_bound
 from flmarket.aggregation import get as get_rule
+from flmarket.auctions import learned
 from flmarket.audit import first_best
 from flmarket.bids import Auction, BidProfile, Guarantees, Outcome
 from flmarket.engines.config import MarketConfig
@@ -29,7 +31,6 @@ from flmarket.report import Curve, CurveSet, write_curves
 __all__ = [
     "FIRST_BEST",
     "LEARNED",
-    "OTHER_NETWORKS",
     "BoundCurve",
     "DrawnBudget",
     "bounds",
@@ -50,9 +51,7 @@ __all__ = [
 
 FloatArray = NDArray[np.float64]
 FIRST_BEST = "first best"
-LEARNED = ("regretnet", "m-regretnet", "murba", "dm-regretnet")
-OTHER_NETWORKS = "Learned auctions are this project's networks and training, not the papers' own."
-UNTRAINED = "no training"  # what weights as drawn say of themselves: nothing to compare with
+LEARNED = (*learned.PAPERS, *learned.DEFAULTS)
 _CLEAR = 2.0  # standard errors
 
 
@@ -60,25 +59,22 @@ def contenders(population: str, names: Sequence[str]) -> dict[str, Auction]:
     """The auctions among `names` that exist for a population, those trained on it where there are such, by name."""
     found: dict[str, Auction] = {}
     for name in names:
-        if name.partition(":")[0] not in auctions.names():
-            continue
         tuned = name in LEARNED or name == "posted"
         try:
-            auction = auctions.get(f"{name}:{population}" if tuned and ":" not in name else name)
+            found[name] = auctions.get(f"{name}:{population}" if tuned and ":" not in name else name)
         except MissingDependency:
             raise
-        except (FlmarketError, FileNotFoundError, TypeError):  # registered, but no weights for this population
+        except (FlmarketError, FileNotFoundError, TypeError):  # unknown, or no weights for this population
             continue
-        if not auction.guarantees.source.startswith(UNTRAINED):
-            found[name] = auction
     return found
 
 
 def without(names: Sequence[str], found: Mapping[str, object]) -> str:
-    """A remark on who is missing, and on what the learned ones are that are there."""
+    """A remark on who is missing, and on how far the papers' networks were trained that are there."""
     missing = [name for name in names if name not in found]
     text = [f"No trained weights of {', '.join(missing)} for this population."] if missing else []
-    return " ".join(text + ([OTHER_NETWORKS] if set(found) & set(LEARNED) else []))
+    papers = [f"{name} {one.training}" for name, one in found.items() if isinstance(one, learned.PaperAuction)]
+    return " ".join(text + ([f"Trained: {', '.join(papers)}."] if papers else []))
 
 
 @dataclass(frozen=True)
@@ -194,6 +190,11 @@ class DrawnBudget:
     def guarantees(self) -> Guarantees:
         """The inner auction's."""
         return self.inner.guarantees
+
+    @property
+    def pays_losers(self) -> bool:
+        """Whether the inner auction does, which a market has to know."""
+        return bool(getattr(self.inner, "pays_losers", False))
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Draw the share, then clear."""

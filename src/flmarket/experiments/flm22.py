@@ -30,9 +30,11 @@ POPULATIONS = {"iid": "flm22-iid", "niid": "flm22-niid"}
 FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
 RULES = ("conventional", "opt-aggr")
 PAPERS_OWN = ("regretnet", "m-regretnet", "dm-regretnet")
-ENTRANTS = (*PAPERS_OWN, "all-in", "posted")
+ENTRANTS = (*PAPERS_OWN, "cleared-menu", "all-in", "posted")
 DM = "dm-regretnet"
 CONVL = "dm-regretnet-convl"
+FOR_CONVENTIONAL = {DM: CONVL, "cleared-menu": "cleared-menu-convl"}
+TABLE_ROWS = (*PAPERS_OWN, CONVL, "cleared-menu", "cleared-menu-convl", "menu-lottery", "single-lottery", "posted")
 # regret and IR violation, IID and non-IID
 PRINTED_TABLE = {
     "regretnet": ((0.9351, 0.1684), (0.8164, 0.3864)),
@@ -57,7 +59,7 @@ def fig7(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step:
         bids, budgets = _profiles(population, quick, seeds)
         entrants = fl.contenders(population, ENTRANTS)
         curves = fl.bounds(bids, budgets, entrants, RULES)
-        own = _for_conventional(population, entrants, quick=quick, step=step)
+        own = _for_conventional(population)
         redone = {curve.label: curve for curve in fl.bounds(bids, budgets, own, RULES[:1])}
         curves = [redone.get(curve.label, curve) for curve in curves]
         step(f"first best on {population}")
@@ -81,20 +83,16 @@ def fig7(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step:
     return tuple(items)
 
 
-def _for_conventional(
-    population: str, entrants: Mapping[str, Auction], *, quick: bool, step: Step
-) -> dict[str, Auction]:
-    """DM-RegretNet is trained for an aggregation, so its line with ConvlAggr is another network; full runs train it."""
-    if quick or DM not in entrants:
-        return {}
-    step(f"training {CONVL} on {population}")
-    return {DM: against_m.trained(CONVL, population)}
+def _for_conventional(population: str) -> dict[str, Auction]:
+    """Networks are trained for an aggregation, so a line with ConvlAggr is another network where there is one."""
+    found = fl.contenders(population, tuple(FOR_CONVENTIONAL.values()))
+    return {name: found[other] for name, other in FOR_CONVENTIONAL.items() if other in found}
 
 
 def _trained_for(own: Mapping[str, Auction]) -> str:
     if own:
-        return f"The line of {DM} with ConvlAggr is a network trained for it here."
-    return f"The one {DM} was trained for OptAggr; full runs train another for ConvlAggr."
+        return f"Lines with ConvlAggr of {', '.join(own)} are networks trained for it."
+    return "Networks were trained for OptAggr."
 
 
 def _dm_is_lowest(by: Mapping[tuple[str, str], fl.BoundCurve]) -> Check:
@@ -203,7 +201,7 @@ def _fig9(out_dir: Path, data: DataSet, split: str, *, quick: bool, seeds: int, 
     entrants = fl.contenders(population, ENTRANTS)
     rounds, last = 60 if quick else 100, 20  # rounds that the final accuracy is averaged over: single rounds are noise
     accuracy: dict[str, FloatArray] = {}
-    own = _for_conventional(population, entrants, quick=quick, step=step)
+    own = _for_conventional(population)
     for name, auction in entrants.items():
         for rule in RULES:
             step(f"{population}: {name} with {rule}")
@@ -298,7 +296,7 @@ def _ours_trains(final: Mapping[str, FloatArray], baseline: float) -> Check:
 
 
 def table1(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> tuple[Item, ...]:
-    """Regret and IR violation, printed and as a strong search finds them on our weights."""
+    """Regret and IR violation: printed, by the paper's metric, and as a strong search finds them."""
     del data_dir, seeds
     return tuple(
         regret.regret_table(
@@ -306,28 +304,13 @@ def table1(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, ste
             f"flm22-table1-{split}",
             f"FLM22 Table I: regret and IR violation ({split})",
             population,
-            _table_rows(population, quick=quick, step=step),
+            fl.contenders(population, TABLE_ROWS),
             {name: row[place] for name, row in PRINTED_TABLE.items()},
             quick=quick,
             step=step,
         )
         for place, (split, population) in enumerate(POPULATIONS.items())
     )
-
-
-def _table_rows(population: str, *, quick: bool, step: Step) -> dict[str, Auction]:
-    """The shipped networks; in full runs also DM-RegretNet for ConvlAggr, and the papers' own, trained briefly."""
-    rows = fl.contenders(population, (*PAPERS_OWN, "posted"))
-    if quick:
-        return rows
-    step(f"training {CONVL} on {population}")
-    rows[CONVL] = against_m.trained(CONVL, population)
-    for name in PAPERS_OWN:
-        step(f"training the paper's own {name} on {population}")
-        items = 1 if name == "regretnet" else 8
-        own = against_m.short_training(f"flm22-{name}", items, population, quick=False, seed=0)[0]
-        rows[f"{name}, the paper's network"] = own
-    return rows
 
 
 def fig10(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:

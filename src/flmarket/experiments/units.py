@@ -193,8 +193,8 @@ def _inputs(unit: Unit, settings: Settings) -> dict[str, object]:
 
 def _trained(entrants: Sequence[str]) -> list[str]:
     """The entrants that are there, learned ones with what their weights say of their training."""
-    found = [name for name in entrants if name in auctions.names()]
-    for name in [name for name in found if name in learned.DEFAULTS]:
+    found = [name for name in entrants if auctions.known(name)]
+    for name in [name for name in found if name in learned.DEFAULTS or name in learned.PAPERS]:
         for weights in learned.weight_names(name):
             try:
                 found.append(f"{name}:{weights}: {learned.load(name, weights).guarantees.source}")

@@ -115,10 +115,15 @@ class Market:
             raise MechanismViolation(f"{self.auction.name} asks for more privacy than was offered: nothing was awarded")
         if outcome.records is not None and (np.floor(outcome.records[outcome.winners]) < 1).any():
             raise MechanismViolation(f"{self.auction.name} buys less than one record: nothing was awarded")
-        if (outcome.payment[~outcome.winners] > 0).any():
+        payment = outcome.payment
+        if getattr(
+            self.auction, "pays_losers", False
+        ):  # as printed; there is no delivery to pay for, so it is not paid
+            payment = np.where(outcome.winners, payment, 0.0)
+        if (payment[~outcome.winners] > 0).any():
             raise MechanismViolation(f"{self.auction.name} pays owners who sell nothing: nothing was awarded")
         epsilon = np.minimum(outcome.epsilon, bids.privacy_budget)
-        price = payments_to_micros(outcome.payment, budget_micros)
+        price = payments_to_micros(payment, budget_micros)
         available = self.ledger.balance(self.buyer)
         if int(price.sum()) > available:
             raise SettlementError(f"{self.buyer} holds {available} micro-units, round {index} needs {price.sum()}")

@@ -1,8 +1,9 @@
-"""What a learned auction is made of: one frozen value from which the network, its training and its file follow.
+"""What one of this project's networks is made of: a frozen value from which the network and its file follow.
 
-RegretNet, M-RegretNet, MURBA and DM-RegretNet (FL-Market 2021 §5.2, 2022 §V) are four settings of one family. Every
-owner's bid becomes M sub-bids: sell m·ε̄/M, m = 0..M, where m = 0 is always there. The network says what share of the
-budget each owner may earn and which sub-bid she sells.
+After FL-Market 2021 §5.2 and 2022 §V: every owner's bid becomes M sub-bids, sell m·ε̄/M, m = 0..M, where m = 0 is
+always there. The network says what share of the budget each owner may earn and which sub-bid she sells. Head "shares",
+deployment "expected" and encoder "concatenated" are read from files of earlier versions and no longer trained: the
+papers' own networks are in `papers.py`.
 
 | setting | choices |
 | --- | --- |

@@ -1,7 +1,7 @@
 """Weight files: safetensors with the settings inside, and a JSON beside each that says how it came about.
 
-Trained weights ship with the package, one file per auction and population; `load` also takes a path. Reading needs the
-small library safetensors (extra `app`), never torch.
+Trained weights ship with the package, `weights/AUCTION/POPULATION.safetensors`; `load` also takes a path. Reading needs
+the small library safetensors (extra `app`), never torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 
 from flmarket.auctions.learned.mechanism import LearnedAuction
 from flmarket.auctions.learned.network import first_parameters
+from flmarket.auctions.learned.papers import FAMILY, PaperAuction, PaperSettings
+from flmarket.auctions.learned.papers import first_parameters as paper_parameters
 from flmarket.auctions.learned.settings import Settings
 from flmarket.errors import ConfigError, MissingDependency, UnknownName
 
@@ -27,25 +29,29 @@ _SUFFIX = ".safetensors"
 
 def weight_names(auction: str) -> tuple[str, ...]:
     """The populations that weights of this auction ship for."""
-    start = f"{auction}-"
-    found = (entry.name for entry in _SHIPPED.iterdir() if entry.name.endswith(_SUFFIX))
-    return tuple(sorted(name.removeprefix(start).removesuffix(_SUFFIX) for name in found if name.startswith(start)))
+    folder = _SHIPPED / auction
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(e.name.removesuffix(_SUFFIX) for e in folder.iterdir() if e.name.endswith(_SUFFIX)))
 
 
-def load(auction: str, weights: str, *, name: str | None = None) -> LearnedAuction:
+def load(auction: str, weights: str, *, name: str | None = None) -> LearnedAuction | PaperAuction:
     """An auction with shipped weights by population, or with those of a .safetensors file by path."""
     if weights.endswith(_SUFFIX):
         path = Path(weights)
     elif weights in weight_names(auction):
-        path = Path(str(_SHIPPED / f"{auction}-{weights}{_SUFFIX}"))
+        path = Path(str(_SHIPPED / auction / f"{weights}{_SUFFIX}"))
     else:
         known = ", ".join(weight_names(auction)) or "none ship"
         raise UnknownName(f"weights of {auction}", weights, f"one of {known}, or a path to a {_SUFFIX} file")
     settings, parameters, provenance = _read(path)
-    return LearnedAuction(settings, parameters, name or f"{auction}:{path.stem}", _source(provenance))
+    called, source = name or f"{auction}:{path.stem}", _source(provenance)
+    if isinstance(settings, PaperSettings):
+        return PaperAuction(settings, parameters, called, source, provenance)
+    return LearnedAuction(settings, parameters, called, source)
 
 
-def _read(path: Path) -> tuple[Settings, dict[str, Any], dict[str, Any]]:
+def _read(path: Path) -> tuple[Settings | PaperSettings, dict[str, Any], dict[str, Any]]:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
@@ -54,11 +60,17 @@ def _read(path: Path) -> tuple[Settings, dict[str, Any], dict[str, Any]]:
         with safe_open(path, framework="np") as file:
             about = file.metadata() or {}
             parameters = {key: file.get_tensor(key).astype(np.float64) for key in file.keys()}  # noqa: SIM118
-        settings = Settings.from_dict(json.loads(about["settings"]))
+        values = json.loads(about["settings"])
+        paper = values.get("family") == FAMILY
+        settings = PaperSettings.from_dict(values) if paper else Settings.from_dict(values)
         provenance = json.loads(about.get("provenance", "{}"))
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ConfigError("weights", str(path), f"a file written by flmarket train-auction ({error})") from None
-    wanted = {key: value.shape for key, value in first_parameters(settings, np.random.default_rng(0)).items()}
+    drawn = np.random.default_rng(0)
+    first = (
+        paper_parameters(settings, drawn) if isinstance(settings, PaperSettings) else first_parameters(settings, drawn)
+    )
+    wanted = {key: value.shape for key, value in first.items()}
     found = {key: value.shape for key, value in parameters.items()}
     if wanted != found or not all(np.isfinite(value).all() for value in parameters.values()):
         raise ConfigError("weights", str(path), "finite tensors of the shapes that its settings ask for")
@@ -69,6 +81,8 @@ def _source(provenance: Mapping[str, Any]) -> str:
     """What was measured, in one line."""
     audit = provenance.get("audit")
     trained = provenance.get("command", "weights of unknown origin")
+    if "iterations" in provenance:
+        trained += f", {provenance['iterations']:,} of {provenance['scheduled']:,} iterations"
     if not audit:
         return f"{trained}; regret not audited"
     return (
@@ -78,7 +92,10 @@ def _source(provenance: Mapping[str, Any]) -> str:
 
 
 def save(
-    path: Path, settings: Settings, parameters: Mapping[str, np.ndarray[Any, Any]], provenance: Mapping[str, Any]
+    path: Path,
+    settings: Settings | PaperSettings,
+    parameters: Mapping[str, np.ndarray[Any, Any]],
+    provenance: Mapping[str, Any],
 ) -> None:
     """Write weights, and the provenance beside them as JSON."""
     try:

@@ -162,7 +162,7 @@ class _Desk:
         release, terms = release_id(order), json.dumps(asdict(order), sort_keys=True)
         if self.journal.claimed(release):
             raise _Refused(REPLAY, f"{release} was released before; ask for it again with {RELEASE}")
-        guarantee = _guarantee(order)
+        guarantee = self._guarantee(order)
         self._check_price(order, offer.bid)
         self._check_escrow(message, order, offer.seen)
         if not self.journal.claim(release, order.task, terms, self._work_seconds):
@@ -219,6 +219,21 @@ class _Desk:
             raise _Refused("round", f"round {order.round_index} of {order.rounds}")
         if not order.perturbation and not self.owner.allow_raw:
             raise _Refused("raw", "this owner lets nothing leave without noise")
+
+    def _guarantee(self, order: Order) -> Event:
+        """What one release of the order promises. Raises for unknown mechanisms, and for noise that does not hold."""
+        if order.market not in ("auction", "sampling", "joint", "reward"):
+            raise _Refused("market", f"{order.market!r} is no market that this owner knows")
+        if not order.perturbation:
+            return Unprotected()
+        if order.market == "joint":
+            return joint_noise(order).guarantee(order.epsilon, order.records)
+        if order.market == "reward":
+            return ZCdp(order.epsilon / order.rounds)
+        mechanism = privacy.get(order.perturbation, clip=order.clip)
+        if not self.owner.simulated and not privacy.is_sound(mechanism):
+            raise _Refused("unsound", f"{order.perturbation} is private for ideal numbers only: simulations may use it")
+        return mechanism.guarantee(order.epsilon)
 
     def _check_price(self, order: Order, bid: Bid) -> None:
         """No sale below her own valuation; a payment rounds down to whole micro-units."""
@@ -342,19 +357,6 @@ def _in_time(work: Callable[[], FloatArray], seconds: float) -> FloatArray:
     if isinstance(found, BaseException):
         raise found
     return found
-
-
-def _guarantee(order: Order) -> Event:
-    """What one release of the order promises. Raises for unknown mechanisms."""
-    if order.market not in ("auction", "sampling", "joint", "reward"):
-        raise _Refused("market", f"{order.market!r} is no market that this owner knows")
-    if not order.perturbation:
-        return Unprotected()
-    if order.market == "joint":
-        return joint_noise(order).guarantee(order.epsilon, order.records)
-    if order.market == "reward":
-        return ZCdp(order.epsilon / order.rounds)
-    return privacy.get(order.perturbation, clip=order.clip).guarantee(order.epsilon)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 from flmarket.auctions.learned.network import Inputs, Offer, forward
 from flmarket.auctions.learned.settings import Settings
-from flmarket.auctions.learned.training.data import FINE, Batch, interpolate
+from flmarket.auctions.learned.training.data import Batch
 
 __all__ = ["Honest", "climb", "honest_outcome", "lying_utility"]
 
@@ -23,56 +23,30 @@ Parameters = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Honest:
-    """Soft outcome of honest bids: expected ε and utility over budget (K, n), chances (K, n, M+1)."""
+    """Soft outcome of honest bids: expected ε and utility over budget (K, n)."""
 
     epsilon: torch.Tensor
     utility: torch.Tensor
-    chance: torch.Tensor
 
 
-def choice_chances(
-    settings: Settings, offer: Offer, ask: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def choice_chances(offer: Offer, ask: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Chances of every sub-bid and what it is paid over the budget, as `LearnedAuction` deploys them but soft."""
     paid = offer.share[..., None] * offer.price
     surplus = paid - ask
-    if offer.logits is None:
-        logits = surplus / (temperature * ask[..., -1:].clamp_min(1e-9))
-    else:
-        logits = offer.logits / temperature
-    if settings.rational:
-        sellable = surplus.detach() >= 0
-        sellable[..., 0] = True
-        logits = logits.masked_fill(~sellable, -torch.inf)
+    sellable = surplus.detach() >= 0
+    sellable[..., 0] = True
+    logits = (surplus / (temperature * ask[..., -1:].clamp_min(1e-9))).masked_fill(~sellable, -torch.inf)
     return torch.softmax(logits, dim=-1), paid
-
-
-def _utility(settings: Settings, chance: torch.Tensor, paid: torch.Tensor, cost: torch.Tensor) -> torch.Tensor:
-    return (chance * (paid - cost)).sum(dim=-1)
-
-
-def _paid_at_mean(settings: Settings, paid: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-    """What the menu pays for the mean sub-bid (a fraction of ε̄); the papers' heads pay the whole share."""
-    if settings.head == "shares":
-        return paid[..., -1]
-    return interpolate(paid, mean[..., None] * settings.items)[..., 0]
 
 
 def honest_outcome(settings: Settings, parameters: Parameters, batch: Batch, temperature: float) -> Honest:
     """Honest bids through the network."""
     ask = batch.asks(settings.items)
     offer = forward(torch, settings, parameters, Inputs(batch.size, ask, batch.privacy, batch.positions(settings)))
-    chance, paid = choice_chances(settings, offer, ask, temperature)
+    chance, paid = choice_chances(offer, ask, temperature)
     grid = torch.arange(settings.items + 1, dtype=ask.dtype) / settings.items
     mean = (chance * grid).sum(dim=-1)
-    if settings.deployment == "expected":
-        cost = interpolate(batch.table, mean[..., None] * FINE)[..., 0]
-        utility = _paid_at_mean(settings, paid, mean) - cost
-        if settings.rational:  # as deployed: where the mean is not worth its cost, nothing is sold
-            mean, utility = mean * (utility.detach() >= 0), torch.relu(utility)
-    else:
-        utility = _utility(settings, chance, paid, ask)
-    return Honest(mean * batch.privacy, utility, chance)
+    return Honest(mean * batch.privacy, (chance * (paid - ask)).sum(dim=-1))
 
 
 def lying_utility(
@@ -94,16 +68,10 @@ def lying_utility(
     share = (size / size.sum(dim=-1, keepdim=True)).reshape(k * n, n)
     privacy = with_lie(batch.privacy, batch.privacy * factor[..., 1]).reshape(k * n, n)
     ask = with_lie(batch.asks(items), factor[..., :1] * true_cost).reshape(k * n, n, items + 1)
-    position = _position(settings, privacy) if settings.head == "menu" else None
-    offer = forward(torch, settings, parameters, Inputs(share, ask, privacy, position))
-    chance, paid = choice_chances(settings, offer, ask, temperature)
+    offer = forward(torch, settings, parameters, Inputs(share, ask, privacy, _position(settings, privacy)))
+    chance, paid = choice_chances(offer, ask, temperature)
     own_chance, own_paid = (_own(x.reshape(k, n, n, items + 1)) for x in (chance, paid))
-    if settings.deployment == "expected":
-        grid = torch.arange(items + 1, dtype=lie.dtype) / items
-        mean = (own_chance * grid).sum(dim=-1)
-        cost = factor[..., 2] * interpolate(batch.table, (mean * factor[..., 1])[..., None] * FINE)[..., 0]
-        return _paid_at_mean(settings, own_paid, mean) - cost
-    return _utility(settings, own_chance, own_paid, true_cost)
+    return (own_chance * (own_paid - true_cost)).sum(dim=-1)
 
 
 def _position(settings: Settings, privacy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,15 +33,24 @@ class _OptimalBound(torch.autograd.Function):
         return gradients[0][..., None] * (-16.0 * weights**2 / epsilon**3), None
 
 
-def optimal_bound(epsilon: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """ERR with optimal weights, shape (K,), differentiable in ε."""
-    result: torch.Tensor = _OptimalBound.apply(epsilon.clamp_min(_LEAST), share)  # type: ignore[no-untyped-call]
+def optimal_bound(epsilon: torch.Tensor, share: torch.Tensor, *, least: float = _LEAST) -> torch.Tensor:
+    """ERR with optimal weights, shape (K,), differentiable in ε; an ε below `least` counts as that."""
+    result: torch.Tensor = _OptimalBound.apply(epsilon.clamp_min(least), share)  # type: ignore[no-untyped-call]
     return result
 
 
-def conventional_bound(epsilon: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """ERR with the data shares as weights, shape (K,): no bias, and a little of everybody's ε is needed."""
-    return (8.0 * share**2 / epsilon.clamp_min(_LEAST) ** 2).sum(dim=-1)
+def conventional_bound(epsilon: torch.Tensor, share: torch.Tensor, *, least: float = _LEAST) -> torch.Tensor:
+    """ERR of ConvlAggr, shape (K,): weights are data shares among those who sell more than `least`.
+
+    Losers have no voice, which is a bias. Where nobody sells, everybody counts as selling `least`.
+    """
+    sells = epsilon > least
+    sells = sells | ~sells.any(dim=-1, keepdim=True)
+    weights = share * sells
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    sold = torch.where(sells, epsilon.clamp_min(least), torch.ones_like(epsilon))
+    variance = (8.0 * weights**2 / sold**2).sum(dim=-1)
+    return variance + (weights - share).abs().sum(dim=-1) ** 2
 
 
 def error_bound_loss(

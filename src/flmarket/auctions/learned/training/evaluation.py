@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flmarket.aggregation import OptAggr, error_bound
+from flmarket.aggregation import Aggregation, OptAggr, error_bound
 from flmarket.bids import Auction, BidProfile, Valuations
 
 __all__ = ["LIES", "VALUE_LIES", "Deployed", "measure"]
@@ -45,11 +45,13 @@ def measure(
     lies: Sequence[Lie] = LIES,
     liars: int = 100,
     draws: int = 1,
+    rule: Aggregation | None = None,
     seed: int = 0,
 ) -> Deployed:
-    """`bids` of shape (profiles, n); the lies are tried in the first `liars` profiles."""
+    """`bids` (profiles, n); lies are tried in the first `liars` profiles. The bound is OptAggr's, or that of `rule`."""
     outcome = auction.run(bids, budget, rng=np.random.default_rng(seed))
-    bound = error_bound(OptAggr().weights(outcome.epsilon, bids.data_size), outcome.epsilon, bids.data_size)
+    weights = (OptAggr() if rule is None else rule).weights(outcome.epsilon, bids.data_size)
+    bound = error_bound(weights, outcome.epsilon, bids.data_size)
     sold = bound[np.isfinite(bound)]
     utility, cost = bids.utility(outcome), np.maximum(bids.full_cost, 1e-300)
     below = float(np.mean(np.maximum(-utility, 0.0) / cost))

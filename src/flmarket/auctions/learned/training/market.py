@@ -35,9 +35,11 @@ MARGIN = 2.0  # by which soft choices lean towards selling nothing, in units of 
 
 @dataclass(frozen=True)
 class Cleared:
-    """Soft outcome of honest bids, all (K, n): expected ε, utility over budget of the best choice, multiplier, pay."""
+    """Outcome of honest bids, all (K, n): expected ε of soft choices, and ε of the best choice with the derivative of
+    that; utility over budget of the best choice, multiplier, pay."""
 
     epsilon: torch.Tensor
+    sold: torch.Tensor
     utility: torch.Tensor
     multiplier: torch.Tensor
     paid: torch.Tensor
@@ -117,7 +119,9 @@ def clear(settings: Settings, parameters: Parameters, batch: Batch, temperature:
     )
     grid = torch.arange(settings.items + 1, dtype=share.dtype)[:, None, None] / settings.items
     paid = x * share * (chance * price).sum(dim=0)
-    return Cleared((chance * grid).sum(dim=0) * batch.privacy, surplus.max(dim=0).values, x, paid)
+    best, soft = surplus.max(dim=0), (chance * grid).sum(dim=0) * batch.privacy
+    sold = best.indices / settings.items * batch.privacy
+    return Cleared(soft, sold + (soft - soft.detach()), best.values, x, paid)
 
 
 def _lying_shares(size: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

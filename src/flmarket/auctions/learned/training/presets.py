@@ -1,22 +1,26 @@
-"""What to train and how: this project's networks, and the papers' own, as named presets.
+"""What to train and how: this project's networks, and the papers' own, by name.
 
-`Schedule` carries the papers' symbols: T batches of K profiles an epoch, J steps of length γ for the misreports,
-learning rate ψ, multipliers φ updated every Q batches, penalties ρ that grow by a step every so many epochs.
+Schedules carry the papers' symbols: T batches of K profiles an epoch, J steps of length γ for the misreports, learning
+rate ψ, multipliers φ updated every Q batches, penalties ρ that grow by a step every so many epochs, temperature τ.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from flmarket.auctions.learned.papers import SHAPES, PaperSettings
 from flmarket.auctions.learned.settings import Settings
 from flmarket.errors import InvalidInput, UnknownName
 
-__all__ = ["PRESETS", "Penalty", "Preset", "Schedule", "preset"]
+__all__ = [
+    "FORMER_PRESETS", "PAPER_PRESETS", "PRESETS", "PaperPreset", "PaperSchedule", "Penalty", "Preset", "Schedule",
+    "paper_preset", "preset",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """One constraint of the augmented Lagrangian: first multiplier φ, first ρ, its growth. φ = ρ = 0 leaves it out."""
+    """One constraint of the augmented Lagrangian: first multiplier φ, first ρ, its growth."""
 
     multiplier: float = 1.0
     rho: float = 1.0
@@ -28,12 +32,9 @@ class Penalty:
         return self.rho + self.growth * (epoch // self.every)
 
 
-OFF = Penalty(0.0, 0.0)
-
-
 @dataclass(frozen=True)
 class Schedule:
-    """How long, on what, and against which penalties."""
+    """How long, on what, and against which penalty of regret: this project's networks."""
 
     epochs: int = 40
     batches: int = 50  # T
@@ -43,23 +44,46 @@ class Schedule:
     rate: float = 0.002  # ψ
     rate_end: float = 0.0002  # the learning rate falls to this, geometrically
     update_every: int = 10  # Q
-    objective: str = "bound"  # "bound": ERR with opt-aggr; "conventional": with data shares; "privacy": −Σ W·E[ε]
-    weight: float | None = None  # of the objective; None: the number of owners
-    regret_over: str = "full"  # "full" cost of the bid, "expected" cost of what is sold, or the "budget"
+    objective: str = "bound"  # "bound": ERR with opt-aggr; "conventional": of ConvlAggr; "privacy": −Σ W·E[ε]
     regret: Penalty = field(default_factory=Penalty)
-    rational: Penalty = OFF
-    determinism: Penalty = OFF
     warm_up: float = 5.0  # soft choices start at this many times the deployed temperature and cool down
     patience: int = 0  # epochs without a better validation before stopping; 0: never stop early
 
     def __post_init__(self) -> None:
         if self.objective not in ("bound", "conventional", "privacy"):
             raise InvalidInput("objective", self.objective, "bound, conventional or privacy")
-        if self.regret_over not in ("full", "expected", "budget"):
-            raise InvalidInput("regret_over", self.regret_over, "full, expected or budget")
-        for name in ("epochs", "batches", "profiles", "misreports", "update_every"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(name, getattr(self, name), "a whole number of at least 1")
+        _check_counts(self)
+
+
+@dataclass(frozen=True)
+class PaperSchedule:
+    """How the papers train: FL-Market 2022 App. A by default."""
+
+    epochs: int = 50
+    batches: int = 100  # T
+    profiles: int = 1024  # K
+    misreports: int = 100  # J, in the 2021 paper R
+    step: float = 0.1  # γ
+    rate: float = 0.001  # ψ
+    update_every: int = 10  # Q
+    objective: str = "opt-aggr"  # ERR with "opt-aggr", "conventional" or "var-opt" weights; "privacy": −mean W·E[ε]
+    weight: float | None = None  # of the objective; None: the number of owners
+    over_cost: bool = True  # violations over the cost of what is sold; otherwise in money
+    temperature: float | None = 0.125  # τ of the soft argmax; None: there is none
+    regret: Penalty = Penalty(1.0, 1.0, growth=1.0)
+    rational: Penalty = Penalty(1.0, 1.0, growth=1.0)
+    determinism: Penalty | None = Penalty(1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("opt-aggr", "conventional", "var-opt", "privacy"):
+            raise InvalidInput("objective", self.objective, "opt-aggr, conventional, var-opt or privacy")
+        _check_counts(self)
+
+
+def _check_counts(schedule: Schedule | PaperSchedule) -> None:
+    for name in ("epochs", "batches", "profiles", "misreports", "update_every"):
+        if getattr(schedule, name) < 1:
+            raise InvalidInput(name, getattr(schedule, name), "a whole number of at least 1")
 
 
 @dataclass(frozen=True)
@@ -70,6 +94,16 @@ class Preset:
     about: str
     settings: Settings
     schedule: Schedule
+
+
+@dataclass(frozen=True)
+class PaperPreset:
+    """One of the papers' networks and its training."""
+
+    name: str
+    about: str
+    settings: PaperSettings
+    schedule: PaperSchedule
 
 
 _CLEARED_SCHEDULE = Schedule(
@@ -90,92 +124,68 @@ _LOTTERY_SCHEDULE = Schedule(
     regret=Penalty(2.0, 1.0, growth=0.2),
     patience=8,
 )
-# FL-Market 2022 App. A: two hidden layers of 100 as printed (the published code has three)
-_FLM22 = Schedule(
-    epochs=50,
-    batches=100,
-    profiles=1024,
-    misreports=100,
-    step=0.1,
-    rate=0.001,
-    rate_end=0.001,
-    regret=Penalty(1.0, 1.0, growth=1.0),
-    rational=Penalty(1.0, 1.0, growth=1.0),
-    determinism=Penalty(1.0, 1.0),
-    warm_up=1.0,
-    regret_over="expected",
-)
-_PAPER = Settings(
-    head="shares", encoder="concatenated", sees="all", clearing=False, dummy=True, rational=False, owners=10,
-    temperature=1.0, hidden=(100, 100), deployment="sampled", activation="tanh",
-)  # fmt: skip
+# FL-Market 2022 footnote 3: neither a soft argmax nor its penalty, and E[ε] instead of the bound
+_LOTTERIES = PaperSchedule(objective="privacy", temperature=None, determinism=None)
 # FL-Market 2021 App. A
-_FLM21 = replace(
-    _FLM22,
+_FLM21 = PaperSchedule(
     epochs=100,
     profiles=1000,
     misreports=25,
+    objective="var-opt",
+    weight=1.0,
+    over_cost=False,
+    temperature=None,
     regret=Penalty(1.0, 1.0, growth=1.0, every=2),
     rational=Penalty(1.0, 4.0, growth=3.0, every=2),
-    determinism=OFF,
-    weight=1.0,
-    regret_over="budget",
+    determinism=None,
 )
 
 _ALL = (
+    Preset("cleared-menu", "menus cleared against the budget, error bound", Settings(), _CLEARED_SCHEDULE),
     Preset(
-        "dm-regretnet",
-        "menus cleared against the budget, argmax, error bound",
-        Settings(),
-        _CLEARED_SCHEDULE,
-    ),
-    Preset(
-        "dm-regretnet-convl",
+        "cleared-menu-convl",
         "the same, trained for conventional aggregation",
         Settings(),
         replace(_CLEARED_SCHEDULE, objective="conventional"),
     ),
-    Preset("regretnet", "one sub-bid, sampled", replace(_LOTTERY, items=1), _LOTTERY_SCHEDULE),
-    Preset("m-regretnet", "eight sub-bids, sampled", _CURVE, replace(_LOTTERY_SCHEDULE, epochs=12)),
     Preset(
-        "murba",
-        "twenty sub-bids, cleared menus that pay out the whole budget, error bound",
+        "cleared-menu-20",
+        "the same with twenty sub-bids",
         Settings(items=20),
         replace(_CLEARED_SCHEDULE, epochs=8, profiles=48, misreports=60),
     ),
-    Preset(
-        "flm22-dm-regretnet",
-        "the paper's DM-RegretNet with OptAggr",
-        replace(_PAPER, deployment="argmax", temperature=0.125),
-        _FLM22,
-    ),
-    Preset(
-        "flm22-m-regretnet",
-        "the paper's M-RegretNet",
-        _PAPER,
-        replace(_FLM22, objective="privacy", weight=1.0, determinism=OFF),
-    ),
-    Preset(
-        "flm22-regretnet",
-        "the paper's RegretNet",
-        replace(_PAPER, items=1),
-        replace(_FLM22, objective="privacy", weight=1.0, determinism=OFF),
-    ),
-    *(
-        Preset(
-            f"flm21-murba-{items}",
-            f"the paper's MURBA with M = {items}",
-            replace(_PAPER, items=items, deployment="expected", dummy=False),
-            _FLM21,
-        )
-        for items in (10, 15, 20)
-    ),
+    Preset("menu-lottery", "eight sub-bids, sampled", _CURVE, replace(_LOTTERY_SCHEDULE, epochs=12)),
+    Preset("single-lottery", "one sub-bid, sampled", replace(_LOTTERY, items=1), _LOTTERY_SCHEDULE),
 )
+_PAPERS = (
+    ("dm-regretnet", "FL-Market 2022: DM-RegretNet with OptAggr", PaperSchedule()),
+    ("dm-regretnet-convl", "FL-Market 2022: DM-RegretNet with ConvlAggr", PaperSchedule(objective="conventional")),
+    ("m-regretnet", "FL-Market 2022: M-RegretNet", _LOTTERIES),
+    ("regretnet", "FL-Market 2022: RegretNet", _LOTTERIES),
+    ("murba", "FL-Market 2021: MURBA with M = 20 and VarOpt", _FLM21),
+    ("murba-15", "FL-Market 2021: MURBA with M = 15 and VarOpt", _FLM21),
+    ("murba-10", "FL-Market 2021: MURBA with M = 10 and VarOpt", _FLM21),
+)
+# what the papers' networks were called here when their names stood for others
+FORMER_PRESETS = {
+    **{f"flm22-{name}": name for name in ("dm-regretnet", "m-regretnet", "regretnet")},
+    "flm21-murba-20": "murba",
+    **{f"flm21-murba-{items}": f"murba-{items}" for items in (10, 15)},
+}
 PRESETS = {one.name: one for one in _ALL}
+PAPER_PRESETS = {name: PaperPreset(name, about, SHAPES[name], schedule) for name, about, schedule in _PAPERS}
 
 
 def preset(name: str) -> Preset:
-    """A preset by name."""
+    """One of this project's networks by name."""
     if name not in PRESETS:
-        raise UnknownName("preset", name, f"one of posted, {', '.join(PRESETS)}")
+        raise UnknownName("preset", name, f"one of posted, {', '.join((*PRESETS, *PAPER_PRESETS))}")
     return PRESETS[name]
+
+
+def paper_preset(name: str) -> PaperPreset:
+    """One of the papers' networks by name."""
+    name = FORMER_PRESETS.get(name, name)
+    if name not in PAPER_PRESETS:
+        raise UnknownName("preset", name, f"one of {', '.join(PAPER_PRESETS)}")
+    return PAPER_PRESETS[name]

@@ -1,9 +1,9 @@
-"""The augmented Lagrangian, batch by batch, with checkpoints that resume to the same weights.
+"""Training this project's networks: an augmented Lagrangian, with checkpoints that resume to the same weights.
 
-    C(θ) = n·objective + Σ_i φ_i·rgt_i + ρ/2·(Σ_i rgt_i)² + the same for payments below cost and indeterminate choices
+    C(θ) = n·objective + Σ_i φ_i·rgt_i + ρ/2·(Σ_i rgt_i)²
 
-as in FL-Market 2022 App. A. Regret is over the owner's full cost. Profiles follow from (seed, epoch) alone, so a
-resumed run sees what an uninterrupted one sees.
+Regret is over the owner's full cost; nobody is paid below cost by construction. Profiles follow from (seed, epoch)
+alone, so a resumed run sees what an uninterrupted one sees. The papers' own networks: `training.papers`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from flmarket.aggregation import Conventional
+from flmarket.auctions.learned import FORMER_NAMES
 from flmarket.auctions.learned.mechanism import LearnedAuction
 from flmarket.auctions.learned.network import first_parameters
 from flmarket.auctions.learned.training import ascent, market
 from flmarket.auctions.learned.training.bound import error_bound_loss
 from flmarket.auctions.learned.training.data import Batch, Source, make_batch
 from flmarket.auctions.learned.training.evaluation import Deployed, measure
-from flmarket.auctions.learned.training.presets import Penalty, Preset
+from flmarket.auctions.learned.training.presets import Preset
 from flmarket.errors import ConfigError
 
 __all__ = ["Epoch", "Trainer"]
 
 # how much held-out regret over cost weighs against the held-out error bound when the best epoch is chosen
 REGRET_WEIGHT = 10.0
-_NAMES = ("regret", "rational", "determinism")
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,7 @@ class Trainer:
         first = first_parameters(preset.settings, np.random.default_rng((seed, 0)))
         self.parameters = {key: torch.tensor(value, requires_grad=True) for key, value in first.items()}
         self.optimiser = torch.optim.Adam(list(self.parameters.values()), lr=preset.schedule.rate)
-        penalties = (preset.schedule.regret, preset.schedule.rational, preset.schedule.determinism)
-        self.penalties: dict[str, Penalty] = dict(zip(_NAMES, penalties, strict=True))
-        self.multipliers = {name: torch.full((source.owners,), p.multiplier) for name, p in self.penalties.items()}
+        self.multipliers = torch.full((source.owners,), preset.schedule.regret.multiplier)
         self.lies: dict[int, torch.Tensor] = {}
         self.epoch, self.best_score, self.best_epoch, self.updates = 0, math.inf, 0, 0
         self.best = {key: value.detach().clone() for key, value in self.parameters.items()}
@@ -67,38 +66,31 @@ class Trainer:
 
     # ---- one batch ----
 
-    def terms(self, batch: Batch, temperature: float, index: int = 0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The objective and the violations (n,) of one batch."""
+    def terms(self, batch: Batch, temperature: float, index: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """The objective and the regret (n,) of one batch."""
         settings, schedule = self.preset.settings, self.preset.schedule
         cost = batch.cost.clamp_min(1e-9)
-        violations: dict[str, torch.Tensor] = {}
         if settings.clearing:
             cleared = market.clear(settings, self.parameters, batch, temperature)
-            epsilon, utility = cleared.epsilon, cleared.utility
-            if self.penalties["regret"].rho > 0:
-                count = max(2, math.ceil(schedule.misreports / settings.items))
-                factors = torch.cat([torch.ones(1), torch.linspace(0.9, 0.15, count - 1)])
-                item, part = market.best_commitment(settings, self.parameters, batch, cleared.multiplier, factors)
-                lying = market.commitment_utility(settings, self.parameters, batch, temperature, item, part)
-                violations["regret"] = (torch.relu(lying - utility) / cost).mean(dim=0)
+            # ConvlAggr weighs a little ε as much as a lot, so that the mean of a soft choice between nothing and
+            # something would look worse than either
+            epsilon = cleared.sold if schedule.objective == "conventional" else cleared.epsilon
+            utility = cleared.utility
+            count = max(2, math.ceil(schedule.misreports / settings.items))
+            factors = torch.cat([torch.ones(1), torch.linspace(0.9, 0.15, count - 1)])
+            item, part = market.best_commitment(settings, self.parameters, batch, cleared.multiplier, factors)
+            lying = market.commitment_utility(settings, self.parameters, batch, temperature, item, part)
         else:
             honest = ascent.honest_outcome(settings, self.parameters, batch, temperature)
             epsilon, utility = honest.epsilon, honest.utility
-            if schedule.regret_over == "expected":  # the papers': of what is sold, itself subject to training
-                cost = (honest.chance * batch.asks(settings.items)).sum(dim=-1).clamp_min(1e-3 * cost)
-            elif schedule.regret_over == "budget":
-                cost = torch.ones_like(cost)
             lie = self._search(batch, temperature, index)
             lying = ascent.lying_utility(settings, self.parameters, batch, lie, temperature)
-            violations["regret"] = (torch.relu(lying - utility) / cost).mean(dim=0)
-            violations["rational"] = (torch.relu(-utility) / cost).mean(dim=0)
-            even = 1.0 / (settings.items + 1)
-            violations["determinism"] = (1.0 - even - ((honest.chance - even) ** 2).sum(dim=-1)).mean(dim=0)
+        regret = (torch.relu(lying - utility) / cost).mean(dim=0)
         if schedule.objective == "privacy":
             objective = -(batch.size * epsilon).sum(dim=-1).mean()
         else:
             objective = error_bound_loss(epsilon, batch.size, conventional=schedule.objective == "conventional")
-        return objective, violations
+        return objective, regret
 
     def _search(self, batch: Batch, temperature: float, index: int) -> torch.Tensor:
         """Two starts, the last visit's lie and a fresh one, half of the steps each."""
@@ -118,22 +110,17 @@ class Trainer:
 
     def step(self, batch: Batch, temperature: float, index: int = 0) -> tuple[float, float, float]:
         """One update; returns loss, objective and mean regret."""
-        n = self.source.owners
-        objective, violations = self.terms(batch, temperature, index)
-        loss = (n if self.preset.schedule.weight is None else self.preset.schedule.weight) * objective
-        for name, violation in violations.items():
-            rho = self.penalties[name].rho_at(self.epoch)
-            loss = loss + (self.multipliers[name] * violation).sum() + 0.5 * rho * violation.sum() ** 2
+        objective, regret = self.terms(batch, temperature, index)
+        rho = self.preset.schedule.regret.rho_at(self.epoch)
+        loss = self.source.owners * objective + (self.multipliers * regret).sum() + 0.5 * rho * regret.sum() ** 2
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), 10.0)
         self.optimiser.step()
         self.updates += 1
         if self.updates % self.preset.schedule.update_every == 0:
-            for name, violation in violations.items():
-                self.multipliers[name] += self.penalties[name].rho_at(self.epoch) * violation.detach()
-        regret = violations["regret"].mean().item() if "regret" in violations else 0.0
-        return loss.item(), objective.item(), regret
+            self.multipliers += rho * regret.detach()
+        return loss.item(), objective.item(), regret.mean().item()
 
     # ---- epochs ----
 
@@ -175,7 +162,8 @@ class Trainer:
     def measure(self, parameters: dict[str, torch.Tensor]) -> Deployed:
         """The auction as deployed, on held-out profiles."""
         draws = 4 if self.preset.settings.deployment == "sampled" else 1
-        return measure(self.auction(parameters), *self.held_out, liars=40, draws=draws, seed=self.seed)
+        rule = Conventional() if self.preset.schedule.objective == "conventional" else None
+        return measure(self.auction(parameters), *self.held_out, liars=40, draws=draws, rule=rule, seed=self.seed)
 
     def auction(self, parameters: dict[str, torch.Tensor] | None = None) -> LearnedAuction:
         """The best network so far (or the given one), as it is deployed."""
@@ -204,13 +192,16 @@ class Trainer:
         except Exception as error:
             raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
         mine = (self.preset.name, self.preset.settings.to_dict(), self.seed)
-        if (state["preset"], state["settings"], state["seed"]) != mine:
+        name = FORMER_NAMES.get(state["preset"], state["preset"])
+        if (name, state["settings"], state["seed"]) != mine:
             raise ConfigError("checkpoint", str(path), f"one of preset {self.preset.name} with seed {self.seed}")
         with torch.no_grad():
             for key, value in self.parameters.items():
                 value.copy_(state["parameters"][key])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.multipliers, self.lies, self.best = state["multipliers"], state["lies"], state["best"]
+        former = state["multipliers"]  # a checkpoint of an earlier version names the penalties
+        self.multipliers = former["regret"] if isinstance(former, dict) else former
+        self.lies, self.best = state["lies"], state["best"]
         self.epoch, self.updates = state["epoch"], state["updates"]
         self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
 

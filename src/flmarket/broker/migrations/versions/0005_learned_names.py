@@ -1,0 +1,43 @@
+"""Tasks posted when this project's learned auctions had the papers' names keep the auction they were posted with."""
+
+from __future__ import annotations
+
+import json
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+# as of this revision; `flmarket.auctions.learned.FORMER_NAMES`
+NEW_NAMES = {
+    "dm-regretnet": "cleared-menu",
+    "murba": "cleared-menu-20",
+    "m-regretnet": "menu-lottery",
+    "regretnet": "single-lottery",
+}
+
+
+def upgrade() -> None:
+    """Apply."""
+    _rename(NEW_NAMES)
+
+
+def downgrade() -> None:
+    """Take back."""
+    _rename({new: old for old, new in NEW_NAMES.items()})
+
+
+def _rename(names: dict[str, str]) -> None:
+    tasks, bind = sa.table("broker_tasks", sa.column("id", sa.String), sa.column("spec", sa.JSON)), op.get_bind()
+    for row in bind.execute(sa.select(tasks.c.id, tasks.c.spec)).all():
+        spec = json.loads(row.spec) if isinstance(row.spec, str) else dict(row.spec)
+        mechanism = dict(spec.get("mechanism") or {})
+        name, colon, variant = str(mechanism.get("auction", "")).partition(":")
+        if name not in names:
+            continue
+        spec["mechanism"] = mechanism | {"auction": f"{names[name]}{colon}{variant}"}
+        bind.execute(sa.update(tasks).where(tasks.c.id == row.id).values(spec=spec))
