@@ -65,7 +65,8 @@ def joint(name, seed=0):
     data = load("breast-cancer")
     return JdpTraining(
         data=data, partition=equal(np.random.default_rng(0), len(data.y_train), OWNERS),
-        costs=np.linspace(1, 9, OWNERS), budget=200.0, auction=auctions.get("m1"), model=SoftmaxRegression(30, 2, local=LocalTraining(steps=1)),
+        costs=np.linspace(1, 9, OWNERS), budget=200.0, auction=auctions.get("m1"),
+        model=SoftmaxRegression(30, 2, local=LocalTraining(steps=1)),
         aggregation=robust.get("average"), perturbation=LocalPerturbation(clip=1.0), epsilon=500.0, rounds=2,
         validation=50, seed=seed, name=name,
     )  # fmt: skip
