@@ -18,7 +18,7 @@
     cost = "linear"                    # how the value becomes a cost in reward games; or quadratic, exponential
 
     [cap]
-    epsilon = 8.0                      # over her lifetime, all buyers together; with delta, or rho instead
+    epsilon = 3.0                      # over her lifetime, all buyers together; with delta, or rho instead
     # delta = 1e-6
     # none = true                      # no cap: the only one under which updates without noise may leave
 
