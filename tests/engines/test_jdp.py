@@ -350,6 +350,15 @@ def test_training_stops_at_the_accuracy(spec):
     assert not spec(rounds=3).run().stopped
 
 
+def test_totals_are_for_the_rounds_agreed_on_not_for_those_played(spec):
+    """When a training stops depends on what was released, so only the agreed maximum is a promise."""
+    early = spec(rounds=40, stop_accuracy=0.7, stop_epsilon=50.0).run()
+    assert len(early.rounds) < early.privacy.rounds == 40
+    once = early.spec.perturbation.guarantee(early.spec.epsilon, 1).noise_multiplier
+    agreed = float(gaussian_epsilon(sigma=once / np.sqrt(40), delta=early.privacy.delta))
+    assert early.privacy.client_total == pytest.approx(agreed, rel=1e-6)
+
+
 def test_stopping_is_as_noisy_as_its_epsilon_says(spec):
     """AboveThreshold at distance 0: the noise is Laplace(2/(|V|ε)) on the threshold and Laplace(4/(|V|ε)) on a look."""
     training, gaps = spec(stop_accuracy=0.5, stop_epsilon=0.5), []

@@ -29,7 +29,9 @@ __all__ = [
     "register",
 ]
 
-_SINGLE_MINDED = "single-minded owners whose privacy budget and data size are not private"
+_SINGLE_MINDED = (
+    "single-minded owners whose privacy budget and data size are not private, and a budget set before bids are seen"
+)
 
 _registry: Registry[Auction] = Registry("auction", "flmarket.auctions")
 get = _registry.get

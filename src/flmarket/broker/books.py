@@ -17,11 +17,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from flmarket.broker.errors import Conflict
-from flmarket.errors import PrivacyBudgetExhausted, SettlementError
+from flmarket.errors import SettlementError
 from flmarket.ledger import EXPIRY, Award, AwardState, Ledger, LedgerCorrupt, Release, Resolution, format_micros
+from flmarket.market import resolve_each
 from flmarket.privacy import Event, PureDp
 
-__all__ = ["Books", "TaskLedger", "resolve_each", "slot_account", "task_award"]
+__all__ = ["Books", "TaskLedger", "slot_account", "task_award"]
 
 
 def slot_account(task_id: str, slot: int) -> str:
@@ -33,27 +34,6 @@ def task_award(award: Award, task_id: str, account_of: Callable[[int], str]) -> 
     """The owner's number, and a market's award as the broker books it: paid by the task, to the owner's own account."""
     owner = int(award.owner.removeprefix("owner-"))
     return owner, replace(award, buyer=task_id, owner=account_of(owner))
-
-
-def resolve_each(ledger: Ledger, ends: Sequence[Resolution]) -> list[Award]:
-    """Resolve awards, together if possible; what the ledger refuses ends alone, and the others as they should.
-
-    An award that was resolved before stays as it is. One whose release would pass its owner's cap is void.
-    """
-    if not ends:
-        return []
-    try:
-        return list(ledger.resolve_many(ends))
-    except (PrivacyBudgetExhausted, SettlementError) as refusal:
-        if len(ends) > 1:
-            half = len(ends) // 2
-            return [*resolve_each(ledger, ends[:half]), *resolve_each(ledger, ends[half:])]
-        known = ledger.award(ends[0].award_id)
-        if known.state is not AwardState.PENDING:
-            return [known]
-        if isinstance(refusal, PrivacyBudgetExhausted):
-            return [ledger.void(known.id, f"refused: {refusal}")]
-        raise
 
 
 class Books:

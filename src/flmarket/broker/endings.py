@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session, undefer
 
-from flmarket.broker.books import resolve_each
 from flmarket.broker.clock import now
 from flmarket.broker.core import Broker
 from flmarket.broker.models import Event, RoundRow, TaskRow
@@ -20,7 +19,7 @@ from flmarket.broker.round_rows import AWARDED, void_round
 from flmarket.broker.services.log import note
 from flmarket.broker.services.states import ENDED
 from flmarket.ledger import Award, AwardState, Resolution
-from flmarket.market import award_id
+from flmarket.market import award_id, resolve_each
 
 __all__ = ["INTERNAL", "begin", "end_task", "ending", "open_awards"]
 

@@ -38,8 +38,8 @@ privacy_budget = 1.0        # the most ε you sell in one round; in the reward g
 # value = 2.0               # your cost of taking part (sampling, joint DP) or value of privacy (reward game)
 
 [cap]
-epsilon = 3.0               # the most ε you ever sell, to all buyers together. What it means: a suspicion of 50 : 50 that
-                            # your records are these and not others becomes at worst e^ε / (1 + e^ε) sure: 95 % at 3
+epsilon = 3.0               # the most ε you ever sell, to all buyers together. What it means: a suspicion of 50 : 50
+                            # that your records are these and not others becomes at worst e^ε / (1 + e^ε) sure: 95 %
 # delta = 1e-6              # with it: (ε, δ) over your lifetime; joint DP and the reward game need it, or rho instead
 # none = true               # in place of epsilon: no cap at all, the only way to sell updates without noise
 

@@ -269,7 +269,7 @@ class JdpRun:
         seen = np.array(included, dtype=bool).reshape(len(rounds), self.clients.size)
         return JdpResult(
             spec, self.chosen, tuple(rounds), tuple(choices), seen, self.public, np.array(self.own),
-            self.privacy(len(rounds)), tuple(self.voided), stops.reached, spent,
+            self.privacy(spec.rounds), tuple(self.voided), stops.reached, spent,
         )  # fmt: skip
 
     def round(self, index: int) -> tuple[FloatArray, Choice | None]:

@@ -104,7 +104,10 @@ class LocalPerturbation:
 
 @dataclass(frozen=True)
 class JointPrivacy:
-    """Everything a training gave away, per round and over all rounds; ε's are at `delta`, ∞ where nothing protects.
+    """What a training gives away, per round and over the `rounds` agreed on; ε's at `delta`, ∞ where nothing protects.
+
+    A training that stops early has played fewer, but when it stopped depended on what was released, so a total for the
+    rounds played is true only after the fact.
 
     `client` is the whole data set of the client with least noise, against everybody who sees uploads or models, the
     server included. `record` is one of the server's validation records, against everybody who sees the models.
@@ -128,7 +131,7 @@ class JointPrivacy:
         """What is protected against whom, for a page."""
         said = [
             f"A client's whole data set, against the server and everybody else: {_pair(self.client_per_round, self)} "
-            f"per round, {_pair(self.client_total, self)} over {self.rounds} rounds."
+            f"per round, {_pair(self.client_total, self)} over the {self.rounds} rounds agreed on."
         ]
         if isinf(self.record_total):
             said.append("The server's validation records are not protected: what is published may depend on each.")

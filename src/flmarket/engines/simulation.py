@@ -179,7 +179,7 @@ class SimulationRun:
         bids = self.owners.bid(bidders)
         budget = spec.task.budget_micros
         if spec.task.budget_factor is not None:
-            budget = to_micros("budget", spec.task.budget_factor * float(bids.full_cost.sum()))
+            budget = to_micros("budget", spec.task.budget_factor * float(spec.bids[bidders].full_cost.sum()))
         assert budget is not None
         return OpenRound(index, bidders, bids, budget)
 

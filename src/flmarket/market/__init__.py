@@ -1,6 +1,6 @@
 """The market: tasks, rounds and awards, from bids to settlement. No I/O; engines drive it."""
 
-from flmarket.market.market import Market, Round, award_id, new_task, owner_account
+from flmarket.market.market import Market, Round, award_id, new_task, owner_account, resolve_each
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "award_id",
     "new_task",
     "owner_account",
+    "resolve_each",
 ]

@@ -9,7 +9,7 @@ owner's machine is booked as a release with the end of its award, paid or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,7 +34,7 @@ from flmarket.ledger import (
 from flmarket.market.task import RoundRecord
 from flmarket.privacy import Perturbation
 
-__all__ = ["Market", "Round", "award_id", "new_task", "owner_account"]
+__all__ = ["Market", "Round", "award_id", "new_task", "owner_account", "resolve_each"]
 
 FloatArray = NDArray[np.float64]
 
@@ -61,6 +61,28 @@ def new_task(ledger: Ledger | None, task: str) -> Ledger:
     if books.has_task(task):
         raise IdReused(f"this ledger has entries of a task {task!r}: give this run a name of its own")
     return books
+
+
+def resolve_each(ledger: Ledger, ends: Sequence[Resolution]) -> list[Award]:
+    """Resolve awards, together if possible; what the ledger refuses ends alone, and the others as they should.
+
+    An award that was resolved before stays as it is. One whose release would pass its owner's registered cap is void,
+    and the release is not booked: her own account at home has the last word.
+    """
+    if not ends:
+        return []
+    try:
+        return list(ledger.resolve_many(ends))
+    except (PrivacyBudgetExhausted, SettlementError) as refusal:
+        if len(ends) > 1:
+            half = len(ends) // 2
+            return [*resolve_each(ledger, ends[:half]), *resolve_each(ledger, ends[half:])]
+        known = ledger.award(ends[0].award_id)
+        if known.state is not AwardState.PENDING:
+            return [known]
+        if isinstance(refusal, PrivacyBudgetExhausted):
+            return [ledger.void(known.id, ends[0].reason or f"past the registered cap: {refusal}")]
+        raise
 
 
 @dataclass
@@ -149,7 +171,8 @@ class Market:
         elif not problem and not np.isfinite(vector).all():
             problem = "not finite"
         if problem:
-            self._resolve([Resolution(award.id, AwardState.VOIDED, f"bad update: {problem}", self._release(award))])
+            end = Resolution(award.id, AwardState.VOIDED, f"bad update: {problem}", self._release(award))
+            resolve_each(self.ledger, [end])
             return False
         round_.updates[owner] = vector
         return True
@@ -218,25 +241,15 @@ class Market:
     def _settle(self, round_: Round) -> dict[int, Award]:
         """Every award as it ends, by owner: all that are still open are resolved in one call."""
         awards = {owner: self.ledger.award(identifier) for owner, identifier in round_.awards.items()}
-        resolved = self._resolve(
+        ends = [
             Resolution(award.id, AwardState.POSTED, release=self._release(award))
             if owner in round_.updates
             else Resolution(award.id, AwardState.EXPIRED, EXPIRY)
             for owner, award in awards.items()
             if owner in round_.updates or award.state is AwardState.PENDING
-        )
-        ended = {award.id: award for award in resolved}
+        ]
+        ended = {award.id: award for award in resolve_each(self.ledger, ends)}
         return {owner: ended.get(award.id, award) for owner, award in awards.items()}
-
-    def _resolve(self, resolutions: Iterable[Resolution]) -> Sequence[Award]:
-        """All in one call; past a cap that an owner registered, her award alone is void."""
-        ends = list(resolutions)
-        try:
-            return self.ledger.resolve_many(ends)
-        except PrivacyBudgetExhausted as refusal:
-            if len(ends) == 1:
-                return [self.ledger.void(ends[0].award_id, f"past the registered cap: {refusal}")]
-            return [award for end in ends for award in self._resolve([end])]
 
     def _release(self, award: Award) -> Release | None:
         """What an update for this award gives away, if the market knows its noise."""

@@ -17,8 +17,9 @@ __all__ = ["MarketResult", "OwnerStatement", "RoundRecord", "Task"]
 class Task:
     """A buyer's order: train this long, with these mechanisms, within this much money a round.
 
-    The budget of a round is either an amount (`budget_micros`) or, as in the papers, `budget_factor` times the sum of
-    the bidders' full costs. Exactly one of the two is given.
+    The budget of a round is either an amount (`budget_micros`) or, for experiments, `budget_factor` times the sum of
+    what the simulation drew as the bidders' full costs. Exactly one of the two is given. Neither depends on what
+    bidders report: a budget that did could be moved by a lie, which voids every claim of truthfulness.
     """
 
     name: str = "task"

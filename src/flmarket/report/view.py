@@ -192,7 +192,7 @@ def settings(result: MarketResult) -> list[tuple[str, str]]:
     if task.budget_micros is not None:
         budget = f"{format_micros(task.budget_micros)} per round"
     else:
-        budget = f"{task.budget_factor:g} × the bidders' full costs, per round"
+        budget = f"{task.budget_factor:g} × the bidders' full costs as drawn, per round"
     return [
         ("data set", result.data_set),
         ("auction", result.mechanism),

@@ -42,7 +42,7 @@ _GUARANTEES = Guarantees(
     rational=EXACT,
     budget_feasible=EXACT,
     source="taxation principle (Hammond 1979); proof in docs/posted.md",
-    assumes="data sizes are public or verified",
+    assumes="data sizes are public or verified, and the budget is set before bids are seen",
 )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 
-from flmarket.broker.books import resolve_each
 from flmarket.broker.checkpoints import order_of
 from flmarket.broker.core import Broker
 from flmarket.broker.endings import end_task, open_awards
@@ -17,6 +16,7 @@ from flmarket.broker.flower.files import remove_secrets, task_folder
 from flmarket.broker.models import TaskRow
 from flmarket.engines.flower.store import RoundStore
 from flmarket.ledger import AwardState, Release, Resolution
+from flmarket.market import resolve_each
 
 __all__ = ["close_task", "give_up"]
 

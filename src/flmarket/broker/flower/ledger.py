@@ -11,10 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flmarket.broker.books import task_award
 from flmarket.broker.round_rows import Winner
-from flmarket.engines.flower.deliveries import BadUpdate
-from flmarket.errors import PrivacyBudgetExhausted
 from flmarket.ledger import Award, AwardState, Head, HoldReceipt, Ledger, Release, Resolution
-from flmarket.privacy import Event
 
 __all__ = ["RunLedger"]
 
@@ -31,13 +28,10 @@ class RunLedger:
         task_id: str,
         account_of: Callable[[int], str],
         *,
-        mechanism: str,
-        guarantee: Callable[[float], Event],
         held: Callable[[Sequence[Winner]], None],
         delivered: Callable[[int], None],
     ) -> None:
         self._ledger, self._task_id, self._account_of = ledger, task_id, account_of
-        self._mechanism, self._guarantee = mechanism, guarantee
         self._held, self._delivered = held, delivered
 
     def deposit(self, id: str, account: str, amount_micros: int) -> None:
@@ -64,19 +58,17 @@ class RunLedger:
         """Enter what an owner gave away; refused past her registered cap."""
         self._ledger.release(release)
 
+    def award(self, award_id: str) -> Award:
+        """As it is now."""
+        return self._ledger.award(award_id)
+
     def void(self, award_id: str, reason: str) -> Award:
-        """Back to the task. A bad update has left the owner's machine, so it counts in her account, if it still can."""
-        if isinstance(reason, BadUpdate):
-            award = self._ledger.award(award_id)
-            release = Release(award_id, self._mechanism, self._guarantee(award.epsilon))
-            try:
-                return self._ledger.resolve_many([Resolution(award_id, AwardState.VOIDED, reason, release)])[0]
-            except PrivacyBudgetExhausted:
-                pass  # she sold the rest elsewhere meanwhile; her own account at home has the last word
+        """Back to the task."""
         return self._ledger.void(award_id, reason)
 
     def resolve_many(self, resolutions: Iterable[Resolution]) -> tuple[Award, ...]:
-        """Pay and expire, all or none."""
+        """Pay, void and expire, all or none."""
         ends = list(resolutions)
-        self._delivered(sum(one.state is AwardState.POSTED for one in ends))
+        if any(one.state is not AwardState.VOIDED for one in ends):
+            self._delivered(sum(one.state is AwardState.POSTED for one in ends))
         return self._ledger.resolve_many(ends)

@@ -124,13 +124,11 @@ class TaskServer:
         if self.store.plan(index) is None:
             with self.broker.database.write() as session:
                 open_round(session, self.task_id, index)
-        perturbation, settings = self.spec.perturbation, self.broker.settings
+        settings = self.broker.settings
         ledger = RunLedger(
             self.broker.books.ledger,
             self.task_id,
             self.parties.__getitem__,
-            mechanism=perturbation.name,
-            guarantee=perturbation.guarantee,
             held=lambda winners: self._held(index, winners),
             delivered=lambda count: self._delivered(index, count),
         )

@@ -107,7 +107,8 @@ class AuctionMarket:
         offered = profile([bids[owner] for owner in bidders.tolist()])
         budget = self.spec.task.budget_micros
         if self.spec.task.budget_factor is not None:
-            budget = to_micros("budget", self.spec.task.budget_factor * float(offered.full_cost.sum()))
+            drawn = self.spec.bids[bidders[bidders < self.spec.bids.n]]  # what the file drew, not what they report
+            budget = to_micros("budget", self.spec.task.budget_factor * float(drawn.full_cost.sum()))
         assert budget is not None
         scratch = SimulationRun(self.spec, MemoryLedger())
         scratch.market.buyer = self.buyer
@@ -132,6 +133,10 @@ class AuctionMarket:
     def release(self, order: Order) -> Release | None:
         """The perturbation's own promise."""
         return Release(order.award, order.perturbation, self.spec.perturbation.guarantee(order.epsilon))
+
+    def left(self, order: Order) -> Release | None:
+        """The same, good or bad."""
+        return self.release(order)
 
     def resolutions(
         self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]

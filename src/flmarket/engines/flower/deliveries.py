@@ -6,41 +6,69 @@ can make it. Within that a liar can send what she likes, and how much she can sp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from flmarket.engines.flower.messages import REPLAY, Delivery, Order, Refusal, release_id, unpack, unpack_vector
+from flmarket.engines.flower.messages import Delivery, Order, Refusal, release_id, unpack, unpack_vector
 from flmarket.errors import InvalidInput
 
-__all__ = ["BadUpdate", "checked_delivery"]
+__all__ = ["Bad", "Delivered", "Refused", "checked_delivery"]
 
 
-class BadUpdate(str):
-    """The reason of an award that is void because what came was no good: something has left the owner's machine."""
+@dataclass(frozen=True, eq=False)
+class Delivered:
+    """What was paid for."""
+
+    vector: NDArray[np.float64]
 
 
-def checked_delivery(
-    answer: Message, order: Order, *, length: int, largest_norm: float
-) -> tuple[NDArray[np.float64] | None, str]:
-    """The vector, or None and what is wrong; `REPLAY` if the owner says that she released it before."""
+@dataclass(frozen=True)
+class Bad:
+    """Something left the owner's machine, and it is not what was paid for: it counts in her account all the same."""
+
+    problem: str
+
+    @property
+    def reason(self) -> str:
+        """For people."""
+        return f"bad update: {self.problem}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Nothing left the owner's machine. `code` is for machines."""
+
+    code: str
+    why: str
+
+    @property
+    def reason(self) -> str:
+        """For people."""
+        return f"refused: {self.why}"
+
+
+def checked_delivery(answer: Message, order: Order, *, length: int, largest_norm: float) -> Delivered | Bad | Refused:
+    """What an owner's answer to an order is."""
     try:
         refusal, delivery = unpack(Refusal, answer), unpack(Delivery, answer)
         if refusal is not None:
-            return None, REPLAY if refusal.code == REPLAY else f"refused: {refusal.reason}"
+            return Refused(refusal.code, refusal.reason)
         if delivery is None:
-            return None, BadUpdate("bad update: neither a delivery nor a refusal")
+            return Bad("neither a delivery nor a refusal")
         if (delivery.release, delivery.owner) != (release_id(order), order.owner):
-            return None, BadUpdate("bad update: another award's")
+            return Bad("another award's")
         vector = unpack_vector(answer, length)
     except InvalidInput as problem:
-        return None, BadUpdate(f"bad update: {problem}")
+        return Bad(str(problem))
     if vector.shape != (length,):
-        return None, BadUpdate(f"bad update: shape {vector.shape} instead of ({length},)")
+        return Bad(f"shape {vector.shape} instead of ({length},)")
     if not np.isfinite(vector).all():
-        return None, BadUpdate("bad update: not finite")
+        return Bad("not finite")
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(vector))
     if norm > largest_norm:
-        return None, BadUpdate("bad update: longer than clip and noise can make it")
-    return vector, ""
+        return Bad("longer than clip and noise can make it")
+    return Delivered(vector)

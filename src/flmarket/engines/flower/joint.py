@@ -127,6 +127,10 @@ class JointMarket:
         """Booked once for all rounds, when the price is paid or lost."""
         return None
 
+    def left(self, order: Order) -> Release | None:
+        """The uploads of the rounds so far, and this one."""
+        return self._given(order, order.round_index + 1)
+
     def resolutions(
         self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
     ) -> list[Resolution]:

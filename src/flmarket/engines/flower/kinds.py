@@ -100,6 +100,9 @@ class MarketKind(Protocol):
     def release(self, order: Order) -> Release | None:
         """What a delivery gives away, for the ledger; None if nothing, or if it is booked when the award resolves."""
 
+    def left(self, order: Order) -> Release | None:
+        """What has left the owner's machine for this award when its answer to this order is no good."""
+
     def resolutions(
         self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
     ) -> list[Resolution]:

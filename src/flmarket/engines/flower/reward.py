@@ -107,6 +107,10 @@ class RewardMarket:
         """Booked once for all rounds, when the share is paid or lost."""
         return None
 
+    def left(self, order: Order) -> Release | None:
+        """The releases of the rounds so far, and this one."""
+        return self._given(order, order.round_index + 1)
+
     def resolutions(
         self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
     ) -> list[Resolution]:

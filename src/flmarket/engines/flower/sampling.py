@@ -107,6 +107,10 @@ class SamplingMarket:
         """Raw updates promise nothing."""
         return None
 
+    def left(self, order: Order) -> Release | None:
+        """Nothing that a ledger could count."""
+        return None
+
     def resolutions(
         self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
     ) -> list[Resolution]:

@@ -30,7 +30,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from flmarket.engines.flower.deliveries import checked_delivery
+from flmarket.engines.flower.deliveries import Bad, Delivered, Refused, checked_delivery
 from flmarket.engines.flower.exchange import Roster, exchange
 from flmarket.engines.flower.kinds import MarketKind, RoundPlan, record_from_dict, record_to_dict
 from flmarket.engines.flower.messages import (
@@ -47,7 +47,7 @@ from flmarket.engines.flower.messages import (
 from flmarket.engines.flower.store import Checkpoint, RoundStore
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
 from flmarket.ledger import Award, AwardState, Head, HoldReceipt, Ledger, Resolution
-from flmarket.market import RoundRecord, owner_account
+from flmarket.market import RoundRecord, owner_account, resolve_each
 
 __all__ = ["MarketStrategy"]
 
@@ -285,18 +285,8 @@ class MarketStrategy(Strategy):
     def _settle(self, plan: RoundPlan) -> None:
         """Resolve the round's open awards, all or none."""
         ends = self.kind.resolutions(plan, self._updates, self._awards)
-        try:
-            settled = self.ledger.resolve_many(ends) if ends else ()
-        except PrivacyBudgetExhausted:  # somebody's cap here is below what she released: her award alone is void
-            settled = tuple(self._settled_alone(end) for end in ends)
-        resolved = {award.id: award for award in settled}
+        resolved = {award.id: award for award in resolve_each(self.ledger, ends)}
         self._awards = {owner: resolved.get(award.id, award) for owner, award in self._awards.items()}
-
-    def _settled_alone(self, end: Resolution) -> Award:
-        try:
-            return self.ledger.resolve_many([end])[0]
-        except PrivacyBudgetExhausted as refusal:
-            return self.ledger.void(end.award_id, f"past the registered cap: {refusal}")
 
     def _fetch(self, grid: Grid, owners: set[int], *, voids: bool) -> None:
         """Ask for what was released before; with `voids`, who does not have it loses the award."""
@@ -343,13 +333,15 @@ class MarketStrategy(Strategy):
             if order is None or answer.has_error():
                 continue  # not a winner, settled already, or a crash at the other end: silence, the award expires
             limit = self.kind.largest_norm(order)
-            vector, problem = checked_delivery(answer, order, length=self.kind.dimension, largest_norm=limit)
-            if problem == REPLAY and answer.metadata.message_type == TRAIN:
+            came = checked_delivery(answer, order, length=self.kind.dimension, largest_norm=limit)
+            if isinstance(came, Delivered):
+                delivered[order.owner] = came.vector
+            elif isinstance(came, Refused) and came.code == REPLAY and answer.metadata.message_type == TRAIN:
                 self._to_fetch.add(order.owner)
-            elif vector is not None:
-                delivered[order.owner] = vector
             elif voids:
-                self._awards[order.owner] = self.ledger.void(order.award, problem)
+                left = self.kind.left(order) if isinstance(came, Bad) else None
+                end = Resolution(order.award, AwardState.VOIDED, came.reason, left)
+                (self._awards[order.owner],) = resolve_each(self.ledger, [end])
                 del self._open[order.owner]
         if delivered:
             self.store.save_deliveries(self._plan.index, delivered)
