@@ -14,6 +14,7 @@ from dataclasses import dataclass
 __all__ = [
     "AT_BROKER",
     "AT_OWNERS",
+    "AT_OWNERS_RAW",
     "BIDS_ONLY",
     "CLIENTS_HERE",
     "OWNERS_HERE",
@@ -75,6 +76,14 @@ AT_OWNERS = TrustWords(
     _OWNER,
     "It holds against everybody who sees her updates, broker and buyer included. That she took part, her bid, her "
     "record count and her price it does not hide.",
+)
+AT_OWNERS_RAW = TrustWords(
+    False,
+    AT_OWNERS.place,
+    "Records stay on each owner’s own machine, and updates leave it as they are, without noise.",
+    "trained on owners’ own machines, sent as they are",
+    "Nothing is private, for no unit: an update counts as unbounded in the owner’s account, whatever its total was.",
+    "It protects records from nobody who sees an update, broker and buyer included.",
 )
 OWNERS_HERE = TrustWords(
     True, "simulated on this machine", _HERE, "trained, clipped and noised in the simulation", _OWNER, _AGAINST_NOBODY

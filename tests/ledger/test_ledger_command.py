@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from flmarket.cli import main
-from flmarket.ledger import AwardState, Release, Resolution, SqlLedger
+from flmarket.ledger import Award, AwardState, MemoryLedger, Release, Resolution, SqlLedger
+from flmarket.ledger.sealed import seal
 from flmarket.privacy import PureDp
 
 # typer asks click for names that click will rename
@@ -109,3 +110,21 @@ def test_mistakes_are_one_line(flmarket, folder, tmp_path_factory):
     done = flmarket("migrate", "--db", "sqlite:///new.db", cwd=nowhere)
     assert done.returncode == 0, done.stderr
     assert flmarket("verify", "--db", "sqlite:///new.db", cwd=nowhere).returncode == 0
+
+
+def test_a_buyers_sealed_receipt_is_checked_too(tmp_path, flmarket):
+    """What a buyer downloads: entries in the log, terms by the broker's word; an altered one is refused."""
+    ledger = MemoryLedger()
+    ledger.deposit("d", "buyer", 10)
+    ledger.hold(Award("t/0/1", 0, "buyer", "hospital", 0.5, 7))
+    ledger.resolve_many([Resolution("t/0/1", AwardState.POSTED, release=Release("t/0/1", "sphere", PureDp(0.5)))])
+    sealed = seal(ledger.receipt("t/0/1"), award="t/0/a", owner="seller-a").to_dict()
+    path = tmp_path / "sealed.json"
+    path.write_text(json.dumps(sealed))
+    said = flmarket("receipt", "--check", path, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert "in the log" in said.stdout
+    assert "seller-a" in said.stdout
+    sealed["entries"][0]["hash"] = "0" * 64
+    path.write_text(json.dumps(sealed))
+    assert flmarket("receipt", "--check", path, cwd=tmp_path).returncode == 9

@@ -203,8 +203,9 @@ def _privacy(account: DurableAccount) -> dict[str, float]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from flmarket.cli.output import screen, table
+    from flmarket.cli.output import screen, show_trust, table
     from flmarket.ledger import format_micros
+    from flmarket.trust import AT_OWNERS, AT_OWNERS_RAW
 
     awards = facts["awards"]
     screen.print(
@@ -218,6 +219,9 @@ def _show(facts: dict[str, Any]) -> None:
         limit = "none" if math.isinf(cap) else f"{cap:g}"
         rows.add_row(str(one["owner"]), str(one["releases"]), total, limit, format_micros(one["paid_micros"]))
     screen.print(rows)
+    raw = any(math.isinf(one.get("epsilon_total", 0.0)) for one in facts["owners"])
+    show_trust(AT_OWNERS_RAW if raw else AT_OWNERS)
+    screen.print("In this try-out the machines are processes on this one, each with a folder of its own.")
     screen.print(f"ledger verified: {facts['ledger_entries']} entries; check it yourself with", soft_wrap=True)
     screen.print(f"  flmarket ledger verify --db {facts['ledger']}", soft_wrap=True, highlight=False)
 
@@ -279,10 +283,11 @@ def owner_status(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """What you have sold so far, by your own record."""
-    from flmarket.cli.output import print_json, screen, table
+    from flmarket.cli.output import print_json, screen, show_trust, table
     from flmarket.engines.flower.files import OwnerFile
     from flmarket.ledger import DurableAccount
-    from flmarket.privacy import event_to_dict
+    from flmarket.privacy import PureDp, event_to_dict
+    from flmarket.trust import AT_OWNERS, AT_OWNERS_RAW, meaning_of
 
     path = file.resolve()
     own = OwnerFile.load(path)
@@ -299,6 +304,9 @@ def owner_status(
         print_json(facts | {"releases": sold})
         return
     screen.print(_takes_part(own), soft_wrap=True)
+    show_trust(AT_OWNERS_RAW if math.isinf(spent) else AT_OWNERS)
+    if isinstance(cap, PureDp):
+        screen.print(f"Your cap: {meaning_of(cap.epsilon)}", highlight=False, soft_wrap=True)
     rows = table(f"Owner {own.owner}: {spent:.6g} of {cap}", "award", "buyer", "gave away", text=3)
     for release in releases:
         rows.add_row(release.award_id, release.buyer, str(release.guarantee))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flmarket import ledger
 from flmarket.cli.output import print_json, print_path, screen, table
 from flmarket.errors import ConfigError
-from flmarket.ledger import Award, Entry, Head, LedgerCorrupt, Receipt, Release, format_micros
+from flmarket.ledger import Award, Entry, Head, LedgerCorrupt, Receipt, Release, SealedReceipt, format_micros
 from flmarket.privacy import event_to_dict
 
 if TYPE_CHECKING:
@@ -100,7 +100,11 @@ def run_receipt(db: str | None, award: str, head: Path | None, out: Path | None)
 
 def run_check(path: Path, head: Path | None, pending: bool, as_json: bool) -> None:
     """Check a receipt without the log."""
-    known, given = _read_head(head), Receipt.from_dict(_read_json(path))
+    known, data = _read_head(head), _read_json(path)
+    if isinstance(data, dict) and data.get("sealed"):
+        _check_sealed(SealedReceipt.from_dict(data), known, as_json)
+        return
+    given = Receipt.from_dict(data)
     award, release = given.check(known, pending=pending)
     if as_json:
         print_json(
@@ -111,9 +115,25 @@ def run_check(path: Path, head: Path | None, pending: bool, as_json: bool) -> No
     screen.print(f"[green]genuine[/]: award {award.id}, {price} from {award.buyer} for {award.owner}: {award.state}")
     if release is not None:
         screen.print(f"released: {release.mechanism}, {release.guarantee}")
+    _compare(given.head, known)
+
+
+def _check_sealed(given: SealedReceipt, known: Head | None, as_json: bool) -> None:
+    """What a buyer has: the award's entries are in the log; its terms are the broker's word."""
+    given.check(known)
+    if as_json:
+        print_json({"ok": True, "head_known": known is not None} | given.to_dict())
+        return
+    price = format_micros(given.price_micros)
+    screen.print(f"[green]in the log[/]: award {given.award}, {len(given.entries)} entries")
+    screen.print(f"by the broker's word: {price} for {given.owner}, ε = {given.epsilon:g}: {given.state}")
+    _compare(given.head, known)
+
+
+def _compare(carried: Head, known: Head | None) -> None:
     if known is None:
-        carried = _line(given.head.to_dict())
-        screen.print(f"[yellow]compare[/] this head with the published one: {carried}", soft_wrap=True, highlight=False)
+        text = f"[yellow]compare[/] this head with the published one: {_line(carried.to_dict())}"
+        screen.print(text, soft_wrap=True, highlight=False)
 
 
 def run_export(db: str | None, out: Path | None) -> None:
