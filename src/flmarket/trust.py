@@ -47,9 +47,7 @@ class TrustWords:
         return f"{self.where} {self.unit} {self.against}"
 
 
-_OWNER = (
-    "An ε is for one owner’s whole data set, not for one record: per round for one update, in total for all of hers."
-)
+_OWNER = "An ε, per round or in total as it says, is for one owner’s whole data set, not for one record."
 _HERE = (
     "A simulation on this machine: one program holds all records, plays every owner and draws the noise from a seed."
 )
@@ -110,7 +108,7 @@ RAW_HERE = TrustWords(
     OWNERS_HERE.place,
     "A simulation on this machine: one program holds all records and plays every client.",
     "trained in the simulation, sent as they are",
-    "Raw updates reach the server in this market: no noise is added, and nothing is private, for no unit.",
+    "Raw updates reach the server in this market: no noise is added, and no privacy is claimed, for no unit.",
     "It protects nobody’s records from the server or the buyer, also where clients run it on their own machines.",
 )
 PAPERS_HERE = TrustWords(
@@ -118,7 +116,7 @@ PAPERS_HERE = TrustWords(
     OWNERS_HERE.place,
     _HERE,
     OWNERS_HERE.update,
-    "An ε or ρ is for the unit, and per round or in total, as the paper defines it.",
+    "An ε or ρ, per round or in total, is for the unit that the paper defines.",
     _AGAINST_NOBODY,
 )
 BIDS_ONLY = TrustWords(
@@ -126,7 +124,7 @@ BIDS_ONLY = TrustWords(
     "bids drawn at random",
     "Bids are drawn at random here: there are no records and no noise.",
     "none",
-    "An ε is the one in an owner’s bid or award, for her whole data set, per round.",
+    "An ε, per round, is the one in an owner’s bid or award, for her whole data set.",
     "Whether noise protects anybody from broker or buyer is not tested.",
 )
 

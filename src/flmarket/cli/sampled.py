@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table
@@ -32,7 +31,7 @@ def run_sampled(
     path = write_sampled(result, out, command=command)
     facts = summarize_sampled(result)
     if as_json:
-        print_json(facts | {"report": str(path), "trust": asdict(RAW_HERE)})
+        print_json(facts | {"report": str(path)})
         return
     rows = table("", "", "", text=2)
     rows.show_header = False

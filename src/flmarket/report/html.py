@@ -7,6 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def write_report(
         settings=view.settings(result),
         trust=trust,
     )
-    files = {"summary.json": strict_json(summary), "report.html": page}
+    files = {"summary.json": strict_json(summary | {"trust": asdict(trust)}), "report.html": page}
     return write_files(out_dir, files) / "report.html"
 
 

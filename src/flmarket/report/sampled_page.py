@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def summarize_sampled(run: Run) -> dict[str, Any]:
         "participants": [int(record.participants.size) for record in run.rounds],
         "turned_away": int(sum(record.turned_away.size for record in run.rounds)),
         "guarantees": {check.key: check.holds for check in check_sampled(run)},
+        "trust": asdict(RAW_HERE),
     }
 
 
