@@ -55,7 +55,7 @@ class Market:
     """A buyer, an owner who bids, an operator."""
 
     def __init__(self, broker, joined, order, cheap_bid):
-        self.broker, self.order, self.cheap_bid = broker, order, cheap_bid
+        self.broker, self.order, self.cheap_bid, self.opened = broker, order, cheap_bid, []
         self.buyer, self.owner = joined(broker, "buyer").party, joined(broker, "owner").party
         self.desk = joined(broker, "operator").party
 
@@ -68,9 +68,14 @@ class Market:
     def restart(self):
         """Another process, as far as the database can tell."""
         self.broker = Broker.open(self.broker.settings)
+        self.opened.append(self.broker)
         with self.broker.database.write() as session:
             session.execute(update(Lease).values(expires_at=0))
             session.execute(update(TaskRow).values(next_at=0))
+
+    def close(self):
+        for one in self.opened:
+            one.close()
 
     def play(self):
         worker = Worker(self.broker)
@@ -96,14 +101,14 @@ class Market:
 def market(small, joined, order, cheap_bid):
     made = Market(small, joined, order, cheap_bid)
     yield made
-    made.broker.close()
+    made.close()
 
 
 @pytest.fixture
 def market_anywhere(broker, joined, order, cheap_bid):
     made = Market(broker, joined, order, cheap_bid)
     yield made
-    made.broker.close()
+    made.close()
 
 
 def stop_task(market, task_id, why):
