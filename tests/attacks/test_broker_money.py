@@ -28,7 +28,8 @@ from flmarket.broker.books import Books, TaskLedger
 from flmarket.broker.clock import now
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Conflict
-from flmarket.broker.models import Lease, TaskRow
+from flmarket.broker.flower.tenancy import Replaced, Tenancy
+from flmarket.broker.models import FlowerRun, Lease, TaskRow
 from flmarket.broker.schemas import AuditRequest
 from flmarket.broker.services import audits, ledger, offers, operator, parties, sessions, statements, tasks
 from flmarket.broker.settings import Settings
@@ -55,7 +56,7 @@ class Market:
     """A buyer, an owner who bids, an operator."""
 
     def __init__(self, broker, joined, order, cheap_bid):
-        self.broker, self.order, self.cheap_bid = broker, order, cheap_bid
+        self.broker, self.order, self.cheap_bid, self.opened = broker, order, cheap_bid, []
         self.buyer, self.owner = joined(broker, "buyer").party, joined(broker, "owner").party
         self.desk = joined(broker, "operator").party
 
@@ -68,9 +69,14 @@ class Market:
     def restart(self):
         """Another process, as far as the database can tell."""
         self.broker = Broker.open(self.broker.settings)
+        self.opened.append(self.broker)
         with self.broker.database.write() as session:
             session.execute(update(Lease).values(expires_at=0))
             session.execute(update(TaskRow).values(next_at=0))
+
+    def close(self):
+        for one in self.opened:
+            one.close()
 
     def play(self):
         worker = Worker(self.broker)
@@ -96,14 +102,14 @@ class Market:
 def market(small, joined, order, cheap_bid):
     made = Market(small, joined, order, cheap_bid)
     yield made
-    made.broker.close()
+    made.close()
 
 
 @pytest.fixture
 def market_anywhere(broker, joined, order, cheap_bid):
     made = Market(broker, joined, order, cheap_bid)
     yield made
-    made.broker.close()
+    made.close()
 
 
 def stop_task(market, task_id, why):
@@ -486,6 +492,50 @@ def test_a_worker_that_was_replaced_writes_nothing_more(market_anywhere):
         new.step()
     assert market.task(task_id).state == "finished"
     market.check()
+
+
+def test_of_two_runs_one_gets_the_task_and_the_other_moves_no_money(market_anywhere):
+    """A Flower run that was replaced, and does not know, may write neither rows nor entries."""
+    from flmarket.broker.database import fenced
+
+    market = market_anywhere
+    task_id, kept = market.post(), market.broker.books.ledger
+    with market.broker.database.write() as session:
+        session.add(FlowerRun(task_id=task_id, attempt=1))
+    for _ in range(10):
+        runs, barrier, got = (
+            [Tenancy(market.broker, task_id, 1, patience=60.0) for _ in range(2)],
+            threading.Barrier(2),
+            [],
+        )
+
+        def take(run, barrier=barrier, got=got):
+            barrier.wait()
+            with suppress(Replaced):
+                run.take()
+                got.append(run)
+
+        threads = [threading.Thread(target=take, args=(run,)) for run in runs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (winner,) = got
+        winner.end()
+    old = Tenancy(market.broker, task_id, 1, patience=60.0)
+    old.take()
+    with old.renewing():
+        kept.deposit("in-time", market.buyer.id, 1)
+        with fenced(None), market.broker.database.write() as session:
+            session.execute(update(FlowerRun).values(attempt=2, holder="another"))
+        for write in (
+            lambda: kept.deposit("late", market.buyer.id, 1),
+            lambda: kept.void(f"{task_id}/escrow", "late"),
+            lambda: parties.create_party(market.broker, None, role="buyer", name="late"),
+        ):
+            with pytest.raises(Replaced):
+                write()
+    assert kept.balance(market.buyer.id) == MONEY + 1 - market.task(task_id).escrow_micros
 
 
 # ---- the books are compared

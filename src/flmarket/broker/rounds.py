@@ -24,7 +24,7 @@ from flmarket.broker.books import TaskLedger, slot_account
 from flmarket.broker.checkpoints import opened_from, opened_to, order_of, state_from, state_to
 from flmarket.broker.core import Broker
 from flmarket.broker.models import Bid, RoundRow, Slot, TaskRow
-from flmarket.broker.round_rows import Winner, add_event, award_round, open_round, settle_round, take_bids
+from flmarket.broker.round_rows import AWARDED, Winner, add_event, award_round, open_round, settle_round, take_bids
 from flmarket.broker.schemas import TaskRequest
 from flmarket.engines import OpenRound, Simulation, SimulationRun
 from flmarket.ledger import AwardState
@@ -48,10 +48,11 @@ class _Playing:
     run: SimulationRun
     ledger: TaskLedger
     parties: dict[int, str]
+    awarded: bool
 
 
 def play_round(broker: Broker, task_id: str) -> Iterator[str]:
-    """Play the task's next round, yielding the name of each step once it is stored."""
+    """Play the task's next round, yielding the name of each step once it is stored, from the first that was not."""
     _check_enough_bids(broker, task_id)
     playing, stored = _prepare(broker, task_id)
     run, index = playing.run, playing.index
@@ -59,16 +60,17 @@ def play_round(broker: Broker, task_id: str) -> Iterator[str]:
         _open(broker, playing)
         yield "open"
         opened = _take_bids(broker, playing)
+        if opened is None:
+            _settle(broker, playing, run.skip(index))
+            return
+        yield "bids"
     else:
         opened = _resume(playing, stored)
-    if opened is None:
-        _settle(broker, playing, run.skip(index))
-        return
-    yield "bids"
     round_ = run.clear(opened)
     playing.ledger.flush_holds()
-    _awarded(broker, playing, round_)
-    yield "awards"
+    if not playing.awarded:
+        _awarded(broker, playing, round_)
+        yield "awards"
     released = _collect(run, round_)
     _event(broker, playing, "updates", {"delivered": len(round_.updates), "awards": len(round_.awards)})
     yield "updates"
@@ -112,7 +114,8 @@ def _prepare(broker: Broker, task_id: str) -> tuple[_Playing, dict[str, Any] | N
     run = SimulationRun(simulation, ledger)  # type: ignore[arg-type]  # the part of the protocol that a market uses
     if task.checkpoint is not None:
         run.restore(state_from(task.checkpoint))
-    return _Playing(task, order, task.rounds_done, run, ledger, parties), stored
+    awarded = row is not None and row.state == AWARDED
+    return _Playing(task, order, task.rounds_done, run, ledger, parties, awarded), stored
 
 
 def _open(broker: Broker, playing: _Playing) -> None:
