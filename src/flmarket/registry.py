@@ -105,7 +105,7 @@ class Registry(Generic[T]):
         if isinstance(name, str) and ":" in name and not self._is_variant(name) and name not in self._entries:
             found = imported(name, self._kind)
             makes = isinstance(found, type | partial) or isroutine(found)  # anything else serves as it is
-            self._add(name, found if makes else lambda: found, _first_line(found))
+            self._add(name, found if makes else lambda: found, _first_line(found), listed=False)
         self._entry(name)
         return name
 

@@ -108,7 +108,8 @@ class Server:
                 self.rounds.append(index)
         elif action < 0.8:
             epsilon = float("inf") if self.terms["market"] == "sampling" else float(self.rng.uniform(0.01, 0.5))
-            made = order(round_index=index, epsilon=epsilon, **self.terms)
+            lasting = self.terms["market"] in ("reward", "joint")  # one award for five rounds
+            made = order(round_index=index % 5 if lasting else index, epsilon=epsilon, **self.terms)
             made = self.changed(made) if self.rng.random() < 0.6 else made
             answer = self.worlds.train(made, parameters=self.parameters())
             self.orders.append(made)

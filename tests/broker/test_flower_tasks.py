@@ -492,7 +492,7 @@ def test_a_cap_that_is_raised_again_after_a_crash_fails_no_run(stage, monkeypatc
     statements.set_cap(one.broker, seller, 100.0)
     one.lapse()
     assert one.finish().state == "finished"
-    states = {award.slot: award.state for award in tasks.round_detail(one.broker, one.buyer, one.task_id, 0).awards}
+    states = {award.slot: award.state for award in tasks.round_detail(one.broker, one.desk, one.task_id, 0).awards}
     assert states == {0: "posted", 1: "voided", 2: "posted"}
     assert one.broker.books.ledger.privacy_spent(seller.id) == 0
     one.check()
