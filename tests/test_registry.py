@@ -96,7 +96,8 @@ def test_a_path_works_once_it_was_admitted_and_not_before(things, module):
     assert things.get("mine:Big", clip=2.0).size == 9
     assert things.about("mine:Big") == "Big."
     assert things.get(things.admit("mine:ready")).size == 9
-    assert things.names() == ("mine:Big", "mine:ready")
+    assert "mine:Big" in things
+    assert things.names() == (), "a path is for whoever gave it, not for catalogues"
     module("broken", "raise ImportError('not today')")
     for wrong, complaint in (
         ("mine:Small", "defines"),

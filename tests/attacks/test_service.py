@@ -343,7 +343,7 @@ def _served_to(address, person, task_ids):
 
 
 def _tokens(documents):
-    """All words and figures: names, ids, hashes, amounts. Times are left out, and numbers so short that they coincide."""
+    """All words and figures: names, ids, hashes, amounts; not times, nor numbers so short that they coincide."""
     everything = re.sub(r'"path":\s*\[[^]]*\]', " ", "\n".join(documents.values()))  # nodes of a tree over all entries
     everything = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z?|\d\d:\d\d:\d\d|\b1[67]\d{11,14}\b", " ", everything)
     return {token for token in re.findall(r"[\w.-]{3,}", everything) if not re.fullmatch(r"\d{3}", token)}

@@ -47,9 +47,12 @@ def test_service_and_run_are_killed_and_the_task_finishes(tmp_path, joined, orde
     url, folder = f"sqlite:///{tmp_path}/b.db", tmp_path / "runs"
     with Deployment(tmp_path / "d", MARKET) as deployment:
         deployment.prepare()
-        deployment.start()
         broker = Broker.open(Settings(database_url=url, run_worker=False, superlink="local", flower_folder=folder))
         buyer, desk, *sellers = (joined(broker, role).party for role in ("buyer", "operator", "owner", "owner"))
+        for number, owner in enumerate(sellers):  # their guards want to see the price in escrow for their own accounts
+            file = deployment.owner_folder(number) / "owner.toml"
+            file.write_text(f'account = "{owner.id}"\n{file.read_text()}')
+        deployment.start()
         for number, owner in enumerate(sellers):
             said = (deployment.folder / "logs" / f"register-{number}.log").read_text()
             node = re.search(r"SuperNode (\d+) registered", said)[1]

@@ -37,7 +37,7 @@ def write_account(path):
 
 def write_journal(path):
     journal = pytest.importorskip("flmarket.engines.flower.journal").OwnerJournal(path)
-    journal.claim("a1", "task", "terms")
+    journal.claim("a1", "task", "terms", 1.0)
     return journal
 
 

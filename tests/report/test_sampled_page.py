@@ -76,7 +76,7 @@ def test_the_page_shows_bound_terms_money_and_clients(result, tmp_path):
         "Who took part",
         "this run used another",
         "flmarket run market.toml",
-        "no privacy is claimed",
+        "nothing is private, for no unit",
     ):
         assert text in page
     assert page.count("<svg") == 6
