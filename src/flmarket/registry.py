@@ -101,7 +101,7 @@ class Registry(Generic[T]):
         return entry.factory(*variant, **settings)
 
     def admit(self, name: str) -> str:
-        """Check a name, and import it first if it is a `package.module:Name`; returns the name, for `get`. Not listed."""
+        """Check a name, importing it first if it is a `package.module:Name`; returns it, for `get`. Lists nothing."""
         if isinstance(name, str) and ":" in name and not self._is_variant(name) and name not in self._entries:
             found = imported(name, self._kind)
             makes = isinstance(found, type | partial) or isroutine(found)  # anything else serves as it is

@@ -76,7 +76,7 @@ def test_the_page_shows_bound_terms_money_and_clients(result, tmp_path):
         "Who took part",
         "this run used another",
         "flmarket run market.toml",
-        "nothing is private, for no unit",
+        "no privacy is claimed",
     ):
         assert text in page
     assert page.count("<svg") == 6
