@@ -3,7 +3,8 @@
 Another request under the same key is refused (422), and so is a second one while the first is under way (409). Only
 successes are kept; after an error the key is free again. An answer that holds a secret is not kept: its repetition is
 refused. If the service died in between, the key can be used again after a minute; what creates something under such a
-key derives the new id from it, so that the repetition finds what the first call made.
+key derives the new id from caller and key, so that the repetition finds what the first call made, and refuses another
+request for as long as that is there.
 """
 
 from __future__ import annotations
