@@ -28,6 +28,8 @@ bench: $(VENV)/.installed-dev  ## speed against named peers, measured in the sam
 
 attack: $(VENV)/.installed-dev  ## the long attacks on guard and broker (an hour or two); `make test` runs short ones
 	FLMARKET_HOSTILE_MESSAGES=10000 $(BIN)/python -m pytest -q tests/attacks/test_hostile_server.py
+	$(BIN)/python tests/attacks/broker_chaos.py --kills 500 --faults 200 --database sqlite --seed 1
+	$(BIN)/python tests/attacks/broker_chaos.py --kills 500 --faults 200 --database postgres --seed 1
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in out/site; needs no network to build or to read
 	$(BIN)/python -m mkdocs build --strict --quiet --site-dir $(OUT)/site
