@@ -18,10 +18,10 @@ from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation
 from flmarket.engines.sampled import SampledRun, SampledTraining
 from flmarket.engines.stackelberg import StackelbergTraining
-from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
+from flmarket.errors import InvalidInput, SettlementError
 from flmarket.learning import LocalTraining, SoftmaxRegression, load
 from flmarket.learning.partition import equal
-from flmarket.ledger import Award, AwardState, EntryKind, Release, Resolution
+from flmarket.ledger import Award, AwardState, EntryKind, MemoryLedger, Release, Resolution
 from flmarket.privacy import PureDp, ZCdp
 
 _spec = importlib.util.spec_from_file_location("_ledger_fixtures", Path(__file__).parents[1] / "ledger" / "conftest.py")
@@ -255,6 +255,28 @@ def test_a_capped_owner_cannot_be_paid_past_her_cap_by_a_new_task(empty):
     for i in np.flatnonzero(rho > 0).tolist():
         empty.register_cap(f"owner-{i}", ZCdp(float(rho[i]) * 1.5))
     assert reported(spec.run(ledger=empty)) == moved(empty)
-    with pytest.raises(PrivacyBudgetExhausted):
-        reward("again").run(ledger=empty)
+    again = reward("again").run(ledger=empty)
+    assert reported(again) == 0
+    assert set(again.rounds[-1].state) == {AwardState.VOIDED}
     assert moved(empty) == reported(spec.run())
+
+
+@pytest.mark.parametrize("kind", [reward, joint])
+def test_one_client_at_her_cap_does_not_cost_the_others_theirs_at_the_end_of_a_training(empty, kind):
+    """In trainings that pay once, after the last round."""
+    free = kind("t").run()
+    sellers = sorted({award.owner for award in _awards(kind)})
+    for name in sellers:
+        empty.register_cap(name, ZCdp(1e-9 if name == sellers[0] else 1e6))
+    result = kind("t").run(ledger=empty)
+    ended = {award.owner: award.state for award in empty.awards()}
+    assert ended == {name: AwardState.VOIDED if name == sellers[0] else AwardState.POSTED for name in sellers}
+    assert reported(result) == moved(empty) < reported(free)
+    assert empty.privacy_spent(sellers[0]) == 0
+    empty.verify()
+
+
+def _awards(kind):
+    books = MemoryLedger()
+    kind("t").run(ledger=books)
+    return books.awards()

@@ -42,7 +42,16 @@ from flmarket.learning import (
 )
 from flmarket.learning.adversaries import Adversary
 from flmarket.ledger import MICROS, Award, AwardState, Ledger, Release, Resolution, payments_to_micros, to_micros
-from flmarket.market import MarketResult, OwnerStatement, RoundRecord, Task, award_id, new_task, owner_account
+from flmarket.market import (
+    MarketResult,
+    OwnerStatement,
+    RoundRecord,
+    Task,
+    award_id,
+    new_task,
+    owner_account,
+    resolve_each,
+)
 from flmarket.privacy import Event, GaussianRelease, PrivacyAccount, PureDp, ZCdp
 from flmarket.privacy.composition import zcdp_rho
 from flmarket.privacy.events import checked_number
@@ -262,8 +271,6 @@ class JdpRun:
                 progress(rounds[-1])
         if rounds:
             rounds[-1] = self.paying(rounds[-1])
-        ends = [(place, AwardState.POSTED, "") for place in np.flatnonzero(self.alive).tolist()]
-        self.books.resolve_many(self.ending(*end, len(rounds)) for end in ends)
         self.books.verify()
         spent = {i: account.spent for i, account in zip(self.clients.tolist(), self.accounts, strict=False)}
         seen = np.array(included, dtype=bool).reshape(len(rounds), self.clients.size)
@@ -311,7 +318,7 @@ class JdpRun:
     def drop(self, bad: NDArray[np.bool_], uploads: int) -> None:
         for place in np.flatnonzero(bad).tolist():
             end = self.ending(place, AwardState.VOIDED, "an upload that is not finite numbers", uploads)
-            self.books.resolve_many([end])
+            resolve_each(self.books, [end])
             self.voided.append(int(self.clients[place]))
             self.alive[place] = False
 
@@ -348,6 +355,19 @@ class JdpRun:
         )
 
     def paying(self, last: RoundRecord) -> RoundRecord:
+        """The last round, with everybody paid who is still there; past a registered cap, one award alone is void."""
+        present = np.flatnonzero(self.alive).tolist()
+        ends = resolve_each(self.books, [self.ending(one, AwardState.POSTED, "", last.index + 1) for one in present])
+        state, reason = list(last.state), list(last.reason)
+        for place, end in zip(present, ends, strict=True):
+            i = int(self.clients[place])
+            state[i], reason[i] = end.state, end.reason
+            if end.state is not AwardState.POSTED:
+                self.voided.append(i)
+        return replace(self.priced(last), state=tuple(state), reason=tuple(reason))
+
+    def priced(self, last: RoundRecord) -> RoundRecord:
+        """The last round with its prices."""
         return replace(last, price_micros=self.chosen.paid_micros, budget_micros=self.chosen.budget_micros)
 
     def privacy(self, rounds: int) -> JointPrivacy:

@@ -31,7 +31,16 @@ from flmarket.games import Equilibrium, Stackelberg
 from flmarket.games.server import NoiseAccount
 from flmarket.learning import DataSet, Partition, Purpose, SoftmaxRegression, stream
 from flmarket.ledger import MICROS, Award, AwardState, Ledger, Release, Resolution, payments_to_micros, to_micros
-from flmarket.market import MarketResult, OwnerStatement, RoundRecord, Task, award_id, new_task, owner_account
+from flmarket.market import (
+    MarketResult,
+    OwnerStatement,
+    RoundRecord,
+    Task,
+    award_id,
+    new_task,
+    owner_account,
+    resolve_each,
+)
 from flmarket.privacy import GaussianZCdp, PrivacyAccount, ZCdp, as_noise_source, gaussian_epsilon
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 
@@ -215,14 +224,16 @@ class StackelbergTraining:
         # accounts count in units of 2⁻¹⁰⁰, each charge rounded up: room for that, and for no more
         accounts = {i: PrivacyAccount(ZCdp(float(terms.rho[i]) + self.rounds * 2.0**-100)) for i in users}
         rounds, parameters = _train(terms, accounts, progress)
-        books.resolve_many(
-            Resolution(award, AwardState.POSTED, release=Release(award, GaussianZCdp.name, ZCdp(terms.rho.item(i))))
-            for i, award in awards.items()
-        )
+        given = {i: Release(award, GaussianZCdp.name, ZCdp(terms.rho.item(i))) for i, award in awards.items()}
+        ends = resolve_each(books, [Resolution(awards[i], AwardState.POSTED, "", given[i]) for i in users])
         books.verify()
         for i, account in accounts.items():
             terms.spent_rho[i], terms.releases[i] = account.spent, account.releases
-        return replace(terms, parameters=parameters, rounds=tuple(rounds))
+        paid = terms.paid_micros.copy()  # past a registered cap, one award alone is void
+        paid[users] *= [end.state is AwardState.POSTED for end in ends]
+        states, reasons = tuple(end.state for end in ends), tuple(end.reason for end in ends)
+        rounds[-1] = replace(rounds[-1], state=states, reason=reasons)
+        return replace(terms, paid_micros=paid, parameters=parameters, rounds=tuple(rounds))
 
 
 def _train(

@@ -158,7 +158,7 @@ class JointMarket:
         self.notes = {**self.notes, "looks": plan.index + 1, "done": last and plan.index + 1 < self.rounds}
         run.public, run.voided = self.parameters, []
         record = run.record(plan.index, shares)
-        record = run.paying(record) if last else record
+        record = run.priced(record) if last else record
         states, reasons = list(record.state), list(record.reason)
         for order, here in zip(plan.orders, came.tolist(), strict=True):
             award = awards[order.owner]
