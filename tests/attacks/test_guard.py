@@ -348,10 +348,10 @@ def forged(desk):
     ours = desk.ledger
     ours.deposit("more", "buyer", 10**9)
     ours.hold(Award("t/0/8", 0, "buyer", "owner-8", 1.0, good.price_micros))
-    ours.hold(Award("t/1/7", 1, "buyer", "owner-7", 1.0, good.price_micros))
+    ours.hold(Award("t/1/7", 0, "buyer", "owner-7", 1.0, good.price_micros))
     yield "another ledger", other.hold_receipts([good.award], None)[good.award]
-    yield "another award", ours.hold_receipts(["t/1/7"], {"t/1/7": desk.seen})["t/1/7"]
-    yield "another owner", ours.hold_receipts(["t/0/8"], {"t/0/8": desk.seen})["t/0/8"]
+    yield "another award", ours.hold_receipts(["t/1/7"], {"t/1/7": desk.seen["t", 0]})["t/1/7"]
+    yield "another owner", ours.hold_receipts(["t/0/8"], {"t/0/8": desk.seen["t", 0]})["t/0/8"]
     cheap = MemoryLedger()
     cheap.deposit("d", "buyer", 10**9)
     cheap.hold(Award(good.award, 0, "buyer", "owner-7", 1.0, good.price_micros - 1))
@@ -366,7 +366,7 @@ def test_forged_proofs_of_escrow_are_refused(tmp_path):
     desk = Desk(tmp_path)
     desk.ledger.deposit("before", "buyer", 1)
     desk.bid()
-    assert desk.seen is not None
+    assert desk.seen["t", 0] is not None
     for what, proof in forged(desk):
         answer = desk.send(TRAIN, pack(order(), np.zeros(LENGTH), escrow=proof))
         assert refused(answer, "escrow"), what

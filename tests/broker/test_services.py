@@ -200,7 +200,7 @@ def test_a_cap_reached_between_bid_and_settlement_voids_her_award_and_no_other(s
     books = small.books.ledger
     mine = [award for award in books.awards(owner=owner.id) if award.epsilon > 0]
     assert [award.state for award in mine] == [AwardState.POSTED, AwardState.VOIDED]
-    assert "refused" in mine[1].reason
+    assert "cap" in mine[1].reason
     others = [
         award for award in books.awards() if award.id.startswith(f"{rounds[1][0]}/0/") and award.owner != owner.id
     ]

@@ -75,7 +75,7 @@ class Desk:
         self.owner = make_owner(folder, **changes)
         self.grid = InProcessGrid(app(lambda context: self.owner, compute), 1)
         self.ledger = MemoryLedger() if ledger is None else ledger
-        self.seen = None
+        self.seen = {}  # by task and round: the head that she goes by
 
     def send(self, kind, content):
         (node,) = self.grid.get_node_ids()
@@ -85,9 +85,13 @@ class Desk:
     def bid(self, announcement=None, **changes):
         announcement = replace(call() if announcement is None else announcement, **changes)
         answer = self.send(BID, pack(announcement, head=self.ledger.head()))
-        if answer.has_content() and unpack(Bid, answer) is not None:
-            self.seen = unpack_head(answer)
+        self.remember(announcement, answer)
         return answer
+
+    def remember(self, announcement, answer):
+        """What a bid says of the head that its order's proof must extend."""
+        if answer.has_content() and unpack(Bid, answer) is not None:
+            self.seen[announcement.task, announcement.round_index] = unpack_head(answer)
 
     def train(self, wanted=None, parameters=None, held=True, **changes):
         wanted = order(**changes) if wanted is None else replace(wanted, **changes)
@@ -100,10 +104,11 @@ class Desk:
     def proof(self, wanted):
         """A true proof that the order's price is in escrow, where the server's ledger can give one."""
         account, price = self.owner.account or owner_account(wanted.owner), wanted.price_micros
+        seen = self.seen.get((wanted.task, wanted.round_index if wanted.market == "auction" else 0))
         try:
             self.ledger.deposit(f"{wanted.award}/{price}", "buyer", price)
-            self.ledger.hold(Award(wanted.award, wanted.round_index, "buyer", account, 1.0, price))
-            since = {} if self.seen is None else {wanted.award: self.seen}
+            self.ledger.hold(Award(wanted.award, 0, "buyer", account, 1.0, price))
+            since = {} if seen is None else {wanted.award: seen}
             return self.ledger.hold_receipts([wanted.award], since)[wanted.award]
         except FlmarketError:
             return None
@@ -163,8 +168,7 @@ class TwoWorlds:
     def bid(self, announcement=None, **changes):
         announcement = replace(call() if announcement is None else announcement, **changes)
         answer = self.send(BID, pack(announcement, head=self.desks[0].ledger.head()))
-        if answer.has_content() and unpack(Bid, answer) is not None:
-            self.desks[0].seen = unpack_head(answer)
+        self.desks[0].remember(announcement, answer)
         return answer
 
     def train(self, wanted=None, parameters=None, **changes):

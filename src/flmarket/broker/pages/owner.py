@@ -71,7 +71,6 @@ def _page(visitor: Visitor, errors: dict[str, str]) -> HTMLResponse:
         cap_means=meaning_of(statement.privacy.cap_epsilon_total),
         spent_means=meaning_of(statement.privacy.spent_epsilon_total),
         trust=market_words(on_owners_machines=bool(broker.settings.superlink)),
-        refusals=sum(one.reason.startswith("refused") for one in statement.releases),
         spent=_spent_chart(statement),
         earnings=_earnings_chart(statement),
         account=parties.account(broker, party),
