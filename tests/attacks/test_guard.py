@@ -23,7 +23,7 @@ from hostile import (
 
 from flmarket import privacy
 from flmarket.engines.flower.guard import LARGEST_PARAMETER, _Desk
-from flmarket.engines.flower.journal import OwnerJournal
+from flmarket.engines.flower.journal import KEPT, OwnerJournal
 from flmarket.engines.flower.messages import RELEASE, TRAIN, Bid, pack, unpack
 from flmarket.engines.flower.owner import raw_update
 from flmarket.engines.flower.record import close_records
@@ -450,6 +450,23 @@ def test_a_journal_of_the_version_before_opens_and_its_claims_stand(tmp_path):
     desk = Desk(tmp_path)
     desk.bid()
     assert refused(desk.train(), "replay")
+    assert refused(desk.release(order()), "unreleased")
+
+
+def test_a_vector_that_is_kept_no_longer_is_not_made_up(tmp_path):
+    """Of a task's releases the last eight are kept; an older one is refused, not answered by other numbers."""
+    desk = Desk(tmp_path, cap=PureDp(100.0), most_seconds=0.01)
+    orders = [order(round_index=index) for index in range(KEPT + 2)]
+    first = []
+    for one in orders:
+        desk.bid(round_index=one.round_index)
+        first.append(delivered(desk.train(one)))
+    for place, one in enumerate(orders):
+        if place < 2:
+            assert refused(desk.release(one), "unreleased")
+        else:
+            np.testing.assert_array_equal(delivered(desk.release(one)), first[place])
+    assert len(desk.releases) == KEPT + 2
 
 
 def test_everything_is_refused_that_is_no_order_of_hers(tmp_path):

@@ -4,8 +4,9 @@ A SQLite file beside the account, because a deployed ClientApp lives for one mes
 made: asked again, she repeats it. A release is claimed before it is charged and before any record is touched; the claim
 is unique, so of two requests at the same time one is refused. One vector is kept for it, the first, because handing out
 the same bytes again gives nothing more away: that is how a buyer whose server crashed gets what the owner had already
-paid for with privacy. Only the latest `KEPT` vectors of a task stay. Of each task's ledger the largest head is kept
-that a proof of escrow has shown.
+paid for with privacy. Only the latest `KEPT` vectors of a task stay; what is dropped becomes an empty one, which is not
+the same as none: a release that never got a vector can still be answered, one that was dropped cannot. Of each task's
+ledger the largest head is kept that a proof of escrow has shown.
 
 The file is safe against the end of the process at any moment. A power failure may cost its last rows, which costs no
 privacy: without an offer an order is refused, and a charged award is known to the account, which is synchronised.
@@ -38,6 +39,7 @@ drop table if exists offers;
 create table offers (task text, round integer, body text not null, primary key (task, round));
 create table if not exists releases (id text primary key, task text not null, terms text not null, vector blob);
 alter table releases add column until real not null default 0;
+update releases set vector = x'' where vector is null;
 create table heads (task text primary key, size integer not null, head text not null);
 pragma user_version = 2;
 """
@@ -104,9 +106,9 @@ class OwnerJournal:
             )
             (kept,) = connection.execute("select vector from releases where id = ?", (release,)).fetchone()
             connection.execute(
-                "update releases set vector = null where vector is not null and task = "
+                "update releases set vector = x'' where length(vector) > 0 and task = "
                 "(select task from releases where id = ?1) and rowid not in (select rowid from releases where task = "
-                "(select task from releases where id = ?1) and vector is not null order by rowid desc limit ?2)",
+                "(select task from releases where id = ?1) and length(vector) > 0 order by rowid desc limit ?2)",
                 (release, KEPT),
             )
         return np.frombuffer(kept, dtype=np.float64)
@@ -116,7 +118,7 @@ class OwnerJournal:
         query = "select vector from releases where id = ? and terms = ?"
         with self._lock, self._connection as connection:
             row = connection.execute(query, (release, terms)).fetchone()
-        return None if row is None or row[0] is None else np.frombuffer(row[0], dtype=np.float64)
+        return None if row is None or not row[0] else np.frombuffer(row[0], dtype=np.float64)
 
     def head(self, task: str) -> Head | None:
         """The largest head of a task's ledger that a proof has shown."""
