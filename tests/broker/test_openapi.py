@@ -49,8 +49,10 @@ def service(tmp_path_factory, joined, order, cheap_bid, serve):
     offers.place_bid(broker, people["owner"].party, task.id, cheap_bid())
     Worker(broker).run_until_idle()
     app = create_app(broker=broker)
+    # before any other thread runs: this imports modules, and CPython 3.11 parses source in one thread at a time only
+    description = schemathesis.openapi.from_dict(app.openapi())
     with serve(app) as address:
-        yield schemathesis.openapi.from_dict(app.openapi()), address, people, task.id
+        yield description, address, people, task.id
     broker.close()
 
 
