@@ -134,7 +134,7 @@ def test_training_that_fails_on_some_records_shows_nothing(tmp_path, how):
 
 def test_a_machine_that_died_at_work_answers_with_noise_once_its_time_is_up(tmp_path):
     """Claimed and charged, then the power went: asked again, an update of nothing leaves, once and for all."""
-    desk = Desk(tmp_path, most_seconds=0.2)
+    desk = Desk(tmp_path)
     desk.bid()
 
     def dies(*arguments):
@@ -147,9 +147,10 @@ def test_a_machine_that_died_at_work_answers_with_noise_once_its_time_is_up(tmp_
     assert desk.releases == ["t/0/7"]
     assert refused(desk.release(order()), "unreleased"), "it may still be at work"
     assert refused(desk.train(), "replay")
-    time.sleep(0.3)
     close_records()
-    first = delivered(desk.release(order()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1e12)  # its time is long up
+        first = delivered(desk.release(order()))
     np.testing.assert_array_equal(delivered(desk.release(order())), first)
     assert desk.releases == ["t/0/7"]
 
@@ -232,7 +233,7 @@ def test_answers_to_orders_can_leave_at_a_fixed_time(tmp_path, data):
     desk.bid()
     begun = time.monotonic()
     delivered(desk.train())
-    assert 0.6 <= time.monotonic() - begun < 1.5
+    assert 0.6 <= time.monotonic() - begun < 30  # and not the minute that one of them would take
 
 
 # 2. One bad record in a record-level market
