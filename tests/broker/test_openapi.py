@@ -13,6 +13,9 @@ from flmarket.broker.settings import Settings
 from flmarket.broker.worker import Worker
 
 checks.load_all_checks()
+# Loads the rest of schemathesis while there is one thread: pytest parses its modules, and CPython 3.11 can parse in one
+# thread at a time only, while threads that log an exception parse too.
+schemathesis.openapi.from_dict({"openapi": "3.1.0", "info": {"title": "none", "version": "0"}, "paths": {}})
 CHECKS = [
     checks.not_a_server_error,
     *(
@@ -49,7 +52,6 @@ def service(tmp_path_factory, joined, order, cheap_bid, serve):
     offers.place_bid(broker, people["owner"].party, task.id, cheap_bid())
     Worker(broker).run_until_idle()
     app = create_app(broker=broker)
-    # before any other thread runs: this imports modules, and CPython 3.11 parses source in one thread at a time only
     description = schemathesis.openapi.from_dict(app.openapi())
     with serve(app) as address:
         yield description, address, people, task.id
