@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,18 @@ class RoundRecord:
     budget_micros: int
     error_bound: float
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> RoundRecord:
+        """What `to_dict` wrote."""
+        whole = {name: np.array(saved[name], dtype=np.int64) for name in ("bidders", "price_micros")}
+        real = {name: np.array(saved[name], dtype=np.float64) for name in ("data_size", "epsilon", "weights")}
+        states = tuple(None if state is None else AwardState(state) for state in saved["state"])
+        return cls(**{**saved, **whole, **real, "state": states, "reason": tuple(saved["reason"])})
 
     @property
     def delivered(self) -> NDArray[np.bool_]:

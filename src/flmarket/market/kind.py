@@ -1,0 +1,387 @@
+"""What differs between markets, behind one face: who is asked, what is decided, what a closed round does.
+
+A kind is told bids and deliveries and answers with plans and models. It talks to nobody and writes nothing; the round
+(`round`), the ledger and the store do that, the same way for every kind. `plan` must be a function of the kind's state
+and the bids: it is computed once, stored before any money moves, and read back after a crash. What a kind means at an
+owner's (what she bids, what she computes, how it is made private) is its `OwnerSide` (`owner`).
+
+The values here are what travels between buyer and owners, whatever carries them. An order says only what its
+announcement does not: everything else an owner goes by is what she bid for.
+
+What would break it: trusting a field that the receiver can compute. Award and release ids follow from task, round and
+owner; both sides compute them and compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NewType, cast
+
+import numpy as np
+
+from flmarket.bids import BidProfile, FloatArray, Valuations
+from flmarket.errors import FlmarketError
+from flmarket.learning import Model, described
+from flmarket.ledger import EXPIRY, Award, AwardState, Release, Resolution
+from flmarket.market.task import RoundRecord
+from flmarket.registry import Registry
+from flmarket.privacy import ApproxDp, Event, PureDp, Unprotected, ZCdp, event_from_dict, event_to_dict
+
+if TYPE_CHECKING:
+    from flmarket.market.owner import OwnerSide
+
+__all__ = [
+    "NOISE_MARGIN",
+    "Announcement",
+    "Bad",
+    "Bid",
+    "Delivered",
+    "Delivery",
+    "MarketKind",
+    "Order",
+    "RawUpdate",
+    "Refused",
+    "ReleasedUpdate",
+    "RoundPlan",
+    "Silent",
+    "award_id",
+    "checked_delivery",
+    "kinds",
+    "on_wire",
+    "owner_account",
+    "profile",
+    "release_id",
+    "say",
+]
+
+# Noise longer than so many times its root mean square: never, for all practical purposes. The heaviest tail here is one
+# coordinate of Laplace noise, P(|x| > 50·√2·b) = exp(−50·√2) < 1e-30.
+NOISE_MARGIN = 50.0
+
+# What training gave, and what may leave: only a guard makes the second of the first.
+RawUpdate = NewType("RawUpdate", FloatArray)
+ReleasedUpdate = NewType("ReleasedUpdate", FloatArray)
+
+
+def owner_account(owner: int) -> str:
+    """The ledger account of an owner."""
+    return f"owner-{owner}"
+
+
+def award_id(task: str, round_index: int, owner: int) -> str:
+    """One award per task, round and owner: repeating a round's clearing cannot pay twice."""
+    return f"{task}/{round_index}/{owner}"
+
+
+def release_id(order: Order) -> str:
+    """One release per award; one per award and round where awards run over all rounds."""
+    return f"{order.award}@{order.round_index}" if order.lasting else order.award
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """A buyer's round: what is trained and how, and how releases are made private (not at all if `perturbation` is "").
+
+    `model` describes what is trained (`flmarket.learning.described`), `parameters` is how many numbers an update has,
+    and no order asks for a local rate above `learning_rate`. `settings` is what else a kind needs to say, as JSON.
+    """
+
+    task: str
+    buyer: str
+    market: str
+    round_index: int
+    rounds: int
+    features: int
+    classes: int
+    model: str
+    parameters: int
+    learning_rate: float
+    perturbation: str
+    clip: float
+    settings: str = "{}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bid:
+    """An owner's offer for one round: at most `privacy_budget` of privacy, on `data_size` records.
+
+    The budget is in the kind's own currency (ε of a release; ρ of all rounds in the reward game; ∞ without noise).
+    `rate` is the number she reports: α of her valuation `kind` in an auction, her cost of taking part where clients are
+    sampled or chosen once, her value of privacy in the reward game. `grid` and `values` are a tabulated valuation, else
+    empty. Orders for less privacy or fewer records than the `least_` ones are refused.
+    """
+
+    owner: int
+    data_size: int
+    privacy_budget: float
+    kind: int
+    rate: float
+    grid: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    least_budget: float = 0.0
+    least_records: int = 1
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Bid:
+        """What `asdict` made of one, also by way of JSON."""
+        return cls(**{**saved, "grid": tuple(saved["grid"]), "values": tuple(saved["values"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """An award and the work it pays for. `loss` is what the award buys: of one release, or of all rounds if `lasting`.
+
+    `total_size`: how many records the last public model was made of, for clients who mix it with their own (joint).
+    """
+
+    award: str
+    task: str
+    buyer: str
+    market: str
+    round_index: int
+    owner: int
+    loss: Event
+    price_micros: int
+    records: int
+    learning_rate: float
+    lasting: bool = False
+    total_size: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "loss": event_to_dict(self.loss)}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Order:
+        """What `to_dict` wrote."""
+        return cls(**{**saved, "loss": event_from_dict(saved["loss"])})
+
+    @classmethod
+    def from_older(cls, saved: Mapping[str, Any]) -> Order:
+        """An order of a plan that an earlier version stored, with a bare number as its loss."""
+        number, market = float(saved["epsilon"]), saved["market"]
+        losses: dict[str, Callable[[], Event]] = {"sampling": Unprotected, "reward": lambda: ZCdp(number)}
+        losses["joint"] = lambda: ApproxDp(number, saved["delta"]) if saved["perturbation"] else Unprotected()
+        same = ("award", "task", "buyer", "market", "round_index", "owner", "price_micros", "records", "learning_rate")
+        loss, lasting = losses.get(market, lambda: PureDp(number))(), market in ("reward", "joint")
+        return cls(**{name: saved[name] for name in same}, loss=loss, lasting=lasting, total_size=saved["total_size"])
+
+
+@dataclass(frozen=True, eq=False)
+class Delivered:
+    """What was paid for."""
+
+    vector: ReleasedUpdate
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Something left the owner's machine, and it is not what was paid for: it counts in her account all the same."""
+
+    problem: str
+
+    @property
+    def reason(self) -> str:
+        """For people."""
+        return f"bad update: {self.problem}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Nothing left the owner's machine. `code` is for machines, `replayed` says that it left before."""
+
+    code: str
+    why: str
+    replayed: bool = False
+
+    @property
+    def reason(self) -> str:
+        """For people."""
+        return f"refused: {self.why}"
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Nothing came by the deadline."""
+
+
+Delivery = Delivered | Bad | Refused | Silent
+
+
+def checked_delivery(vector: object, *, length: int, largest_norm: float) -> Delivered | Bad:
+    """Whether this is an update of the right form: length, finite, no longer than clip and noise can make it.
+
+    Form, not truth: within that a liar can send what she likes, and how much she can spoil is bounded by her weight.
+    """
+    try:
+        array = np.asarray(vector, dtype=np.float64)
+    except (TypeError, ValueError):
+        return Bad("not a vector of numbers")
+    if array.shape != (length,):
+        return Bad(f"shape {array.shape} instead of ({length},)")
+    if not np.isfinite(array).all():
+        return Bad("not finite")
+    with np.errstate(over="ignore"):
+        norm = float(np.linalg.norm(array))
+    return Bad("longer than clip and noise can make it") if norm > largest_norm else Delivered(ReleasedUpdate(array))
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """A round decided: money to bring in, awards to hold, orders to send (by owner), and what the kind remembers.
+
+    `bids` are those that the orders answer to, if they were asked for in this round.
+    """
+
+    index: int
+    deposit_id: str = ""
+    deposit_micros: int = 0
+    orders: tuple[Order, ...] = ()
+    memory: dict[str, Any] = field(default_factory=dict)
+    bids: tuple[Bid, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        orders, bids = [order.to_dict() for order in self.orders], [asdict(bid) for bid in self.bids]
+        return {**vars(self), "orders": orders, "bids": bids}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> RoundPlan:
+        """What `to_dict` wrote."""
+        orders = [Order.from_dict(one) if "loss" in one else Order.from_older(one) for one in saved["orders"]]
+        bids = tuple(Bid.from_dict(bid) for bid in saved.get("bids", ()))
+        return cls(**{**saved, "orders": tuple(orders), "bids": bids})
+
+
+class MarketKind:
+    """One market over many rounds; a kind of one's own begins here and overrides what differs.
+
+    `parameters` is the model now; `history` earlier ones, if they are averaged; `terms` what holds for all rounds once
+    it is settled (JSON-ready, empty before); `notes` what a closed round leaves for the next besides the model
+    (JSON-ready, saved with it). As it stands, bids are collected every round and an award pays for one delivery.
+    """
+
+    name: ClassVar[str]
+    side: ClassVar[OwnerSide]
+
+    def __init__(self, task: str, rounds: int, model: Model, parameters: FloatArray, buyer: str = "buyer") -> None:
+        self.task, self.buyer, self.rounds, self.model, self.parameters = task, buyer, rounds, model, parameters
+        self.history: list[FloatArray] = []
+        self.terms: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {}
+
+    @property
+    def dimension(self) -> int:
+        """Length of an update."""
+        return self.parameters.size
+
+    @property
+    def done(self) -> bool:
+        """Whether the market ended before its last round."""
+        return False
+
+    @property
+    def buyers_model(self) -> FloatArray:
+        """The model that the buyer gets: the last one, or the mean of the latter half of those that are kept."""
+        if not self.history:
+            return self.parameters
+        return np.asarray(np.mean(self.history[len(self.history) // 2 :], axis=0))
+
+    def asks(self, index: int) -> bool:
+        """Whether bids are collected in this round."""
+        return not (self.side.asks_once and self.terms)
+
+    def announcement(self, index: int) -> Announcement:
+        """What is announced to every owner."""
+        raise NotImplementedError
+
+    def accepts(self, bid: Bid) -> bool:
+        """Whether one bid by itself makes sense; what does not is left out, so that nobody's bid stops a round."""
+        return bid.data_size >= 1
+
+    def plan(self, index: int, bids: Mapping[int, Bid]) -> RoundPlan:
+        """Decide a round; `bids` is empty if none were asked for."""
+        raise NotImplementedError
+
+    def order(
+        self, index: int, owner: int, *, loss: Event, price_micros: int, records: int, learning_rate: float,
+        total_size: float = 0.0,
+    ) -> Order:  # fmt: skip
+        """An order of this market, with the ids that follow."""
+        return Order(
+            award=award_id(self.task, 0 if self.side.lasting else index, owner), task=self.task, buyer=self.buyer,
+            market=self.name, round_index=index, owner=owner, loss=loss, price_micros=price_micros, records=records,
+            learning_rate=learning_rate, lasting=self.side.lasting, total_size=total_size,
+        )  # fmt: skip
+
+    def award(self, order: Order) -> Award:
+        """An order's award as the ledger holds it."""
+        index = 0 if self.side.lasting else order.round_index
+        return Award(order.award, index, order.buyer, owner_account(order.owner), order.loss, order.price_micros)
+
+    def largest_norm(self, order: Order) -> float:
+        """The L2 norm that an honest delivery never passes (probability below 1e-20)."""
+        return float("inf")
+
+    def left(self, order: Order) -> Release | None:
+        """What has left the owner's machine for this award once she has answered this order."""
+        return None
+
+    def resolutions(
+        self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
+    ) -> list[Resolution]:
+        """How the round's open awards end: as it stands, posted if their update came, expired if not."""
+        pending = [order for order in plan.orders if awards[order.owner].state is AwardState.PENDING]
+        return [
+            Resolution(order.award, AwardState.POSTED, "", self.left(order))
+            if order.owner in updates
+            else Resolution(order.award, AwardState.EXPIRED, EXPIRY)
+            for order in pending
+        ]
+
+    def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
+        """Move the model and say what happened; `awards` are resolved, and `updates` those that count.
+
+        Equal input and model, equal result.
+        """
+        raise NotImplementedError
+
+
+class _Kinds(Registry[MarketKind]):
+    """The registry of kinds."""
+
+    def of(self, name: str) -> type[MarketKind]:
+        """The kind of that name."""
+        return cast("type[MarketKind]", self.factory(name))
+
+
+kinds = _Kinds("kind of market", "flmarket.kinds")
+
+
+def say(model: Model) -> str:
+    """What an announcement says of a model; empty if only machines that hold the same object can train it."""
+    try:
+        return described(model)
+    except FlmarketError:
+        return ""
+
+
+def on_wire(vector: FloatArray, model: Model) -> FloatArray:
+    """A vector as it travels: in the model's own precision."""
+    dtype = np.dtype(getattr(model, "dtype", np.float64))
+    return vector if dtype == np.float64 else vector.astype(dtype).astype(np.float64)
+
+
+def profile(bids: Sequence[Bid]) -> BidProfile:
+    """Bids of several owners as the mechanisms take them."""
+    budgets, sizes = [bid.privacy_budget for bid in bids], [bid.data_size for bid in bids]
+    if not any(bid.grid for bid in bids):
+        return BidProfile(Valuations([bid.kind for bid in bids], [bid.rate for bid in bids]), budgets, sizes)
+    valuations = [
+        Valuations([bid.kind], [bid.rate], grid=[bid.grid], values=[bid.values])
+        if bid.grid
+        else Valuations([bid.kind], [bid.rate])
+        for bid in bids
+    ]
+    return BidProfile(Valuations.concatenate(valuations), budgets, sizes)

@@ -1,0 +1,415 @@
+"""What an owner's machine remembers: her privacy account, and a journal of offers made, releases begun and released.
+
+The journal is a SQLite file beside the account, because a deployed ClientApp lives for one message only. An offer
+stands once it is made: asked again, she repeats it. A release is claimed before it is charged and before any record is touched; the claim
+is unique, so of two requests at the same time one is refused. One vector is kept for it, the first, because handing out
+the same bytes again gives nothing more away: that is how a buyer whose server crashed gets what the owner had already
+paid for with privacy. Only the latest `KEPT` vectors of a task stay; what is dropped becomes an empty one, which is not
+the same as none: a release that never got a vector can still be answered, one that was dropped cannot. Of each task's
+ledger the largest head is kept that a proof of escrow has shown.
+
+The file is safe against the end of the process at any moment. A power failure may cost its last rows, which costs no
+privacy: without an offer an order is refused, and a charged award is known to the account, which is synchronised.
+
+What would break it: restoring the file from a backup, which forgets claims. The account is a file of its own and
+would then have to be restored to a *later* state, or not at all.
+
+Opening and closing a database costs several synchronisations of the disk, more than a whole release; where one process
+serves many messages the files stay open, those of the latest `OPEN` records. A file that was moved or replaced is
+opened again. `MemoryRecord` is for owners who live and end with a process: simulated ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+import numpy as np
+
+from flmarket.bids import FloatArray
+from flmarket.errors import InvalidInput
+from flmarket.ledger import DurableAccount, Head, ReplayRefused
+from flmarket.ledger.files import keep_private
+from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp
+
+__all__ = [
+    "Account",
+    "DiskRecord",
+    "Journal",
+    "MemoryRecord",
+    "OwnerJournal",
+    "OwnerRecord",
+    "close_records",
+    "open_record",
+]
+
+KEPT = 8
+OPEN = 64
+_VERSION = 3
+# Version 1 had no heads and no deadlines. Offers of earlier versions were for announcements with other terms: they are
+# made again.
+_SCHEMA = """
+drop table if exists offers;
+create table offers (task text, round integer, body text not null, primary key (task, round));
+create table if not exists releases (id text primary key, task text not null, terms text not null, vector blob);
+alter table releases add column until real not null default 0;
+update releases set vector = x'' where vector is null;
+create table heads (task text primary key, size integer not null, head text not null);
+"""
+
+
+class Account(Protocol):
+    """The part of an account that a guard uses."""
+
+    @property
+    def cap(self) -> Cap:
+        """The most that may ever be given away."""
+
+    def would_exceed(self, guarantee: Event, releases: int = 1) -> bool:
+        """Whether so many releases would pass the cap."""
+
+    def affordable(self, guarantee: Callable[[float], Event] = PureDp, *, releases: int = 1) -> float:
+        """The most that each of so many releases may give away."""
+
+    def charge(self, award_id: str, buyer: str, guarantee: Event) -> None:
+        """Count a release, once; before anything leaves."""
+
+    def released(self, award_id: str) -> bool:
+        """Whether it was counted."""
+
+
+class Journal(Protocol):
+    """The part of a journal that a guard uses; see `OwnerJournal`."""
+
+    def offer(self, task: str, round_index: int) -> str | None:
+        """The offer made for a round, if any."""
+
+    def make_offer(self, task: str, round_index: int, body: str) -> str:
+        """Record an offer and return the one that stands: the first."""
+
+    def claim(self, release: str, task: str, terms: str, seconds: float) -> bool:
+        """Begin a release; False if it was begun before."""
+
+    def claimed(self, release: str) -> bool:
+        """Whether a release was begun."""
+
+    def given_up(self, release: str, terms: str) -> bool:
+        """Whether its time has passed without a vector."""
+
+    def keep(self, release: str, vector: FloatArray) -> FloatArray:
+        """Keep what is about to leave, and return what may."""
+
+    def released(self, release: str, terms: str) -> FloatArray | None:
+        """The vector that left under exactly these terms, if it is still kept."""
+
+    def head(self, task: str) -> Head | None:
+        """The largest head of a task's ledger that a proof has shown."""
+
+    def saw(self, task: str, head: Head) -> None:
+        """Remember a head that a proof has shown."""
+
+    def own_model(self, task: str, round_index: int) -> FloatArray | None:
+        """Her own model as training left it in a round, if it is still kept."""
+
+    def keep_own_model(self, task: str, round_index: int, parameters: FloatArray) -> None:
+        """Keep it, and the one of the round before, so that a round can be repeated. It never leaves."""
+
+
+class OwnerRecord(Protocol):
+    """Account and journal of one owner."""
+
+    @property
+    def account(self) -> Account:
+        """What she has given away."""
+
+    @property
+    def journal(self) -> Journal:
+        """What she has offered and begun."""
+
+
+class MemoryAccount:
+    """A `PrivacyAccount` that counts each release once."""
+
+    def __init__(self, books: PrivacyAccount) -> None:
+        self.books = books
+        self._charged: set[str] = set()
+
+    @property
+    def cap(self) -> Cap:
+        """See `Account`."""
+        return self.books.cap
+
+    def would_exceed(self, guarantee: Event, releases: int = 1) -> bool:
+        """See `Account`."""
+        return self.books.would_exceed(guarantee, releases)
+
+    def affordable(self, guarantee: Callable[[float], Event] = PureDp, *, releases: int = 1) -> float:
+        """See `Account`."""
+        return self.books.affordable(releases, guarantee=guarantee)
+
+    def charge(self, award_id: str, buyer: str, guarantee: Event) -> None:
+        """See `Account`."""
+        if award_id in self._charged:
+            raise ReplayRefused(f"{award_id} was charged before")
+        self.books.compose(guarantee)
+        self._charged.add(award_id)
+
+    def released(self, award_id: str) -> bool:
+        """See `Account`."""
+        return award_id in self._charged
+
+
+class MemoryJournal:
+    """Offers, claims and own models in dictionaries; of vectors only the latest stays. See `Journal`."""
+
+    def __init__(self) -> None:
+        self.offers: dict[tuple[str, int], str] = {}
+        self.own: dict[tuple[str, int], FloatArray] = {}
+        self._claims: dict[str, str] = {}
+        self._latest: tuple[str, FloatArray] | None = None
+
+    def offer(self, task: str, round_index: int) -> str | None:
+        """See `Journal`."""
+        return self.offers.get((task, round_index))
+
+    def make_offer(self, task: str, round_index: int, body: str) -> str:
+        """See `Journal`."""
+        return self.offers.setdefault((task, round_index), body)
+
+    def claim(self, release: str, task: str, terms: str, seconds: float) -> bool:
+        """See `Journal`."""
+        return self._claims.setdefault(release, terms) is terms
+
+    def claimed(self, release: str) -> bool:
+        """See `Journal`."""
+        return release in self._claims
+
+    def given_up(self, release: str, terms: str) -> bool:
+        """See `Journal`; what begins in this process ends in it."""
+        return False
+
+    def keep(self, release: str, vector: FloatArray) -> FloatArray:
+        """See `Journal`."""
+        self._latest = release, vector
+        return vector
+
+    def released(self, release: str, terms: str) -> FloatArray | None:
+        """See `Journal`."""
+        kept = self._latest is not None and self._latest[0] == release and self._claims[release] == terms
+        return self._latest[1] if kept and self._latest is not None else None
+
+    def head(self, task: str) -> Head | None:
+        """See `Journal`; she takes the market's word."""
+        return None
+
+    def saw(self, task: str, head: Head) -> None:
+        """See `Journal`; she takes the market's word."""
+
+    def own_model(self, task: str, round_index: int) -> FloatArray | None:
+        """See `Journal`."""
+        return self.own.get((task, round_index))
+
+    def keep_own_model(self, task: str, round_index: int, parameters: FloatArray) -> None:
+        """See `Journal`."""
+        self.own[task, round_index] = parameters
+        self.own.pop((task, round_index - 2), None)
+
+
+class MemoryRecord:
+    """An account and a journal that end with the process."""
+
+    def __init__(self, account: PrivacyAccount) -> None:
+        self.account, self.journal = MemoryAccount(account), MemoryJournal()
+
+
+class OwnerJournal:
+    """One owner's offers and releases, in one file. Every method is one transaction; safe for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        keep_private(path)
+        self._connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+        self._connection.execute("pragma synchronous = normal")
+        if self._connection.execute("pragma user_version").fetchone()[0] < _VERSION:
+            self._connection.execute("pragma journal_mode = wal")
+            self._migrate()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def offer(self, task: str, round_index: int) -> str | None:
+        """The offer made for a round, if any."""
+        query = "select body from offers where task = ? and round = ?"
+        with self._lock, self._connection as connection:
+            row = connection.execute(query, (task, round_index)).fetchone()
+        return None if row is None else str(row[0])
+
+    def make_offer(self, task: str, round_index: int, body: str) -> str:
+        """Record an offer and return the one that stands: the first."""
+        with self._lock, self._connection as connection:
+            connection.execute("insert or ignore into offers values (?, ?, ?)", (task, round_index, body))
+        standing = self.offer(task, round_index)
+        assert standing is not None
+        return standing
+
+    def claim(self, release: str, task: str, terms: str, seconds: float) -> bool:
+        """Begin a release that takes so long at most; False if it was begun before, by whomever."""
+        with self._lock, self._connection as connection:
+            made = connection.execute(
+                "insert or ignore into releases values (?, ?, ?, null, ?)",
+                (release, task, terms, time.time() + seconds),
+            ).rowcount
+        return made == 1
+
+    def claimed(self, release: str) -> bool:
+        """Whether a release was begun."""
+        with self._lock, self._connection as connection:
+            return connection.execute("select 1 from releases where id = ?", (release,)).fetchone() is not None
+
+    def given_up(self, release: str, terms: str) -> bool:
+        """Whether a release was begun under these terms, and its time has passed without a vector."""
+        query = "select 1 from releases where id = ? and terms = ? and vector is null and until < ?"
+        with self._lock, self._connection as connection:
+            return connection.execute(query, (release, terms, time.time())).fetchone() is not None
+
+    def keep(self, release: str, vector: FloatArray) -> FloatArray:
+        """Keep what is about to leave, and return what may: the first that was kept. Vectors of earlier rounds go."""
+        with self._lock, self._connection as connection:
+            connection.execute(
+                "update releases set vector = ? where id = ? and vector is null", (vector.tobytes(), release)
+            )
+            (kept,) = connection.execute("select vector from releases where id = ?", (release,)).fetchone()
+            connection.execute(
+                "update releases set vector = x'' where length(vector) > 0 and task = "
+                "(select task from releases where id = ?1) and rowid not in (select rowid from releases where task = "
+                "(select task from releases where id = ?1) and length(vector) > 0 order by rowid desc limit ?2)",
+                (release, KEPT),
+            )
+        return np.frombuffer(kept, dtype=np.float64)
+
+    def released(self, release: str, terms: str) -> FloatArray | None:
+        """The vector that left under exactly these terms, if it is still kept."""
+        query = "select vector from releases where id = ? and terms = ?"
+        with self._lock, self._connection as connection:
+            row = connection.execute(query, (release, terms)).fetchone()
+        return None if row is None or not row[0] else np.frombuffer(row[0], dtype=np.float64)
+
+    def head(self, task: str) -> Head | None:
+        """The largest head of a task's ledger that a proof has shown."""
+        with self._lock, self._connection as connection:
+            row = connection.execute("select head from heads where task = ?", (task,)).fetchone()
+        return None if row is None else Head.from_dict(json.loads(row[0]))
+
+    def saw(self, task: str, head: Head) -> None:
+        """Remember a head that a proof has shown."""
+        with self._lock, self._connection as connection:
+            connection.execute(
+                "insert into heads values (?, ?, ?) on conflict (task) do update set size = excluded.size, "
+                "head = excluded.head where excluded.size > heads.size",
+                (task, head.size, json.dumps(head.to_dict())),
+            )
+
+    def own_model(self, task: str, round_index: int) -> FloatArray | None:
+        """Her own model as training left it in a round, if it is still kept."""
+        path = self._own(task, round_index)
+        return np.asarray(np.load(path, allow_pickle=False)) if path.exists() else None
+
+    def keep_own_model(self, task: str, round_index: int, parameters: FloatArray) -> None:
+        """Keep it, and the one of the round before, so that a round can be repeated. It never leaves."""
+        path = self._own(task, round_index)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with part.open("wb") as handle:
+            np.save(handle, parameters, allow_pickle=False)
+        part.replace(path)
+        self._own(task, round_index - 2).unlink(missing_ok=True)
+
+    def _own(self, task: str, round_index: int) -> Path:
+        stem = self.path.name.removesuffix(".journal.sqlite")
+        return self.path.with_name(f"{stem}.own") / f"{quote(task, safe='')}-{round_index}.npy"
+
+    def _migrate(self) -> None:
+        """Bring the file to this version, whole or not at all, whoever else tries at the same time."""
+        with self._lock:
+            self._connection.isolation_level = None
+            try:
+                self._connection.execute("begin immediate")
+                (version,) = self._connection.execute("pragma user_version").fetchone()
+                for statement in _SCHEMA.strip().split(";\n") if version < 2 else ["delete from offers"]:
+                    self._connection.execute(statement)
+                self._connection.execute(f"pragma user_version = {_VERSION}")
+                self._connection.execute("commit")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("rollback")
+                raise
+            finally:
+                self._connection.isolation_level = "DEFERRED"
+
+
+_lock = threading.Lock()
+_open: OrderedDict[Path, DiskRecord] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class DiskRecord:
+    """Both files, and which ones they are."""
+
+    account: DurableAccount
+    journal: OwnerJournal
+    files: tuple[int, int]
+
+    def close(self) -> None:
+        """Close both."""
+        self.account.close()
+        self.journal.close()
+
+
+def open_record(path: Path, cap: Cap) -> DiskRecord:
+    """The record at `path`.account.sqlite and `path`.journal.sqlite, started with this cap if there is none."""
+    with _lock:
+        record = _open.pop(path, None)
+        if record is not None and record.files != _files(path):
+            record.close()
+            record = None
+        if record is None:
+            journal = OwnerJournal(_journal(path))  # makes the folder
+            record = DiskRecord(DurableAccount.open(_account(path), cap), journal, _files(path))
+        _open[path] = record
+        while len(_open) > OPEN:
+            _open.popitem(last=False)[1].close()
+    if record.account.cap != cap:
+        raise InvalidInput("cap", cap, f"the account's own cap {record.account.cap}")
+    return record
+
+
+def close_records() -> None:
+    """Close all files, as the end of the process does."""
+    with _lock:
+        while _open:
+            _open.popitem()[1].close()
+
+
+def _account(path: Path) -> Path:
+    return path.with_suffix(".account.sqlite")
+
+
+def _journal(path: Path) -> Path:
+    return path.with_suffix(".journal.sqlite")
+
+
+def _files(path: Path) -> tuple[int, int]:
+    """Which files these are now; −1 for one that is not there."""
+    inode = lambda file: file.stat().st_ino if file.exists() else -1  # noqa: E731
+    return inode(_account(path)), inode(_journal(path))

@@ -1,0 +1,307 @@
+"""The round: the only place where one is played, whatever the market, the owners and the books.
+
+    1 announce, collect bids                      who does not answer is not in the round
+    2 decide, write the plan down                 from here the round is the same after any crash
+    3 bring the budget in, hold every award       by ids that follow from task, round and owner: repeatable
+    4 send orders, check and store deliveries     a bad one voids its award and is charged; a good one is stored
+    5 pay, expire what did not come               repeatable, from the stored deliveries
+    6 write the record and the next model         the round is over
+
+`Rounds.steps` is a generator that stops after each, so that a service can show and stop between them. What must not be
+lost is stored before the next step, and a round that was cut off goes on from its plan: owners whose award is open are
+asked for what they may have released already, and only then to train. One who says that she has released meanwhile is
+asked once more. So an owner who released is paid even if whoever asked is gone.
+
+What differs comes in through three seams: the kind (`kind`), the owners (`Owners`), and the books, ledger and store. A
+mechanism's decisions are the kind's; what they may do to money and privacy is decided here.
+
+What would break it: a ledger that is not the one the awards were held in. Store and ledger belong together.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from flmarket.bids import FloatArray
+from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
+from flmarket.ledger import Award, AwardState, Head, HoldReceipt, IdReused, Ledger, MemoryLedger, Resolution
+from flmarket.market.kind import (
+    Announcement,
+    Bad,
+    Bid,
+    Delivered,
+    Delivery,
+    MarketKind,
+    Order,
+    Refused,
+    RoundPlan,
+    checked_delivery,
+    on_wire,
+    owner_account,
+)
+from flmarket.market.store import Checkpoint, RoundStore
+from flmarket.market.task import RoundRecord
+
+__all__ = ["Owners", "Rounds", "TooFewBids", "new_task", "resolve_each"]
+
+_log = logging.getLogger(__name__)
+Prove = Callable[[Sequence[Order], Mapping[int, Head]], Mapping[str, HoldReceipt]]
+
+
+class TooFewBids(Exception):
+    """The round waits: fewer owners bid than are asked for. Nothing was decided."""
+
+
+class Owners(Protocol):
+    """How owners are reached. Answers come in batches, as they come; who is in none is silent."""
+
+    def bids(self, call: Announcement, head: Head) -> Mapping[int, Bid]:
+        """Everybody's bid, by owner."""
+
+    def train(
+        self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid], prove: Prove
+    ) -> Iterator[Mapping[int, Delivery]]:
+        """Have orders carried out. `bids` are those that they answer to, `prove` shows that prices are in escrow."""
+
+    def released(self, call: Announcement, orders: Sequence[Order]) -> Iterator[Mapping[int, Delivery]]:
+        """Ask for what was released for orders before."""
+
+    def state(self) -> bytes:
+        """What the owners' side needs to go on in another process, if it is played in this one."""
+
+    def restore(self, state: bytes) -> None:
+        """Go on from it."""
+
+
+class Rounds:
+    """A market's rounds, from wherever they stand.
+
+    `account_of` names owners in the ledger. A budget is deposited round by round unless it is in the buyer's account
+    already (`deposits=False`). `minimum_bids`: a round with fewer raises TooFewBids. `progress` is called with every
+    finished round's record. `seconds` and `timings` say how long the steps of a round took.
+    """
+
+    def __init__(
+        self,
+        kind: MarketKind,
+        owners: Owners,
+        ledger: Ledger,
+        store: RoundStore,
+        *,
+        account_of: Callable[[int], str] = owner_account,
+        deposits: bool = True,
+        minimum_bids: int = 0,
+        progress: Callable[[RoundRecord], None] | None = None,
+    ) -> None:
+        self.kind, self.owners, self.ledger, self.store = kind, owners, ledger, store
+        self.account_of, self.deposits, self.minimum_bids, self.progress = account_of, deposits, minimum_bids, progress
+        self.records: list[RoundRecord] = []
+        self.timings: list[dict[str, float]] = []
+        self.plan: RoundPlan | None = None
+        self.awards: dict[int, Award] = {}
+        self.updates: dict[int, FloatArray] = {}
+
+    def play(self, rounds: int | None = None) -> list[RoundRecord]:
+        """All rounds that are left, up to so many in all; returns the records of all."""
+        self.store.lock()
+        try:
+            for index in range(self.resume(), self.kind.rounds if rounds is None else rounds):
+                if self.kind.done:
+                    break
+                for _ in self.steps(index):
+                    pass
+        finally:
+            self.store.unlock()
+        return self.records
+
+    def resume(self) -> int:
+        """Take up the last checkpoint; returns the round to play next."""
+        kind, saved = self.kind, self.store.checkpoint()
+        kind.terms = self.store.terms()
+        if saved is None:
+            return 0
+        if saved.parameters.shape != (kind.dimension,):
+            raise InvalidInput("checkpoint", saved.parameters.shape, f"{kind.dimension} parameters")
+        kind.parameters, kind.history, kind.notes = saved.parameters, list(saved.history), saved.notes
+        if saved.owners:
+            self.owners.restore(saved.owners)
+        kept = (self.store.record(index) for index in range(saved.next_round))
+        self.records = [record for record in kept if record is not None]
+        return saved.next_round
+
+    def steps(self, index: int) -> Iterator[str]:
+        """One round; yields the name of each step once it is stored, from the first that was not."""
+        clock = [time.perf_counter()]
+        plan = self.store.plan(index)
+        resumed = plan is not None
+        if plan is None:
+            yield "open"
+            clock = [time.perf_counter()]
+            bids = self._bids(index) if self.kind.asks(index) else {}
+            clock.append(time.perf_counter())
+            plan = self.kind.plan(index, bids)
+            plan = replace(plan, bids=tuple(bids[order.owner] for order in plan.orders) if bids else ())
+            self.store.save_plan(plan, self.kind.terms)
+            self.plan = plan
+            yield "bids"
+        clock = [*clock, *[time.perf_counter()] * (3 - len(clock))]
+        self.plan, self.updates = plan, self.store.deliveries(index)
+        self._hold(plan)
+        yield "awards"
+        clock.append(time.perf_counter())
+        self._collect(plan, resumed=resumed)
+        clock.append(time.perf_counter())
+        yield "updates"
+        record = self._close(plan)
+        started, asked, decided, held, trained = clock
+        now = time.perf_counter()
+        self.timings.append(
+            {"bids": asked - started, "decide": held - asked, "train": trained - held, "close": now - trained}
+        )
+        if self.progress is not None:
+            self.progress(record)
+        yield "settled"
+
+    # the steps
+
+    def _bids(self, index: int) -> Mapping[int, Bid]:
+        call = self.kind.announcement(index)
+        bids = self.owners.bids(call, self.ledger.head())
+        if not call.perturbation:
+            # the ledger pays an owner with a registered cap for releases on record only, and raw updates are none
+            bids = {owner: bid for owner, bid in bids.items() if self.ledger.cap(self.account_of(owner)) is None}
+        if len(bids) < self.minimum_bids:
+            raise TooFewBids
+        return bids
+
+    def _hold(self, plan: RoundPlan) -> None:
+        """Money in, prices in escrow."""
+        if plan.deposit_id and self.deposits:
+            self.ledger.deposit(plan.deposit_id, self.kind.buyer, plan.deposit_micros)
+        wanted = [replace(self.kind.award(order), owner=self.account_of(order.owner)) for order in plan.orders]
+        held = self.ledger.hold_many(wanted) if wanted else ()
+        self.awards = {order.owner: award for order, award in zip(plan.orders, held, strict=True)}
+
+    def _collect(self, plan: RoundPlan, *, resumed: bool) -> None:
+        """Deliveries of all whose award is open, as far as they come."""
+        kind = self.kind
+        waiting = {
+            order.owner: order
+            for order in plan.orders
+            if order.owner not in self.updates and self.awards[order.owner].state is AwardState.PENDING
+        }
+        call = kind.announcement(0 if kind.side.asks_once else plan.index)
+        if resumed and waiting:
+            self._receive(plan, waiting, self.owners.released(call, list(waiting.values())), voids=False)
+        if not waiting:
+            return
+        sent = on_wire(kind.parameters, kind.model)
+        answers = self.owners.train(call, list(waiting.values()), sent, plan.bids, self._proofs)
+        again = self._receive(plan, waiting, answers, voids=True)
+        if again:
+            self._receive(plan, waiting, self.owners.released(call, again), voids=True, final=True)
+
+    def _receive(
+        self,
+        plan: RoundPlan,
+        waiting: dict[int, Order],
+        answers: Iterator[Mapping[int, Delivery]],
+        *,
+        voids: bool,
+        final: bool = False,
+    ) -> list[Order]:
+        """Check and store deliveries, void refused and bad ones; returns the orders that were carried out before."""
+        again = []
+        for batch in answers:
+            delivered = {}
+            for owner, answer in batch.items():
+                order = waiting.get(owner)
+                if order is None:
+                    continue
+                came = answer
+                if isinstance(answer, Delivered):
+                    limit = self.kind.largest_norm(order)
+                    came = checked_delivery(answer.vector, length=self.kind.dimension, largest_norm=limit)
+                if isinstance(came, Delivered):
+                    delivered[owner] = came.vector
+                elif isinstance(came, Refused) and came.replayed and not final:
+                    again.append(order)
+                elif isinstance(came, Bad | Refused) and voids:
+                    left = self.kind.left(order) if isinstance(came, Bad) else None
+                    end = Resolution(order.award, AwardState.VOIDED, came.reason, left)
+                    (self.awards[owner],) = resolve_each(self.ledger, [end])
+                    del waiting[owner]
+            if delivered:
+                self.store.save_deliveries(plan.index, delivered)
+                self.updates.update(delivered)
+                for owner in delivered:
+                    del waiting[owner]
+        return again
+
+    def _close(self, plan: RoundPlan) -> RoundRecord:
+        """Resolve the round's open awards, move the model by what counts, and store both."""
+        kind, open_or_paid = self.kind, (AwardState.PENDING, AwardState.POSTED)
+        ends = kind.resolutions(plan, self.updates, self.awards)
+        resolved = {award.id: award for award in resolve_each(self.ledger, ends)}
+        self.awards = {owner: resolved.get(award.id, award) for owner, award in self.awards.items()}
+        counted = {owner: update for owner, update in self.updates.items() if self.awards[owner].state in open_or_paid}
+        record = kind.close(plan, counted, self.awards)
+        owners = self.owners.state() if self.store.durable else b""
+        after = Checkpoint(plan.index + 1, kind.parameters, tuple(kind.history), kind.notes, owners)
+        self.store.save_round(record, after)
+        self.records.append(record)
+        self.plan, self.awards, self.updates = None, {}, {}
+        return record
+
+    def _proofs(self, orders: Sequence[Order], seen: Mapping[int, Head]) -> Mapping[str, HoldReceipt]:
+        """That prices are in escrow, from the head on that each owner goes by, unless it is another log's."""
+        awards = [order.award for order in orders]
+        since = {order.award: seen[order.owner] for order in orders if order.owner in seen}
+        try:
+            return self.ledger.hold_receipts(awards, since)
+        except InvalidInput:
+            _log.warning("somebody goes by a head that is not of this ledger")
+        return self.ledger.hold_receipts(awards, {award: head for award, head in since.items() if self._is_ours(head)})
+
+    def _is_ours(self, head: Head) -> bool:
+        try:
+            return self.ledger.head(head.size) == head
+        except InvalidInput:
+            return False
+
+
+def new_task(ledger: Ledger | None, task: str) -> Ledger:
+    """The ledger (or one in memory) for a run of a task that it does not know yet; IdReused if it does.
+
+    A second run under the same name would meet its own ids: what it reports as paid would have been paid before.
+    """
+    books = MemoryLedger() if ledger is None else ledger
+    if books.has_task(task):
+        raise IdReused(f"this ledger has entries of a task {task!r}: give this run a name of its own")
+    return books
+
+
+def resolve_each(ledger: Ledger, ends: Sequence[Resolution]) -> list[Award]:
+    """Resolve awards, together if possible; what the ledger refuses ends alone, and the others as they should.
+
+    An award that was resolved before stays as it is. One whose release would pass its owner's registered cap is void,
+    and the release is not booked: her own account at home has the last word.
+    """
+    if not ends:
+        return []
+    try:
+        return list(ledger.resolve_many(ends))
+    except (PrivacyBudgetExhausted, SettlementError) as refusal:
+        if len(ends) > 1:
+            half = len(ends) // 2
+            return [*resolve_each(ledger, ends[:half]), *resolve_each(ledger, ends[half:])]
+        known = ledger.award(ends[0].award_id)
+        if known.state is not AwardState.PENDING:
+            return [known]
+        if isinstance(refusal, PrivacyBudgetExhausted):
+            return [ledger.void(known.id, ends[0].reason or f"past the registered cap: {refusal}")]
+        raise
