@@ -27,8 +27,7 @@ from flmarket.engines.flower.journal import KEPT, OwnerJournal
 from flmarket.engines.flower.messages import RELEASE, TRAIN, Bid, pack, unpack
 from flmarket.engines.flower.owner import raw_update
 from flmarket.engines.flower.record import close_records
-from flmarket.engines.stackelberg import clipped_gradients
-from flmarket.learning import LocalTraining, SoftmaxRegression
+from flmarket.learning import LocalTraining, Records, SoftmaxRegression, clipped_gradients
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
 from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp
 
@@ -245,13 +244,13 @@ def test_one_record_moves_a_mean_of_clipped_gradients_by_its_share_only():
     for classes in (2, 4):
         model = SoftmaxRegression(5, classes)
         params = rng.normal(size=model.dimension)
-        x, y = rng.normal(size=(1, m, 5)), rng.integers(classes, size=(1, m))
-        before = clipped_gradients(model, params, x, y, clip)
-        for feature, label in ((1e308, 0), (0.0, classes), (1e160, 1), (-1e308, classes + 5)):
+        x, y = rng.normal(size=(m, 5)), rng.integers(classes, size=m)
+        before = clipped_gradients(model, params, [Records(x, y)], clip)
+        for feature, label in ((1e308, 0), (0.0, classes), (1e160, 1), (-1e308, classes + 5), (np.nan, 0), (np.inf, 1)):
             other, labels = x.copy(), y.copy()
-            other[0, 3], labels[0, 3] = feature, label
+            other[3], labels[3] = feature, label
             with np.errstate(all="ignore"):
-                after = clipped_gradients(model, params, other, labels, clip)
+                after = clipped_gradients(model, params, [Records(other, labels)], clip)
             assert np.linalg.norm(after - before) <= 2 * clip / m * (1 + 1e-9)
 
 

@@ -6,9 +6,6 @@ noise σ_i = (L/m)√(2T/ρ_i); the server averages and steps. Each release is c
 leaves. R is deposited once, shares ρ_i R/Σρ wait in escrow while training runs and are posted once after the last
 round. R is announced in whole micro-units and shares round down; the remainder stays with the server.
 
-Assumes that the loss is softmax regression, whose per-record gradient is residual ⊗ (x, 1). Its norm is
-‖residual‖·√(‖x‖² + 1), so clipping is one weight per record and no per-record gradient is ever formed.
-
 What would break it: ρ protects one *record* against replacement, not a user's whole data set. The paper asks for an
 L-smooth loss, which bounds no gradient (docs/errata.md E5). Users at the margin of the equilibrium offer tiny ρ, and
 with the paper's equal weights their noise is everybody's; `weighting="rho"` weighs by inverse variance. The noise is
@@ -23,13 +20,12 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, softmax
 
 from flmarket.bids import checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games import Equilibrium, Stackelberg
 from flmarket.games.server import NoiseAccount
-from flmarket.learning import DataSet, Partition, Purpose, SoftmaxRegression, stream
+from flmarket.learning import DataSet, Partition, Pool, Purpose, SoftmaxRegression, clipped_gradients, stream
 from flmarket.ledger import MICROS, Award, AwardState, Ledger, Release, Resolution, payments_to_micros, to_micros
 from flmarket.market import (
     MarketResult,
@@ -44,7 +40,7 @@ from flmarket.market import (
 from flmarket.privacy import GaussianZCdp, PrivacyAccount, ZCdp, as_noise_source, gaussian_epsilon
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 
-__all__ = ["StackelbergResult", "StackelbergTraining", "clipped_gradients"]
+__all__ = ["StackelbergResult", "StackelbergTraining"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -52,29 +48,6 @@ Weighting = Literal["equal", "rho"]
 Progress = Callable[[RoundRecord], None]
 
 _SERVER = "buyer"
-
-
-def clipped_gradients(
-    model: SoftmaxRegression, params: FloatArray, x: FloatArray, y: IntArray, clip: float
-) -> FloatArray:
-    """Means over records of per-record gradients clipped to L2 norm `clip`; x (k, m, features), y (k, m).
-
-    A record whose gradient cannot be had (a class that the model lacks, an overflow) counts as zero, by itself: were
-    the whole mean lost, one record would move it by far more than 2·clip/m.
-    """
-    blocks, records = y.shape
-    with np.errstate(over="ignore", invalid="ignore"):
-        scores = model.scores(params, x)
-        if model.outputs == 1:
-            residual, fits = expit(scores) - y[..., None], y < 2
-        else:
-            residual, fits = softmax(scores, axis=-1), y < model.outputs
-            residual[np.arange(blocks)[:, None], np.arange(records), np.where(fits, y, 0)] -= 1.0
-        norm = np.linalg.norm(residual, axis=-1) * np.sqrt(np.einsum("kmf,kmf->km", x, x) + 1.0)
-    residual *= (clip / np.maximum(norm, clip) / records)[..., None]
-    residual[~(fits & np.isfinite(norm))] = 0.0
-    weights = (np.swapaxes(residual, -1, -2) @ x).reshape(blocks, -1)  # class by class, then the biases
-    return np.concatenate([weights, residual.sum(axis=-2)], axis=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,10 +213,10 @@ def _train(
     terms: StackelbergResult, accounts: dict[int, PrivacyAccount], progress: Progress | None
 ) -> tuple[list[RoundRecord], FloatArray]:
     spec, parameters, rounds = terms.spec, terms.parameters, []
-    rows = np.stack([spec.partition.records(i)[: spec.records] for i in accounts])
-    x, y = spec.data.x_train[rows], spec.data.y_train[rows]
+    rows = np.concatenate([spec.partition.records(i)[: spec.records] for i in accounts])
+    data = Pool(spec.data.x_train[rows], spec.data.y_train[rows], np.arange(len(accounts) + 1) * spec.records)
     for index in range(spec.rounds):
-        updates = clipped_gradients(spec.model, parameters, x, y, spec.clip)
+        updates = clipped_gradients(spec.model, parameters, data, spec.clip)
         step = np.zeros(parameters.size)
         for (i, account), update in zip(accounts.items(), updates, strict=True):
             account.compose(ZCdp(float(terms.rho[i]) / spec.rounds))

@@ -16,7 +16,9 @@ from flmarket.learning.model import (
     SoftmaxRegression,
     accuracies,
     accuracy,
+    at_rate,
     balanced_accuracy,
+    clipped_gradients,
     dimension,
     fedavg,
     fedsgd,
@@ -26,6 +28,7 @@ from flmarket.learning.model import (
     save_parameters,
     to_named,
     train_many,
+    updates,
 )
 from flmarket.learning.partition import Partition
 from flmarket.learning.streams import OwnerStreams, Purpose, stream
@@ -53,7 +56,9 @@ __all__ = [
     "SoftmaxRegression",
     "accuracies",
     "accuracy",
+    "at_rate",
     "balanced_accuracy",
+    "clipped_gradients",
     "datasets",
     "dimension",
     "fedavg",
@@ -69,4 +74,5 @@ __all__ = [
     "stream",
     "to_named",
     "train_many",
+    "updates",
 ]

@@ -8,10 +8,10 @@ that builds a `Model` or a `torch.nn.Module` for so many features and classes.
 
 `SoftmaxRegression` is the convex model of the papers' experiments: logistic regression for two classes (features + 1
 parameters), softmax regression otherwise ((features + 1) · classes). Its loss is the mean cross-entropy plus
-l2/2 · ‖weights‖², biases not penalised. It trains many owners in one call: owners of few records are stacked by size,
-so that one matrix product serves them all; owners of many are a block of their own, a view. Whatever is computed per
-block uses an owner's own rows in a shape that depends on her size alone, so her result does not change, to the last
-bit, with her company. One product over all records would not have that property.
+l2/2 · ‖weights‖²; biases are penalised only if asked for. It trains many owners in one call: owners of few records are
+stacked by size, so that one matrix product serves them all; owners of many are a block of their own, a view. Whatever
+is computed per block uses an owner's own rows in a shape that depends on her size alone, so her result does not change,
+to the last bit, with her company. One product over all records would not have that property.
 
 Local work is mini-batch gradient descent, with momentum that starts from zero in every call. Mini-batches are drawn
 without replacement: an owner walks through her records in random order, and again in a new order when fewer than a
@@ -27,9 +27,10 @@ thing; the loaders in `data` scale for that reason.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from os import PathLike
@@ -38,7 +39,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
+from scipy.special import expit, softmax
 
 from flmarket.errors import ConfigError, InvalidInput, MissingDependency
 from flmarket.learning.data import FloatArray, IntArray, Pool, Records
@@ -50,8 +51,10 @@ __all__ = [
     "SoftmaxRegression",
     "accuracies",
     "accuracy",
+    "at_rate",
     "balanced_accuracy",
     "checked_parameters",
+    "clipped_gradients",
     "dimension",
     "fedavg",
     "fedsgd",
@@ -61,6 +64,7 @@ __all__ = [
     "save_parameters",
     "to_named",
     "train_many",
+    "updates",
     "visits",
 ]
 
@@ -68,6 +72,7 @@ LearningRate = float | Sequence[float] | FloatArray | Callable[[int], float]
 Optimizer = Literal["sgd", "adam"]
 STACK_BELOW = 32  # records; measured: stacking wins clearly at 8, is even at 32 to 64
 BLOCK_VALUES = 1 << 16  # values gathered at a time: half a megabyte, which stays in the cache of a core
+GRADIENT_VALUES = 1 << 22  # of single records' gradients at a time: 32 megabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +119,12 @@ class LocalTraining:
 class Model(Protocol):
     """What a market needs of a model; parameters are float64 and flat.
 
-    Three things more are used where a model has them: `train_many(parameters, data, rngs)`, local work of many owners
-    at once; `accuracies(candidates, data)`, of many parameter vectors; and `dtype`, its own numbers (float64 if not).
+    More is used where a model has it: `train_many(parameters, data, rngs)`, local work of many owners at once;
+    `accuracies(candidates, data)`, of many parameter vectors; `dtype`, its own numbers (float64 if not); `local`, the
+    `LocalTraining` that it does, looked up in every call (`at_rate` swaps it).
+
+    Markets that protect single records need `record_gradients(parameters, data)` too: the gradient of each record's own
+    loss, (records, p), not clipped, NaN in a record's row if it has none.
     """
 
     @property
@@ -171,6 +180,91 @@ def train_many(
         return np.asarray(together(parameters, data, rngs))
     starts = checked_parameters(parameters, dimension(model), rows=_owners(data, rngs))
     return np.stack([model.train(start, data[i], rngs[i]) for i, start in enumerate(starts)])
+
+
+def updates(
+    model: Model, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[np.random.Generator]
+) -> FloatArray:
+    """What a server subtracts for each owner, (owners, p): the mean gradient where softmax regression's local work is
+    one step on all records, else start minus end. An owner's row is the same bits whoever else is there."""
+    if isinstance(model, SoftmaxRegression) and model.local.is_gradient:
+        pool = Pool.of(data)
+        return model.owner_gradients(np.asarray(parameters), pool.x, pool.y, pool.offsets)
+    return np.asarray(parameters, dtype=np.float64) - train_many(model, parameters, data, rngs)
+
+
+def at_rate(model: Model, learning_rate: float) -> Model:
+    """The same model with another local learning rate."""
+    return _with_local(model, replace(_local(model), learning_rate=learning_rate))
+
+
+def _local(model: Model) -> LocalTraining:
+    local = getattr(model, "local", None)
+    if not isinstance(local, LocalTraining):
+        raise InvalidInput("model", type(model).__name__, "a model with a field `local`, its LocalTraining")
+    return local
+
+
+def _with_local(model: Model, local: LocalTraining) -> Model:
+    changed = copy.copy(model)  # not built anew: a network takes a while
+    object.__setattr__(changed, "local", local)
+    return changed
+
+
+def clipped_gradients(model: Model, parameters: ArrayLike, data: Sequence[Records], clip: float) -> FloatArray:
+    """Each owner's mean of her records' gradients, every one clipped to L2 norm `clip` first, (owners, p).
+
+    A record whose gradient cannot be had (a class that the model lacks, an overflow, a record that makes the model
+    raise) counts as zero, by itself: replacing one of m records moves the mean by at most 2·clip/m, whatever it holds.
+    That a model fails whatever the records hold is found with a record of zeros, before any is touched, and raised.
+    """
+    if not (np.isfinite(clip) and clip > 0):
+        raise InvalidInput("clip", clip, "a finite number above 0")
+    start = checked_parameters(parameters, dimension(model), rows=1)[0]
+    if isinstance(model, SoftmaxRegression):
+        return model.clipped_gradients(start, Pool.of(data), clip)
+    gradients = getattr(model, "record_gradients", None)
+    if gradients is None:
+        accepted = "a model with record_gradients(parameters, data), since every record's gradient is clipped here"
+        raise InvalidInput("model", type(model).__name__, accepted)
+    if not data or min(map(len, data)) < 1:
+        raise InvalidInput("data", "nobody, or nothing of somebody", "one or more records of each owner")
+
+    def found(x: FloatArray, y: IntArray) -> FloatArray:
+        rows = np.array(gradients(start, Records(x, y)), dtype=np.float64)
+        if rows.shape != (len(y), start.size):
+            raise InvalidInput("record_gradients", rows.shape, f"shape {(len(y), start.size)}")
+        return rows
+
+    found(np.zeros((1, data[0].x.shape[1])), np.zeros(1, dtype=np.int64))
+    at_once, means = max(1, min(256, GRADIENT_VALUES // start.size)), np.zeros((len(data), start.size))
+    for mean, own in zip(means, data, strict=True):
+        for first in range(0, len(own), at_once):
+            rows = _each_by_itself(found, own.x[first : first + at_once], own.y[first : first + at_once])
+            with np.errstate(over="ignore", invalid="ignore"):
+                norms = np.linalg.norm(rows, axis=1)
+            rows[~np.isfinite(norms)] = 0.0
+            mean += (clip / np.fmax(norms, clip) / len(own)) @ rows
+    return means
+
+
+def _each_by_itself(found: Callable[[FloatArray, IntArray], FloatArray], x: FloatArray, y: IntArray) -> FloatArray:
+    """Every record's gradient; records that make the model raise get zeros, and no other's bits are moved by them."""
+
+    def fails(*which: Any) -> bool:
+        try:
+            found(*which)
+        except Exception:  # whatever a model of somebody's own raises over a record
+            return True
+        return False
+
+    try:
+        return found(x, y)
+    except Exception:
+        bad = np.array([fails(x[i : i + 1], y[i : i + 1]) for i in range(len(y))])
+    rows = found(np.where(bad[:, None], 0.0, x), np.where(bad, 0, y))
+    rows[bad] = 0.0
+    return rows
 
 
 def accuracies(model: Model, candidates: ArrayLike, data: Records) -> FloatArray:
@@ -245,14 +339,14 @@ def checked_parameters(parameters: ArrayLike, length: int, *, rows: int | None =
     return np.array(np.broadcast_to(array, (count, length)), order="C")  # rows in one piece: bits depend on it
 
 
-def checked_records(x: ArrayLike, y: ArrayLike, features: int, classes: int) -> tuple[FloatArray, IntArray]:
-    """Records that fit a model, or a typed error. Features are not searched for NaN: too slow."""
-    rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
+def checked_records(x: ArrayLike, y: ArrayLike, features: int, classes: int | None) -> tuple[FloatArray, IntArray]:
+    """Records that fit a model, or a typed error; without `classes` any will do. NaN is not looked for: too slow."""
+    rows, labels = np.ascontiguousarray(x, dtype=np.float64), np.asarray(y)  # in one piece: bits depend on it
     if rows.ndim != 2 or rows.shape[1] != features or not len(rows):
         raise InvalidInput("x", rows.shape, f"one or more records of {features} features")
     if labels.shape != (len(rows),) or not np.issubdtype(labels.dtype, np.integer):
         raise InvalidInput("y", f"{labels.dtype} {labels.shape}", f"{len(rows)} whole numbers, one a record")
-    if labels.min() < 0 or labels.max() >= classes:
+    if classes is not None and (labels.min() < 0 or labels.max() >= classes):
         raise InvalidInput("y", (labels.min(), labels.max()), f"classes from 0 to {classes - 1}")
     return rows, labels.astype(np.int64, copy=False)
 
@@ -279,13 +373,17 @@ def _owners(data: Sequence[Records], rngs: Sequence[np.random.Generator]) -> int
 
 @dataclass(frozen=True)
 class SoftmaxRegression:
-    """Softmax regression; parameters are the weights class by class, then the biases."""
+    """Softmax regression; parameters are the weights class by class, then the biases.
+
+    With `penalise_biases` the loss is l2-strongly convex, as convergence bounds need it.
+    """
 
     name: ClassVar[str] = "softmax"
     features: int
     classes: int
     l2: float = 0.0
     local: LocalTraining = LocalTraining()
+    penalise_biases: bool = False
 
     def __post_init__(self) -> None:
         if self.features < 1:
@@ -368,8 +466,9 @@ class SoftmaxRegression:
         else:
             scores -= scores.max(axis=-1, keepdims=True)
             losses = np.log(np.exp(scores).sum(axis=-1)) - scores[np.arange(len(y)), y]
-        weights, _ = self._split(params)
-        return float(losses.mean() + 0.5 * self.l2 * np.square(weights).sum())
+        weights, biases = self._split(params)
+        loss = float(losses.mean() + 0.5 * self.l2 * np.square(weights).sum())
+        return loss + 0.5 * self.l2 * float(np.square(biases).sum()) if self.penalise_biases else loss
 
     def predict(self, params: FloatArray, x: FloatArray) -> IntArray:
         """The class with the highest score; a tie goes to the lower class."""
@@ -406,6 +505,8 @@ class SoftmaxRegression:
         error.sum(axis=-2, out=biases)
         if self.l2:
             weights += self.l2 * self._split(params)[0]
+        if self.l2 and self.penalise_biases:
+            biases += self.l2 * self._split(params)[1]
         return gradients
 
     def owner_gradients(self, params: FloatArray, x: FloatArray, y: IntArray, offsets: ArrayLike) -> FloatArray:
@@ -416,6 +517,44 @@ class SoftmaxRegression:
         for owners, x_block, y_block in _equal_blocks(pool, np.arange(len(pool))):
             gradients[owners] = self.block_gradients(params, x_block, y_block)
         return gradients
+
+    def clipped_gradients(self, params: FloatArray, data: Pool, clip: float) -> FloatArray:
+        """See `clipped_gradients`. A record's gradient is residual ⊗ (x, 1), of norm ‖residual‖·√(‖x‖² + 1).
+
+        So clipping is one weight for each record, and no gradient of one is ever formed. The penalty's is nobody's
+        record's: it is added whole.
+        """
+        x, y = checked_records(data.x, data.y, self.features, None)
+        means, sizes = np.empty((len(data), self.dimension)), data.sizes
+        blocks = _equal_blocks(Pool(x, y, data.offsets), np.arange(len(data)))
+        if (sizes == sizes[0]).all():
+            shape = (len(data), int(sizes[0]))
+            blocks = iter([(np.arange(len(data)), x.reshape(*shape, -1), y.reshape(shape))])
+        for owners, x_block, y_block in blocks:
+            means[owners] = self._clipped_block(params, x_block, y_block, clip)
+        for part, at in zip(self._split(means), self._split(params), strict=True):
+            if self.l2 and (self.penalise_biases or at.ndim == 2):
+                part += self.l2 * at
+        return means
+
+    def _clipped_block(self, params: FloatArray, x: FloatArray, y: IntArray, clip: float) -> FloatArray:
+        blocks, records = y.shape
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = self.scores(params, x)
+            fits = (y >= 0) & (y < self.classes)
+            if self.outputs == 1:
+                residual = expit(scores) - y[..., None]
+            else:
+                residual = softmax(scores, axis=-1)
+                residual[np.arange(blocks)[:, None], np.arange(records), np.where(fits, y, 0)] -= 1.0
+            norm = np.linalg.norm(residual, axis=-1) * np.sqrt(np.einsum("kmf,kmf->km", x, x) + 1.0)
+        good = fits & np.isfinite(norm)
+        residual *= (clip / np.maximum(norm, clip) / records)[..., None]
+        if not good.all():
+            residual[~good] = 0.0
+            x = np.where(good[..., None], x, 0.0)  # zero times infinity is no number
+        weights = (np.swapaxes(residual, -1, -2) @ x).reshape(blocks, -1)
+        return np.concatenate([weights, residual.sum(axis=-2)], axis=-1)
 
     def _split(self, params: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Views of the weights (..., outputs, features) and the biases (..., outputs)."""

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -135,6 +135,54 @@ class TorchModel:
         starts = checked_parameters(parameters, self.dimension, rows=len(data))
         return np.stack(self._each(lambda i: self._descend(starts[i], data[i], rngs[i]), range(len(data))))
 
+    def record_gradients(self, parameters: ArrayLike, data: Records) -> FloatArray:
+        """The gradient of each record's own loss, (records, p), without dropout; NaN where there is no such class."""
+        start = checked_parameters(parameters, self.dimension, rows=1)
+        for part in self.template.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats:
+                raise InvalidInput("module", type(part).__name__, "layers in which records do not meet each other")
+        x, y = checked_records(data.x, data.y, self.features, None)
+        fits = (y >= 0) & (y < self.classes)
+        inputs, labels = self._inputs(x), torch.from_numpy(np.where(fits, y, 0))
+        work = self._mapped if self._maps else self._looped
+        rows = self._each(lambda row: work(row, inputs, labels), start)[0]
+        rows[~fits] = np.nan
+        return rows
+
+    @cached_property
+    def _maps(self) -> bool:
+        """Whether `vmap` can take the module, tried without anybody's records: not with operations in place."""
+        try:
+            inputs = self._inputs(np.zeros((2, self.features)))
+            self._mapped(np.zeros(self.dimension), inputs, torch.zeros(2, dtype=torch.int64))
+        except InvalidInput:
+            raise
+        except Exception:  # several of PyTorch's own, for several reasons
+            return False
+        return True
+
+    def _mapped(self, vector: FloatArray, inputs: Tensor, labels: Tensor) -> FloatArray:
+        module, leaves = self._holding(vector)
+        module.eval()
+        trained = dict(zip(self.tensors, (leaf.detach() for leaf in leaves), strict=True))
+
+        def loss(trained: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+            scores = torch.func.functional_call(module, trained, (record[None],))
+            return functional.cross_entropy(self._checked(scores, 1), label[None])
+
+        found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(trained, inputs, labels)
+        return np.concatenate([found[name].flatten(1).numpy().astype(np.float64) for name in trained], axis=1)
+
+    def _looped(self, vector: FloatArray, inputs: Tensor, labels: Tensor) -> FloatArray:
+        module, leaves = self._holding(vector)
+        module.eval()
+        rows = np.empty((len(labels), self.dimension))
+        with _seeded(0):
+            for i, row in enumerate(rows):
+                loss = functional.cross_entropy(self._checked(module(inputs[i : i + 1]), 1), labels[i : i + 1])
+                row[:] = np.concatenate([_numbers(part) for part in _slopes(loss, leaves)])
+        return rows
+
     def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
         """Accuracy, balanced accuracy and mean cross-entropy, without dropout; infinite where scores overflow."""
         start = checked_parameters(parameters, self.dimension, rows=1)
@@ -181,7 +229,8 @@ class TorchModel:
         return module, leaves
 
     def _inputs(self, x: FloatArray) -> Tensor:
-        rows = torch.from_numpy(x.astype(self.dtype))
+        with np.errstate(over="ignore"):
+            rows = torch.from_numpy(x.astype(self.dtype))
         return rows.reshape(-1, *self.shape) if self.shape else rows
 
     def _descend(self, start: FloatArray, data: Records, rng: np.random.Generator) -> FloatArray:
@@ -215,9 +264,9 @@ class TorchModel:
         for rows in batches:
             scores = self._checked(module(self._inputs(x[rows])), len(rows))
             loss = functional.cross_entropy(scores, torch.from_numpy(y[rows]))
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+            gradients = _slopes(loss, leaves)
             with torch.no_grad():
-                step([torch.zeros_like(a) if g is None else g for a, g in zip(leaves, gradients, strict=True)])
+                step(gradients)
 
     def _scores(self, vector: FloatArray, data: Records) -> tuple[Tensor, Tensor]:
         """Every record's scores, and the labels."""
@@ -262,6 +311,12 @@ def _seeded(seed: int) -> Iterator[None]:
             yield
         finally:
             torch.default_generator.set_state(before)
+
+
+def _slopes(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient; zeros for what the loss does not depend on."""
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, found, strict=True)]
 
 
 def _numbers(part: Tensor) -> FloatArray:

@@ -25,11 +25,21 @@ from flmarket.engines.flower.messages import Announcement, Bid, Order
 from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation
 from flmarket.engines.owners import LEAST_EPSILON, UNLIMITED
-from flmarket.engines.sampled import PenalisedSoftmax, SampledTraining
+from flmarket.engines.sampled import SampledTraining
 from flmarket.engines.simulation import Simulation
-from flmarket.engines.stackelberg import StackelbergTraining, clipped_gradients
+from flmarket.engines.stackelberg import StackelbergTraining
 from flmarket.errors import InvalidInput
-from flmarket.learning import Model, Purpose, Records, SoftmaxRegression, dimension, fedavg, fedsgd, stream
+from flmarket.learning import (
+    Model,
+    Purpose,
+    Records,
+    SoftmaxRegression,
+    clipped_gradients,
+    dimension,
+    fedavg,
+    fedsgd,
+    stream,
+)
 from flmarket.learning.adversaries import Adversary
 from flmarket.privacy import Cap, NoiseSource, PureDp, SecureNoise, SimulationNoise, Uncapped, ZCdp
 
@@ -201,9 +211,9 @@ def raw_update(owner: Owner, order: Order, parameters: FloatArray) -> FloatArray
         return _trained(owner, order, parameters)
     model = SoftmaxRegression(order.features, order.classes)
     if order.market == "reward":
-        return np.asarray(clipped_gradients(model, parameters, x[None], y[None], order.clip)[0])
+        return np.asarray(clipped_gradients(model, parameters, [Records(x, y)], order.clip)[0])
     if order.market == "sampling":
-        model = PenalisedSoftmax(order.features, order.classes, order.l2)
+        model = SoftmaxRegression(order.features, order.classes, order.l2, penalise_biases=True)
     offsets, batch = np.array([0, len(y)]), order.batch_size or None
     if order.market == "auction" and order.steps == 1 and batch is None:
         return np.asarray(fedsgd(model, parameters, x, y, offsets)[0])

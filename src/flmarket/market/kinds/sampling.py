@@ -37,7 +37,6 @@ from flmarket.market import award_id, new_task, owner_account
 from flmarket.sampling import FedAvgConstants, convergence_bound
 
 __all__ = [
-    "PenalisedSoftmax",
     "SampledClient",
     "SampledResult",
     "SampledRound",
@@ -55,21 +54,6 @@ def decaying_rate(first: float, *, l2: float, local_steps: int) -> Callable[[int
     if not (np.isfinite(first) and first > 0):
         raise InvalidInput("first", first, "a finite number above 0")
     return lambda index: 2.0 / (2.0 / first + l2 * local_steps * index)
-
-
-@dataclass(frozen=True)
-class PenalisedSoftmax(SoftmaxRegression):
-    """Softmax regression with the penalty on the biases as well: l2-strongly convex."""
-
-    def loss(self, params: FloatArray, x: FloatArray, y: IntArray) -> float:
-        """Mean cross-entropy plus l2/2 · ‖params‖²."""
-        return super().loss(params, x, y) + 0.5 * self.l2 * float(np.square(self._split(params)[1]).sum())
-
-    def block_gradients(self, params: FloatArray, x: FloatArray, y: IntArray) -> FloatArray:
-        """Mean gradient of each block; see `Model.block_gradients`."""
-        gradients = super().block_gradients(params, x, y)
-        self._split(gradients)[1][...] += self.l2 * self._split(params)[1]
-        return gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,9 +173,9 @@ class SampledTraining:
                 raise InvalidInput("hard_cap_micros", self.hard_cap_micros, "at least c_max, or nobody can be paid")
 
     @property
-    def model(self) -> PenalisedSoftmax:
+    def model(self) -> SoftmaxRegression:
         """What is trained."""
-        return PenalisedSoftmax(self.data.features, self.data.n_classes, self.l2)
+        return SoftmaxRegression(self.data.features, self.data.n_classes, self.l2, penalise_biases=True)
 
     @property
     def weights(self) -> FloatArray:
