@@ -1,16 +1,58 @@
-"""The market: tasks, rounds and awards, from bids to settlement. No I/O; engines drive it."""
+"""One round, three seams: the kind decides, owners answer, the books keep. See `round`."""
 
-from flmarket.market.market import Market, Round, award_id, new_task, owner_account, resolve_each
+from flmarket.market.kind import (
+    Announcement,
+    Bad,
+    Bid,
+    Delivered,
+    Delivery,
+    MarketKind,
+    Order,
+    Refused,
+    RoundPlan,
+    Silent,
+    award_id,
+    kinds,
+    owner_account,
+)
+from flmarket.market.kinds import AuctionSpec, JointSpec, RewardSpec, SamplingSpec
+from flmarket.market.owner import Guard, Owner, OwnerSide, PrivacyCap
+from flmarket.market.round import Owners, Rounds, TooFewBids, new_task, resolve_each
+from flmarket.market.store import Checkpoint, FileStore, MemoryStore, RoundStore
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 
 __all__ = [
-    "Market",
+    "Announcement",
+    "AuctionSpec",
+    "Bad",
+    "Bid",
+    "Checkpoint",
+    "Delivered",
+    "Delivery",
+    "FileStore",
+    "Guard",
+    "JointSpec",
+    "MarketKind",
     "MarketResult",
+    "MemoryStore",
+    "Order",
+    "Owner",
+    "OwnerSide",
     "OwnerStatement",
-    "Round",
+    "Owners",
+    "PrivacyCap",
+    "Refused",
+    "RewardSpec",
+    "RoundPlan",
     "RoundRecord",
+    "RoundStore",
+    "Rounds",
+    "SamplingSpec",
+    "Silent",
     "Task",
+    "TooFewBids",
     "award_id",
+    "kinds",
     "new_task",
     "owner_account",
     "resolve_each",

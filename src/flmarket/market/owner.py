@@ -53,14 +53,11 @@ from flmarket.learning.adversaries import Adversary
 from flmarket.ledger import MICROS, Head, HoldNotProven, HoldReceipt, ReplayRefused
 from flmarket.market.kind import (
     Announcement,
-    Bad,
     Bid,
-    Delivered,
     Order,
     RawUpdate,
     Refused,
     ReleasedUpdate,
-    Silent,
     award_id,
     kinds,
     on_wire,
@@ -94,8 +91,9 @@ __all__ = [
     "OwnerSide",
     "PrivacyCap",
     "Work",
-    "as_it_fails",
+    "drops_out",
     "guarded",
+    "spoilt",
 ]
 
 LARGEST_PARAMETER = 1e9
@@ -304,9 +302,11 @@ class OwnerSide:
         """What one release promises, for so much of the bid's currency on so many records."""
         return _noise(call.perturbation, call.clip).guarantee(amount)
 
-    def releases(self, call: Announcement) -> int:
-        """How many releases a bid is for, in the worst case that her account must hold."""
-        return call.rounds if self.lasting else 1
+    def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[Callable[[float], Event], int]:
+        """What a bid of so much gives away: that of one release, and how many there are."""
+        if isinstance(cap, PureDp):
+            return PureDp, 1
+        return lambda amount: self.guarantee(amount, records, call), 1
 
     def is_sound(self, call: Announcement) -> bool:
         """Whether the noise holds for numbers of finite precision, as what leaves a machine must."""
@@ -378,6 +378,10 @@ class Guard:
         if offer.call != call:
             raise _Stop("terms", "the owner made a bid for this round on other terms")
         return offer.bid, offer.seen
+
+    def offer(self, call: Announcement, bid: Bid) -> None:
+        """Put on record what she offered, where that is known from elsewhere."""
+        self.journal.make_offer(call.task, call.round_index, _Offer(call, bid, None).to_json())
 
     def proposed(self, call: Announcement) -> Bid:
         """The bid that she would make now."""
@@ -515,8 +519,7 @@ class Guard:
         """What she proposes or, if her account has less left, the most that it allows, in the same currency."""
         if not call.perturbation:  # unbounded, whatever the number: an account with a cap has no room for it
             return proposed if self.owner.allow_raw and isinstance(self.owner.cap, Uncapped) else 0.0
-        side, records = kinds.of(call.market).side, len(self.owner.y)
-        releases, whole = side.releases(call), lambda amount: side.guarantee(amount, records, call)
+        whole, releases = kinds.of(call.market).side.whole(call, self.owner.cap, len(self.owner.y))
         if not self.account.would_exceed(whole(proposed), releases):
             return proposed
         return self.account.affordable(whole, releases=releases)
@@ -581,20 +584,18 @@ def _in_time(work: Callable[[], object], seconds: float) -> object:
     return found
 
 
-def as_it_fails(
-    owner: Owner, order: Order, parameters: FloatArray, honest: Callable[[], Delivered | Refused]
-) -> Delivered | Refused | Bad | Silent:
-    """A simulated owner's answer: as often as she was told to, silence, nonsense, or malice instead of honesty."""
-    fate = owner.stream(order, Purpose.PARTICIPATION).random() if owner.dropout or owner.faulty else 1.0
-    if fate < owner.dropout:
-        return Silent()
-    answer = honest()
-    if isinstance(answer, Delivered) and fate < owner.dropout + owner.faulty:
-        return Delivered(ReleasedUpdate(np.full_like(answer.vector, np.nan)))
-    if isinstance(answer, Delivered) and owner.adversary is not None:
-        draw = owner.stream(order, Purpose.ADVERSARY)
-        return Delivered(ReleasedUpdate(owner.adversary.upload(answer.vector, parameters, draw)))
-    return answer
+def drops_out(owner: Owner, order: Order) -> bool:
+    """Whether a simulated owner falls silent at this order, as often as she was told to."""
+    return owner.dropout > 0 and owner.stream(order, Purpose.PARTICIPATION).random() < owner.dropout
+
+
+def spoilt(owner: Owner, order: Order, vector: ReleasedUpdate, parameters: FloatArray) -> ReleasedUpdate:
+    """What a simulated owner sends instead of what she should, as often as she was told to: nonsense, or malice."""
+    if owner.faulty and owner.stream(order, Purpose.PARTICIPATION).random() < owner.dropout + owner.faulty:
+        return ReleasedUpdate(np.full_like(vector, np.nan))
+    if owner.adversary is None:
+        return vector
+    return ReleasedUpdate(owner.adversary.upload(vector, parameters, owner.stream(order, Purpose.ADVERSARY)))
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ class TooFewBids(Exception):
 class Owners(Protocol):
     """How owners are reached. Answers come in batches, as they come; who is in none is silent."""
 
-    def bids(self, call: Announcement, head: Head) -> Mapping[int, Bid]:
-        """Everybody's bid, by owner."""
+    def bids(self, call: Announcement, head: Head, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
+        """Everybody's bid, by owner, as far as it is accepted."""
 
     def train(
         self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid], prove: Prove
@@ -170,7 +170,7 @@ class Rounds:
 
     def _bids(self, index: int) -> Mapping[int, Bid]:
         call = self.kind.announcement(index)
-        bids = self.owners.bids(call, self.ledger.head())
+        bids = self.owners.bids(call, self.ledger.head(), self.kind.accepts)
         if not call.perturbation:
             # the ledger pays an owner with a registered cap for releases on record only, and raw updates are none
             bids = {owner: bid for owner, bid in bids.items() if self.ledger.cap(self.account_of(owner)) is None}

@@ -1,4 +1,4 @@
-"""The sampling engine: FedAvg in which each client takes part with her posted probability and is paid when she does.
+"""Client sampling: each client takes part with her posted probability and is paid when she does (FedAvg).
 
 SAMP (Liao, Luo, Feng, Zhang), section 3: in every round client n takes part independently with probability q_n, is paid
 r_n, makes E local steps, and the model moves by the unbiased Σ_n (w_n/q_n)·1[n takes part]·(update of n), w_n being her
@@ -17,36 +17,55 @@ be paid. Whoever is turned away neither works nor is paid.
   k_n differs between clients, slightly tilted. No convergence bound is claimed then (it is reported as ∞).
 - Up to c_max of the cap stays unused.
 
-What would break it: raw updates reach the server here, no privacy mechanism is in between. A client of q = 0 is never
-heard: the aggregate is then unbiased for the others only, and the bound is ∞.
+What would break it: raw updates reach the server here, no privacy mechanism is in between, and the guard lets that
+happen only for owners who said so in their own configuration. A client of q = 0 is never heard: the aggregate is then
+unbiased for the others only, and the bound is ∞. So it is for a model of one's own: the theory is for this loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.learning import DataSet, OwnerStreams, Partition, Purpose, SoftmaxRegression, fedavg
-from flmarket.ledger import Award, AwardState, Ledger, Resolution, to_micros
-from flmarket.market import award_id, new_task, owner_account
+from flmarket.learning import (
+    DataSet,
+    LocalTraining,
+    Model,
+    OwnerStreams,
+    Partition,
+    Purpose,
+    SoftmaxRegression,
+    at_rate,
+    stream,
+    train_many,
+)
+from flmarket.ledger import Award, to_micros
+from flmarket.market.kind import Announcement, Bid, MarketKind, Order, RoundPlan, say
+from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, Work
+from flmarket.market.task import RoundRecord
+from flmarket.privacy import Cap, Event, Uncapped, Unprotected
 from flmarket.sampling import FedAvgConstants, convergence_bound
 
 __all__ = [
     "SampledClient",
     "SampledResult",
     "SampledRound",
-    "SampledTraining",
+    "SamplingKind",
+    "SamplingSpec",
+    "Terms",
     "decaying_rate",
 ]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BUYER = "buyer"
+# (q, r) for reported costs
+Terms = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 
 def decaying_rate(first: float, *, l2: float, local_steps: int) -> Callable[[int], float]:
@@ -120,13 +139,15 @@ class SampledResult:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SampledTraining:
+class SamplingSpec:
     """Federated training under posted terms (q, r), one entry per client of `partition` in each array.
 
     `learning_rate` is a function of the round; None is the paper's 2/(max(8L, μE) + μr), the one the bound is for.
     `ids` name the clients in random streams and accounts, so that reordering clients changes nothing. `c_max`, the
     highest cost the mechanism accepts, is needed with a hard cap: truthful payments never exceed it. `name` is the
     task's in the ledger; `scheme` and `budget_micros`, what the terms were meant to cost a round, are for the report.
+    `offer` maps reported costs to (q, r); without it the given ones stand. `any_model` instead of softmax regression needs
+    a rate of its own, and no convergence is claimed for it.
     """
 
     data: DataSet
@@ -146,9 +167,13 @@ class SampledTraining:
     name: str = "sampling"
     scheme: str = ""
     budget_micros: int | None = None
+    offer: Terms | None = None
+    any_model: Model | None = None
 
     def __post_init__(self) -> None:
         n = self.partition.owners
+        if self.any_model is not None and self.learning_rate is None:
+            raise InvalidInput("learning_rate", None, "a rate: the theory's is for softmax regression only")
         for name in ("costs", "participation", "payment"):
             array = checked_array(name, getattr(self, name))
             if array.shape != (n,):
@@ -172,10 +197,42 @@ class SampledTraining:
             if self.hard_cap_micros < to_micros("c_max", self.c_max):
                 raise InvalidInput("hard_cap_micros", self.hard_cap_micros, "at least c_max, or nobody can be paid")
 
+    @cached_property
+    def softmax(self) -> SoftmaxRegression:
+        """The strongly convex model of the theory."""
+        local = LocalTraining(steps=self.local_steps, batch_size=self.batch_size)
+        return SoftmaxRegression(
+            self.data.features, self.data.n_classes, self.l2, penalise_biases=True, local=local
+        )
+
     @property
-    def model(self) -> SoftmaxRegression:
+    def model(self) -> Model:
         """What is trained."""
-        return SoftmaxRegression(self.data.features, self.data.n_classes, self.l2, penalise_biases=True)
+        return self.softmax if self.any_model is None else self.any_model
+
+    @property
+    def rate(self) -> Callable[[int], float]:
+        """The local rate of each round."""
+        return self.learning_rate or self.constants.learning_rate
+
+    def kind(self, buyer: str = "buyer") -> SamplingKind:
+        """The market as the round plays it."""
+        return SamplingKind(self, buyer)
+
+    def place(self, number: int) -> int:
+        """Where client `number` stands in the arrays."""
+        return int(np.flatnonzero(np.asarray(self.ids) == number)[0])
+
+    def owner(self, number: int, record: Path = Path(), *, seeded: bool = True) -> Owner:
+        """Client `number` with the records that the partition deals her."""
+        place = self.place(number)
+        rows = self.partition.records(place)
+        return Owner(
+            number=number, x=self.data.x_train[rows], y=self.data.y_train[rows], privacy_budget=UNLIMITED,
+            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped(), record=record, model=self.model,
+            value=float(np.asarray(self.costs)[place]), classes=self.data.n_classes, allow_raw=True,
+            simulation_seed=self.seed if seeded else None,
+        )  # fmt: skip
 
     @property
     def weights(self) -> FloatArray:
@@ -185,7 +242,7 @@ class SampledTraining:
     @property
     def gradient_norms(self) -> FloatArray:
         """G_n from the data alone: the largest gradient of the cross-entropy, and the penalty's at ‖w*‖'s limit."""
-        norms = np.sqrt((1.0 if self.model.outputs == 1 else 2.0) * self._mean_squares)
+        norms = np.sqrt((1.0 if self.softmax.outputs == 1 else 2.0) * self._mean_squares)
         return np.asarray(norms + np.sqrt(2 * self.l2 * np.log(self.data.n_classes)))
 
     @property
@@ -197,7 +254,7 @@ class SampledTraining:
         """
         n, start, w, norms = self.partition.owners, np.log(self.data.n_classes), self.weights, self.gradient_norms
         return FedAvgConstants(
-            smoothness=float((0.25 if self.model.outputs == 1 else 0.5) * self._mean_squares.max() + self.l2),
+            smoothness=float((0.25 if self.softmax.outputs == 1 else 0.5) * self._mean_squares.max() + self.l2),
             strong_convexity=self.l2,
             local_steps=self.local_steps,
             gradient_norms=np.full(n, np.sqrt(w @ norms**2)),
@@ -208,7 +265,7 @@ class SampledTraining:
 
     def bound(self, rounds: int) -> float:
         """SAMP Proposition 1 with weights w_n: E[F] − min F after so many rounds is at most this. ∞ with a hard cap."""
-        if self.hard_cap_micros is not None:
+        if self.hard_cap_micros is not None or self.any_model is not None:
             return float("inf")
         known = self.constants
         scale = 8 * known.smoothness * self.local_steps * (self.weights * self.gradient_norms / self.l2) ** 2
@@ -220,109 +277,188 @@ class SampledTraining:
         squares = np.square(self.data.x_train).sum(axis=1)[self.partition.order] + 1.0
         return np.asarray(np.add.reduceat(squares, self.partition.offsets[:-1]) / self.partition.sizes)
 
-    def run(
-        self, progress: Callable[[SampledRound], None] | None = None, ledger: Ledger | None = None
-    ) -> SampledResult:
-        """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
-        return SampledRun(self, new_task(ledger, self.name)).play(progress)
-
-
-class SampledRun:
-    """The state of one run: the model and the books."""
-
-    def __init__(self, spec: SampledTraining, ledger: Ledger) -> None:
-        self.spec, self.ledger, self.model = spec, ledger, spec.model
-        self.q, self.ids = np.asarray(spec.participation), np.asarray(spec.ids)
-        self.price = np.array([to_micros("payment", r) for r in np.asarray(spec.payment).tolist()], dtype=np.int64)
-        self.rate = spec.learning_rate or spec.constants.learning_rate
-        self.first_bound = spec.bound(1)  # it falls as 1/rounds
-        self.parameters = self.model.initial()
-        self.taken = np.zeros(self.q.size, dtype=np.int64)
-
-    def play(self, progress: Callable[[SampledRound], None] | None) -> SampledResult:
-        records = []
-        for index in range(self.spec.rounds):
-            records.append(self.round(index))
-            if progress is not None:
-                progress(records[-1])
-        terms = zip(self.ids, np.asarray(self.spec.costs), self.q, self.price, self.taken, strict=True)
+    def result(self, kind: SamplingKind, records: Sequence[RoundRecord]) -> SampledResult:
+        """A finished run in this market's own terms."""
+        data, ids, taken = self.data, np.asarray(self.ids), np.zeros(self.partition.owners, dtype=np.int64)
+        rounds = []
+        for record in records:
+            taken[np.isin(ids, record.bidders[record.delivered])] += 1
+            away = np.sort(ids[kind.draw(record.index)[1]])
+            metrics = record.metrics
+            rounds.append(
+                SampledRound(
+                    record.index, np.sort(record.bidders[record.delivered]), away, record.spent_micros,
+                    float(kind.rate(record.index)), metrics["objective"], metrics["accuracy"], record.error_bound,
+                )
+            )  # fmt: skip
+        terms = zip(ids, np.asarray(self.costs), kind.q, kind.price, taken, strict=True)
         clients = tuple(
             SampledClient(int(i), float(c), float(q), int(r), int(k), int(r) * int(k)) for i, c, q, r, k in terms
         )
-        spec, data = self.spec, self.spec.data
+        start = kind.model.initial(stream(self.seed, purpose=Purpose.BATCHES))
         return SampledResult(
             data_set=data.name,
-            seed=spec.seed,
-            rounds=tuple(records),
+            seed=self.seed,
+            rounds=tuple(rounds),
             clients=clients,
-            expected_micros=float(self.q @ self.price),
-            parameters=self.parameters,
-            name=spec.name,
-            scheme=spec.scheme,
-            budget_micros=spec.budget_micros,
-            hard_cap_micros=spec.hard_cap_micros,
-            bound_applies=spec.learning_rate is None and spec.hard_cap_micros is None,
-            initial_loss=self.model.loss(self.model.initial(), data.x_train, data.y_train),
+            expected_micros=float(kind.q @ kind.price),
+            parameters=kind.parameters,
+            name=self.name,
+            scheme=self.scheme,
+            budget_micros=self.budget_micros,
+            hard_cap_micros=self.hard_cap_micros,
+            bound_applies=self.learning_rate is None and self.hard_cap_micros is None,
+            initial_loss=kind.objective(start),
             baseline_accuracy=float(np.mean(data.y_test == np.bincount(data.y_train).argmax())),
         )
 
-    def round(self, index: int) -> SampledRound:
-        data, rate = self.spec.data, float(self.rate(index))
-        kept, away = self.draw(index)
-        bill = self.pay(index, kept)
-        self.parameters = self.parameters - self.aggregate(index, kept, rate)
-        self.taken[kept] += 1
-        return SampledRound(
-            index,
-            np.sort(self.ids[kept]),
-            np.sort(self.ids[away]),
-            bill,
-            rate,
-            self.model.loss(self.parameters, data.x_train, data.y_train),
-            self.model.accuracy(self.parameters, data.x_test, data.y_test),
-            self.first_bound / (index + 1),
-        )
+
+class SamplingSide(OwnerSide):
+    """She reports her cost once; when she is drawn, her update leaves as it is."""
+
+    asks_once = True
+
+    def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
+        """Without a cost to report, or noise to add."""
+        if value is None:
+            return "no value is given"
+        if not allow_raw:
+            return "allow_raw is not true, and updates would leave without noise"
+        return "" if isinstance(cap, Uncapped) else "updates without noise are unbounded and fit under no cap"
+
+    def bid(self, owner: Owner, call: Announcement) -> Bid:
+        """Her cost of taking part."""
+        return self.reported(owner, budget=float("inf"), least=owner.least_epsilon)
+
+    def amount(self, loss: Event, call: Announcement) -> float:
+        """Unbounded."""
+        if not isinstance(loss, Unprotected):
+            raise InvalidInput("loss", loss, "none: updates leave without noise")
+        return float("inf")
+
+    def asked(self, owner: Owner, bid: Bid, order: Order, call: Announcement) -> float:
+        """The cost that she reported."""
+        return bid.rate
+
+    def train(self, works: Sequence[Work]) -> FloatArray:
+        """Start minus end, at the round's rate."""
+        first, rngs = works[0], [work.owner.stream(work.order, Purpose.BATCHES) for work in works]
+        model = at_rate(first.model, first.order.learning_rate)
+        return first.parameters - train_many(model, first.parameters, [work.records for work in works], rngs)
+
+
+class SamplingKind(MarketKind):
+    """A `SamplingSpec` as the round plays it."""
+
+    name = "sampling"
+    side = SamplingSide()
+
+    def __init__(self, spec: SamplingSpec, buyer: str = "buyer") -> None:
+        model = spec.model
+        start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
+        super().__init__(spec.name, spec.rounds, model, start, buyer)
+        self.spec, self.rate, self._model_text = spec, spec.rate, say(model)
+        self._highest = max(float(self.rate(i)) for i in range(self.rounds))
+        self._first_bound = spec.bound(1)  # it falls as 1/rounds
+        self._settled_numbers: tuple[dict[str, Any], FloatArray, IntArray] = {}, np.zeros(0), np.zeros(0, dtype=np.int64)
+
+    @property
+    def q(self) -> FloatArray:
+        """Everybody's chance to take part in a round, under the settled terms."""
+        return self._numbers()[1]
+
+    @property
+    def price(self) -> IntArray:
+        """What everybody is paid when she takes part."""
+        return self._numbers()[2]
+
+    def _numbers(self) -> tuple[dict[str, Any], FloatArray, IntArray]:
+        if self._settled_numbers[0] is not self.terms:
+            q = np.array(self.terms.get("participation", self.spec.participation), dtype=np.float64)
+            payment = np.asarray(self.terms.get("payment", self.spec.payment)).tolist()
+            price = np.array([to_micros("payment", r) for r in payment], dtype=np.int64)
+            self._settled_numbers = self.terms, q, price
+        return self._settled_numbers
+
+    def announcement(self, index: int) -> Announcement:
+        """No noise is asked for, so none is named."""
+        data = self.spec.data
+        return Announcement(
+            task=self.task, buyer=self.buyer, market=self.name, round_index=0, rounds=self.rounds,
+            features=data.features, classes=data.n_classes, model=self._model_text, parameters=self.dimension,
+            learning_rate=self._highest, perturbation="", clip=0.0,
+        )  # fmt: skip
+
+    def accepts(self, bid: Bid) -> bool:
+        """A cost for which there are terms, and the records that her weight counts on."""
+        places = np.flatnonzero(np.asarray(self.spec.ids) == bid.owner)
+        if not places.size or bid.data_size < self.spec.partition.sizes[places[0]]:
+            return False
+        try:
+            return self.spec.offer is None or bool(np.isfinite(self.spec.offer(np.array([bid.rate]))).all())
+        except InvalidInput:
+            return False
+
+    def plan(self, index: int, bids: Mapping[int, Bid]) -> RoundPlan:
+        """Settle the terms if they are not, then draw who takes part."""
+        if not self.terms:
+            self.terms = self._settled(bids)
+        kept, _ = self.draw(index)
+        price, sizes, ids = self.price, self.spec.partition.sizes, np.asarray(self.spec.ids)
+        orders = tuple(
+            self.order(
+                index, int(ids[k]), loss=Unprotected(), price_micros=int(price[k]), records=int(sizes[k]),
+                learning_rate=float(self.rate(index)),
+            )
+            for k in kept.tolist()
+        )  # fmt: skip
+        return RoundPlan(index, f"{self.task}/{index}/bill", int(price[kept].sum()), orders, {"kept": kept.tolist()})
 
     def draw(self, index: int) -> tuple[IntArray, IntArray]:
-        """Who takes part, and who was drawn but turned away at the hard cap; positions, not ids."""
-        streams = OwnerStreams(self.spec.seed, index, self.ids.tolist(), Purpose.PARTICIPATION)
+        """Who takes part, and who was drawn but turned away at the hard cap; places, not ids."""
+        spec, price = self.spec, self.price
+        streams = OwnerStreams(spec.seed, index, np.asarray(spec.ids).tolist(), Purpose.PARTICIPATION)
         chance, order = np.array([rng.random(2) for rng in streams]).T
         drawn = np.flatnonzero(chance < self.q)
-        if self.spec.hard_cap_micros is None:
+        if spec.hard_cap_micros is None:
             return drawn, drawn[:0]
-        assert self.spec.c_max is not None  # checked with the cap; for the type checker
+        assert spec.c_max is not None  # checked with the cap; for the type checker
         queue = drawn[np.argsort(order[drawn], kind="stable")]
-        before = np.cumsum(self.price[queue]) - self.price[queue]
-        fits = before <= self.spec.hard_cap_micros - to_micros("c_max", self.spec.c_max)
+        before = np.cumsum(price[queue]) - price[queue]
+        fits = before <= spec.hard_cap_micros - to_micros("c_max", spec.c_max)
         return np.sort(queue[fits]), np.sort(queue[~fits])
 
-    def pay(self, index: int, kept: IntArray) -> int:
-        """Deposit the round's bill, hold all payments, post all payments."""
-        bill = int(self.price[kept].sum())
-        task, terms = self.spec.name, zip(self.ids[kept].tolist(), self.price[kept].tolist(), strict=True)
-        self.ledger.deposit(f"{task}/{index}/bill", BUYER, bill)
-        held = self.ledger.hold_many(
-            Award(award_id(task, index, client), index, BUYER, owner_account(client), float("inf"), price)
-            for client, price in terms
-        )
-        self.ledger.resolve_many(Resolution(award.id, AwardState.POSTED) for award in held)
-        return bill
+    def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
+        """Move by Σ (w/q)·update over those who delivered; whoever fails is missing, and the step biased by that."""
+        spec, kept = self.spec, np.array(plan.memory["kept"], dtype=np.int64)
+        ends = [awards[order.owner] for order in plan.orders]
+        came = np.array([order.owner in updates for order in plan.orders], dtype=bool)
+        weights = np.where(came, spec.weights[kept] / self.q[kept], 0.0) if kept.size else np.zeros(0)
+        if came.any():
+            moved = np.stack([updates[order.owner] for order in plan.orders if order.owner in updates])
+            self.parameters = self.parameters - np.asarray(weights[came] @ moved)
+        metrics = self.model.evaluate(self.parameters, spec.data.test)
+        metrics["objective"] = self.objective(self.parameters)
+        return RoundRecord(
+            plan.index, np.asarray(spec.ids)[kept], spec.partition.sizes[kept].astype(np.float64),
+            np.full(kept.size, np.inf), np.array([a.price_micros for a in ends], dtype=np.int64),
+            tuple(a.state for a in ends), tuple(a.reason for a in ends), weights, plan.deposit_micros,
+            self._first_bound / (plan.index + 1), metrics,
+        )  # fmt: skip
 
-    def aggregate(self, index: int, kept: IntArray, rate: float) -> FloatArray:
-        """Σ (w_n/q_n)·update over those who take part: what the model moves by."""
-        if kept.size == 0:
-            return np.zeros(self.model.dimension)
-        spec = self.spec
-        records, offsets = spec.partition.select(kept)
-        updates = fedavg(
-            self.model,
-            self.parameters,
-            spec.data.x_train[records],
-            spec.data.y_train[records],
-            offsets,
-            steps=spec.local_steps,
-            batch_size=spec.batch_size,
-            learning_rate=rate,
-            rngs=OwnerStreams(spec.seed, index, self.ids[kept].tolist(), Purpose.BATCHES),
-        )
-        return np.asarray((spec.weights[kept] / self.q[kept]) @ updates)
+    def objective(self, parameters: FloatArray) -> float:
+        """F: the loss on all training records, penalty included."""
+        data = self.spec.data
+        if isinstance(self.model, SoftmaxRegression):
+            return self.model.loss(parameters, data.x_train, data.y_train)
+        return self.model.evaluate(parameters, data.train)["loss"]
+
+    def _settled(self, bids: Mapping[int, Bid]) -> dict[str, Any]:
+        """(q, r) for everybody who reported; whoever did not is never drawn."""
+        spec, ids = self.spec, np.asarray(self.spec.ids).tolist()
+        here = np.array([owner in bids for owner in ids], dtype=bool)
+        q, r = np.asarray(spec.participation), np.asarray(spec.payment)
+        if spec.offer is not None and here.any():
+            q, r = np.zeros(len(ids)), np.zeros(len(ids))
+            q[here], r[here] = spec.offer(np.array([bids[owner].rate for owner in ids if owner in bids]))
+        return {"participation": np.where(here, q, 0.0).tolist(), "payment": np.where(here, r, 0.0).tolist()}

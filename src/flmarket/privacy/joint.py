@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isinf
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.privacy import (
     ApproxDp,
@@ -44,7 +44,6 @@ from flmarket.privacy.perturbation import checked_clip
 
 __all__ = ["JointPrivacy", "LocalPerturbation", "account_of"]
 
-FloatArray = NDArray[np.float64]
 _UNLIMITED = 1e15
 
 
@@ -69,10 +68,12 @@ class LocalPerturbation:
             if getattr(self, name) not in accepted:
                 raise InvalidInput(name, getattr(self, name), " or ".join(accepted))
 
+    name: ClassVar[str] = "m3"
+
     @property
-    def name(self) -> str:
-        """How messages and books name these choices."""
-        return f"m3-{self.clipped}-{self.calibration}-{self.unit}"
+    def choices(self) -> dict[str, float | str]:
+        """Everything but the clip, as an announcement says it; JSON-ready."""
+        return {name: getattr(self, name) for name in ("delta", "clipped", "calibration", "unit")}
 
     def sigma(self, epsilon: ArrayLike, records: ArrayLike) -> FloatArray:
         """The standard deviation in each coordinate for clients of so many records."""

@@ -1,0 +1,289 @@
+"""Owners in this process: all orders of a round in one call, each behind her own guard. And markets played with them.
+
+The owner, the guard and its order of steps are those of a node (`flmarket.market.owner`); what is batched is training,
+where an owner's result does not depend, to the last bit, on who is trained beside her. Every random draw comes from a
+stream named by (seed, purpose, round, owner). The noise is NumPy's: right in distribution, fast, and **not** safe to
+release; a node uses the secure source.
+
+What would break it: a bid is computed again only when the owner's account has changed, so a side whose bid depends on
+anything else that changes between rounds needs `MemoryOwners` of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from flmarket.bids import FloatArray
+from flmarket.learning import DataSet, Partition
+from flmarket.ledger import AwardState, Head, Ledger
+from flmarket.market.kind import Announcement, Bid, Delivered, Delivery, MarketKind, Order, Refused, Silent, kinds
+from flmarket.market.kinds.auction import AuctionSpec
+from flmarket.market.kinds.joint import JdpResult, JointKind, JointSpec
+from flmarket.market.kinds.reward import RewardKind, RewardSpec, StackelbergResult
+from flmarket.market.kinds.sampling import SampledResult, SampledRound, SamplingKind, SamplingSpec
+from flmarket.market.owner import Guard, Owner, Work, drops_out, guarded, spoilt
+from flmarket.market.record import MemoryRecord
+from flmarket.market.round import Prove, Rounds, new_task
+from flmarket.market.store import MemoryStore, RoundStore
+from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord
+from flmarket.privacy import PrivacyAccount
+
+__all__ = [
+    "JdpTraining",
+    "MemoryOwners",
+    "SampledTraining",
+    "Simulation",
+    "Spec",
+    "StackelbergTraining",
+    "play",
+]
+
+_log = logging.getLogger(__name__)
+Progress = Callable[[RoundRecord], None]
+
+
+class Spec(Protocol):
+    """A market described: its kind, and its owners as a partition deals them."""
+
+    @property
+    def name(self) -> str:
+        """The task's, which every id begins with."""
+
+    @property
+    def data(self) -> DataSet:
+        """What owners hold and the buyer evaluates on."""
+
+    @property
+    def partition(self) -> Partition:
+        """Who holds which records."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is drawn."""
+
+    def kind(self, buyer: str = "buyer") -> MarketKind:
+        """The market as the round plays it."""
+
+    def owner(self, number: int) -> Owner:
+        """One of the owners, simulated."""
+
+
+class MemoryOwners:
+    """All owners of a described market."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.numbers: Sequence[int] = np.asarray(getattr(spec, "ids", range(spec.partition.owners))).tolist()
+        self.records: dict[int, MemoryRecord] = {}
+        self.refusals = Counter[int]()
+        self._guards: dict[int, Guard] = {}
+        self._standing: dict[int, Bid] = {}
+        self._stale = set(self.numbers)
+        self._call: Announcement | None = None
+
+    def guard(self, number: int) -> Guard:
+        """An owner's guard, made when it is first needed."""
+        if number not in self._guards:
+            owner = self.spec.owner(number)
+            self.records[number] = record = MemoryRecord(PrivacyAccount(owner.cap))
+            self._guards[number] = Guard(owner, record)
+        return self._guards[number]
+
+    def bids(self, call: Announcement, head: Head, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
+        """Everybody's bid as far as it is accepted."""
+        same = replace(call, round_index=0)
+        if self._call != same:
+            self._call, self._stale = same, set(self.numbers)
+        for number in self._stale:
+            bid = self.proposed(number, call)
+            if bid is not None and accepts(bid):
+                self._standing[number] = bid
+            else:
+                self._standing.pop(number, None)
+        self._stale.clear()
+        return dict(self._standing)
+
+    def proposed(self, number: int, call: Announcement) -> Bid | None:
+        """What one owner would bid now, if anything."""
+        answer = guarded(lambda: self.guard(number).proposed(call))
+        return None if isinstance(answer, Refused) else answer
+
+    def train(
+        self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid], prove: Prove
+    ) -> Iterator[Mapping[int, Delivery]]:
+        """Admit, train together, finish."""
+        for bid in bids:
+            self.guard(bid.owner).offer(call, bid)
+        answers: dict[int, Delivery] = {}
+        works: list[Work] = []
+        for order in orders:
+            guard = self.guard(order.owner)
+            if drops_out(guard.owner, order):
+                answers[order.owner] = Silent()
+                continue
+            admitted = guarded(lambda guard=guard, order=order: guard.admit(order, parameters))
+            self._stale.add(order.owner)
+            if isinstance(admitted, Refused):
+                answers[order.owner] = admitted
+                self.refusals[order.owner] += 1
+            else:
+                works.append(admitted)
+        for work, raw in zip(works, _trained(works), strict=True):
+            vector = self._guards[work.owner.number].finish(work, raw)
+            answers[work.owner.number] = Delivered(spoilt(work.owner, work.order, vector, parameters))
+        yield answers
+
+    def released(self, call: Announcement, orders: Sequence[Order]) -> Iterator[Mapping[int, Delivery]]:
+        """What is still known of releases before; nothing in a process that was not there."""
+        answers: dict[int, Delivery] = {}
+        for order in orders:
+            guard = self.guard(order.owner)
+            found = guarded(lambda guard=guard, order=order: guard.release(order))
+            if not isinstance(found, Refused):
+                answers[order.owner] = Delivered(spoilt(guard.owner, order, found, guard.owner.x[:0]))
+        yield answers
+
+    def state(self) -> bytes:
+        """Accounts, standing offers and own models of those who have any."""
+        books, arrays = {}, {}
+        for number, record in self.records.items():
+            offers = [[*key, body] for key, body in record.journal.offers.items() if key[1] == 0]
+            if record.account.books.releases or offers:
+                books[str(number)] = {"account": record.account.books.state_dict(), "offers": offers}
+            arrays |= {f"{number}|{at}|{task}": own for (task, at), own in record.journal.own.items()}
+        buffer = io.BytesIO()
+        np.savez(buffer, **{"": np.array(json.dumps(books))} | arrays)
+        return buffer.getvalue()
+
+    def restore(self, state: bytes) -> None:
+        """Go on from what `state` gave."""
+        with np.load(io.BytesIO(state), allow_pickle=False) as saved:
+            for number, kept in json.loads(str(saved[""])).items():
+                record = self.record(int(number))
+                record.account.books = PrivacyAccount.from_state_dict(kept["account"])
+                record.journal.offers = {(task, at): body for task, at, body in kept["offers"]}
+            for name in saved.files:
+                if name:
+                    number, at, task = name.split("|", 2)
+                    self.record(int(number)).journal.own[task, int(at)] = saved[name]
+        self._stale = set(self.numbers)
+
+    def record(self, number: int) -> MemoryRecord:
+        """An owner's account and journal."""
+        self.guard(number)
+        return self.records[number]
+
+
+def _trained(works: list[Work]) -> Sequence[object]:
+    """Raw updates of all, together if possible; None for whom training fails."""
+    if not works:
+        return []
+    side = kinds.of(works[0].call.market).side
+    try:
+        return list(side.train(works))
+    except Exception:
+        if len(works) == 1:
+            _log.exception("training failed: an update of nothing leaves")
+            return [None]
+        return [one for work in works for one in _trained([work])]
+
+
+def play(
+    spec: Spec,
+    *,
+    ledger: Ledger | None = None,
+    store: RoundStore | None = None,
+    progress: Progress | None = None,
+) -> tuple[Rounds, MemoryOwners]:
+    """Play a described market with its owners in this process. Without a store, `ledger` must not have the task yet."""
+    books = new_task(ledger, spec.name) if store is None or ledger is None else ledger
+    owners = MemoryOwners(spec)
+    rounds = Rounds(spec.kind(), owners, books, MemoryStore() if store is None else store, progress=progress)
+    rounds.play()
+    return rounds, owners
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation(AuctionSpec):
+    """An auction market that can be played in this process."""
+
+    def run(self, ledger: Ledger | None = None, progress: Progress | None = None) -> MarketResult:
+        """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
+        rounds, owners = play(self, ledger=ledger, progress=progress)
+        bids, paid = Counter[int](), Counter[int]()
+        for record in rounds.records:
+            bids.update(record.bidders.tolist())
+            for owner, price, state in zip(
+                record.bidders.tolist(), record.price_micros.tolist(), record.state, strict=True
+            ):
+                paid[owner] += price if state is AwardState.POSTED else 0
+        statements = tuple(
+            OwnerStatement(
+                owner=i,
+                data_size=int(self.bids.data_size[i]),
+                bids=bids[i],
+                releases=owners.record(i).account.books.releases,
+                refusals=owners.refusals[i],
+                paid_micros=paid[i],
+                epsilon_total=owners.record(i).account.books.spent,
+                epsilon_cap=self.cap.epsilon,
+            )
+            for i in range(self.bids.n)
+        )
+        classes = np.bincount(self.data.y_test, minlength=self.data.n_classes)
+        return MarketResult(
+            self.task, self.auction.name, self.aggregation.name, self.perturbation.name, self.data.name, self.seed,
+            tuple(rounds.records), statements, rounds.kind.buyers_model,
+            float(classes[np.bincount(self.data.y_train).argmax()] / classes.sum()),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampledTraining(SamplingSpec):
+    """A sampling market that can be played in this process."""
+
+    def run(
+        self, progress: Callable[[SampledRound], None] | None = None, ledger: Ledger | None = None
+    ) -> SampledResult:
+        """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
+        owners, kind = MemoryOwners(self), self.kind()
+        tell = None if progress is None else lambda record: progress(self.result(kind, [record]).rounds[0])
+        rounds = Rounds(kind, owners, new_task(ledger, self.name), MemoryStore(), progress=tell)
+        return self.result(kind, rounds.play())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StackelbergTraining(RewardSpec):
+    """A reward game that can be played in this process."""
+
+    def run(self, progress: Progress | None = None, ledger: Ledger | None = None) -> StackelbergResult:
+        """Announce, collect ρ, train, pay; at R = 0 nobody takes part, nothing is trained and nobody is paid.
+
+        `ledger` must not have this task yet.
+        """
+        rounds, owners = play(self, ledger=ledger, progress=progress)
+        assert isinstance(rounds.kind, RewardKind)
+        return self.result(rounds.kind, rounds.records, owners.records)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JdpTraining(JointSpec):
+    """A joint-DP training that can be played in this process."""
+
+    def run(self, progress: Progress | None = None, ledger: Ledger | None = None) -> JdpResult:
+        """Select, hold the prices, train, pay; if nobody is chosen nothing is trained and nobody is paid.
+
+        `ledger` must not have this task yet.
+        """
+        _ = self.selection  # refused before anything is booked
+        rounds, owners = play(self, ledger=ledger, progress=progress)
+        assert isinstance(rounds.kind, JointKind)
+        return self.result(rounds.kind, rounds.records, owners.records)

@@ -1,0 +1,394 @@
+"""The Stackelberg reward game with its training (STACK: Hu and Gong 2020).
+
+The server announces R (its best one by default), users answer with the equilibrium's zCDP budgets ρ, and those with
+ρ > 0 train for T rounds: each releases the mean of her m per-record gradients, every one clipped to L, plus Gaussian
+noise σ_i = (L/m)√(2T/ρ_i); the server averages and steps. Each release is charged ρ_i/T to its user's account before it
+leaves. R is deposited once, shares ρ_i R/Σρ wait in escrow while training runs and are posted once after the last
+round. R is announced in whole micro-units and shares round down; the remainder stays with the server.
+
+What would break it: ρ protects one *record* against replacement, not a user's whole data set. The paper asks for an
+L-smooth loss, which bounds no gradient (docs/errata.md E5). Users at the margin of the equilibrium offer tiny ρ, and
+with the paper's equal weights their noise is everybody's; `weighting="rho"` weighs by inverse variance. The noise is
+NumPy's: right in distribution and not safe to release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
+from flmarket.errors import InvalidInput
+from flmarket.games import Equilibrium, Stackelberg
+from flmarket.games.costs import family
+from flmarket.games.noise import noise_scale
+from flmarket.games.server import NoiseAccount
+from flmarket.learning import (
+    DataSet,
+    Model,
+    Partition,
+    Purpose,
+    SoftmaxRegression,
+    clipped_gradients,
+    dimension,
+    stream,
+)
+from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
+from flmarket.market.kind import (
+    NOISE_MARGIN,
+    Announcement,
+    Bid,
+    MarketKind,
+    Order,
+    RawUpdate,
+    ReleasedUpdate,
+    RoundPlan,
+    say,
+)
+from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, PrivacyCap, Work
+from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
+from flmarket.privacy import Cap, Event, GaussianZCdp, NoiseSource, PureDp, ZCdp, gaussian_epsilon
+from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
+
+__all__ = ["RewardKind", "RewardSpec", "StackelbergResult"]
+
+Weighting = Literal["equal", "rho"]
+# The value of privacy of somebody who does not take part: so high that no reward moves her.
+_STAYS_OUT = 1e12
+_LEAST_VALUE = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class StackelbergResult:
+    """A finished training; arrays per user, zeros for those who stayed out, no rounds if everybody did.
+
+    `spent_rho` is what her account says. `epsilon` is the ε at `spec.delta` of all of her Gaussian releases together.
+    `rounds` list those who take part. As everywhere under "gaussian-zcdp" their ε fields hold ρ; everybody is paid in
+    the last one, and the error bound is the noise alone: its expected squared norm in the server's average.
+    """
+
+    spec: RewardSpec
+    outcome: Equilibrium
+    reward_micros: int
+    paid_micros: IntArray
+    spent_rho: FloatArray
+    releases: IntArray
+    sigma: FloatArray
+    epsilon: FloatArray
+    weights: FloatArray
+    parameters: FloatArray
+    rounds: tuple[RoundRecord, ...] = ()
+
+    @property
+    def rho(self) -> FloatArray:
+        """Each user's privacy budget over all rounds (zCDP)."""
+        return self.outcome.rho
+
+    @property
+    def utilities(self) -> FloatArray:
+        """Each user's money received minus her privacy cost."""
+        game = self.spec.game()
+        return self.paid_micros / MICROS - game.cost_family.cost(game.privacy_values, self.rho)
+
+    @property
+    def server_utility(self) -> float:
+        """The game's (λ/2)(1 + g) − R at the equilibrium: foreseen, not measured."""
+        return self.outcome.server_utility
+
+    def over_rounds(self, metric: str = "accuracy") -> list[float]:
+        """The model's "accuracy", "balanced_accuracy" or "loss" on the test records after each round."""
+        return [record.metrics[metric] for record in self.rounds]
+
+    def market_result(self) -> MarketResult:
+        """The run in the market's terms, for `report`; if nobody took part, rounds in which nothing happens."""
+        spec = self.spec
+        statements = tuple(
+            OwnerStatement(i, spec.records, sent, sent, 0, int(self.paid_micros[i]), self.spent_rho.item(i), cap)
+            for i, (sent, cap) in enumerate(zip(self.releases.tolist(), self.rho.tolist(), strict=True))
+        )
+        task = Task(
+            name=spec.name, rounds=spec.rounds, bidders_per_round=self.rho.size, budget_micros=self.reward_micros,
+            learning_rate=spec.learning_rate,
+        )  # fmt: skip
+        rounds = self.rounds or tuple(_empty(self, index) for index in range(spec.rounds))
+        return MarketResult(
+            task, Stackelberg.name, spec.weighting, "gaussian-zcdp", spec.data.name, spec.seed, rounds, statements,
+            self.parameters, float(np.mean(spec.data.y_test == np.bincount(spec.data.y_train).argmax())),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RewardSpec:
+    """Who owns what, who values privacy how much, and the training that the reward buys.
+
+    The partition deals equal shares: sizes may differ by one, and everybody trains on as many records as the smallest.
+    `weight` is the server's λ, `clip` its L; `reward=None` announces R*, `weighting` is how the server averages.
+    `any_model` instead of softmax regression must give per-record gradients (`flmarket.learning.clipped_gradients`).
+    """
+
+    data: DataSet
+    partition: Partition
+    privacy_values: ArrayLike
+    weight: float
+    learning_rate: float = 0.1
+    rounds: int = 500
+    clip: float = 1.0
+    cost: str = "linear"
+    reward: float | None = None
+    noise_account: NoiseAccount = "printed"
+    weighting: Weighting = "equal"
+    delta: float = 1e-5
+    seed: int = 0
+    name: str = "task"
+    cap: PrivacyCap = PrivacyCap()
+    any_model: Model | None = None
+
+    def __post_init__(self) -> None:
+        values = checked_array("privacy_values", self.privacy_values)
+        object.__setattr__(self, "privacy_values", values)
+        if values.shape != (self.partition.owners,):
+            raise InvalidInput("privacy_values", values.shape, f"one for each of the {self.partition.owners} owners")
+        if self.partition.order.size != len(self.data.y_train):
+            raise InvalidInput("partition", self.partition.order.size, f"{len(self.data.y_train)} records")
+        if np.ptp(self.partition.sizes) > 1:
+            raise InvalidInput("partition", self.partition.sizes, "equal shares: sizes that differ by at most one")
+        if type(self.rounds) is not int or self.weighting not in ("equal", "rho"):
+            raise InvalidInput("rounds, weighting", (self.rounds, self.weighting), "a whole number; 'equal' or 'rho'")
+        checked_number("delta", self.delta, 1e-30, 0.5)
+        to_micros("reward", 0.0 if self.reward is None else self.reward)
+        self.game()  # its own checks, before anything runs
+
+    @property
+    def records(self) -> int:
+        """m: how many records each user trains on."""
+        return int(self.partition.sizes.min())
+
+    @property
+    def model(self) -> Model:
+        """The model that is trained; its dimension is the game's d."""
+        return self.any_model or SoftmaxRegression(self.data.features, self.data.n_classes)
+
+    def kind(self, buyer: str = "buyer") -> RewardKind:
+        """The market as the round plays it."""
+        return RewardKind(self, buyer)
+
+    def owner(self, number: int, record: Path = Path(), *, seeded: bool = True) -> Owner:
+        """User `number` with the records that the partition deals her."""
+        rows = self.partition.records(number)[: self.records]
+        return Owner(
+            number=number, x=self.data.x_train[rows], y=self.data.y_train[rows], privacy_budget=UNLIMITED,
+            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=self.cap.gaussian, record=record, model=self.model,
+            value=float(np.asarray(self.privacy_values)[number]), cost=self.cost, classes=self.data.n_classes,
+            simulation_seed=self.seed if seeded else None,
+        )  # fmt: skip
+
+    def game(self) -> Stackelberg:
+        """The game whose equilibrium is played."""
+        return Stackelberg(
+            self.privacy_values, records=self.records, dimension=dimension(self.model), rounds=self.rounds,
+            learning_rate=self.learning_rate, weight=self.weight, clip=self.clip, cost=self.cost,
+            noise_account=self.noise_account,
+        )  # fmt: skip
+
+    def announced(self) -> StackelbergResult:
+        """R, everybody's answer and what follows from it, before any training."""
+        game = self.game()
+        micros = to_micros("reward", game.optimal_reward() if self.reward is None else self.reward)
+        outcome = game.outcome(micros / MICROS)
+        users, rho = outcome.participants, outcome.rho[outcome.participants]
+        sigma, epsilon, weights, nothing = np.zeros((4, game.n))
+        if rho.size:
+            sigma[users] = game.noise_scale(rho)
+            epsilon[users] = gaussian_epsilon(sigma=1.0 / np.sqrt(2.0 * rho), delta=self.delta)
+            weights[users] = rho / rho.sum() if self.weighting == "rho" else 1.0 / rho.size
+        paid, releases, start = payments_to_micros(outcome.payments, micros), users * 0, self.model.initial(stream(self.seed, purpose=Purpose.BATCHES))
+        return StackelbergResult(self, outcome, micros, paid, nothing, releases, sigma, epsilon, weights, start)
+
+    def result(self, kind: RewardKind, records: Sequence[RoundRecord], owners: Mapping[int, Any]) -> StackelbergResult:
+        """A finished run in this market's own terms; `owners` has every user's account."""
+        game = kind.game
+        if not records or not (game.rho > 0).any():
+            return game
+        for i in np.flatnonzero(game.rho > 0).tolist():
+            account = owners[i].account.books
+            game.spent_rho[i], game.releases[i] = account.spent, account.releases
+        paid = game.paid_micros * 0
+        paid[records[-1].bidders] = records[-1].price_micros * records[-1].delivered
+        return replace(game, paid_micros=paid, parameters=kind.parameters, rounds=tuple(records))
+
+
+class RewardSide(OwnerSide):
+    """She reports her value of privacy once, and every round releases the mean of her clipped per-record gradients.
+
+    The noise is for one record's share of that mean, so the clip of every record is the guard's own work.
+    """
+
+    asks_once = lasting = trains_itself = True
+
+    def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
+        """Without a value to report, or an account that holds Gaussian noise."""
+        if value is None:
+            return "no value is given"
+        pure = "a cap in ε alone cannot hold Gaussian noise: give delta with it, or rho instead"
+        return pure if isinstance(cap, PureDp) else ""
+
+    def bid(self, owner: Owner, call: Announcement) -> Bid:
+        """Her value of privacy; her budget is ρ over all rounds."""
+        return self.reported(owner, budget=owner.privacy_budget, least=owner.least_epsilon**2 / 2)  # ρ of a pure ε
+
+    def amount(self, loss: Event, call: Announcement) -> float:
+        """ρ over all rounds."""
+        if not isinstance(loss, ZCdp):
+            raise InvalidInput("loss", loss, "ρ")
+        return loss.rho
+
+    def guarantee(self, amount: float, records: int, call: Announcement) -> Event:
+        """One round's share of ρ, for one record."""
+        if call.perturbation != GaussianZCdp.name:
+            raise InvalidInput("perturbation", call.perturbation, GaussianZCdp.name)
+        return ZCdp(amount / call.rounds)
+
+    def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[type[ZCdp], int]:
+        """ρ is for all rounds."""
+        return ZCdp, 1
+
+    def is_sound(self, call: Announcement) -> bool:
+        """The noise source adds it to a lattice."""
+        return True
+
+    def asked(self, owner: Owner, bid: Bid, order: Order, call: Announcement) -> float:
+        """What ρ costs her, by her value and her family of costs."""
+        return float(family(owner.cost).cost(np.array([bid.rate]), np.array([self.amount(order.loss, call)]))[0])
+
+    def train(self, works: Sequence[Work]) -> FloatArray:
+        """Means of clipped per-record gradients."""
+        first = works[0]
+        return clipped_gradients(first.model, first.parameters, [work.records for work in works], first.call.clip)
+
+    def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
+        """σ for ρ over all rounds; one of m records moves the mean by at most 2·clip/m."""
+        rho, call, records = self.amount(work.order.loss, work.call), work.call, work.order.records
+        scale = float(noise_scale(rho, rounds=call.rounds, records=records, clip=call.clip)) * (1 + ROUNDING_ALLOWANCE)
+        return ReleasedUpdate(noise.add_gaussian(raw, scale=scale, sensitivity=2 * call.clip / records))
+
+
+class RewardKind(MarketKind):
+    """A `RewardSpec` as the round plays it: values are reported once, shares held until the end.
+
+    An owner who misses a round loses her share (it expires) and is not asked again; the others' weights are scaled up
+    to sum to 1.
+    """
+
+    name = "reward"
+    side = RewardSide()
+
+    def __init__(self, spec: RewardSpec, buyer: str = "buyer") -> None:
+        model = spec.model
+        start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
+        super().__init__(spec.name, spec.rounds, model, start, buyer)
+        self.spec, self._model_text = spec, say(model)
+        self._game: tuple[dict[str, Any], StackelbergResult] | None = None
+
+    @property
+    def game(self) -> StackelbergResult:
+        """R, everybody's ρ and share, at the reported values."""
+        if self._game is None or self._game[0] is not self.terms:
+            values = self.terms.get("values", self.spec.privacy_values)
+            self._game = self.terms, replace(self.spec, privacy_values=values).announced()
+        return self._game[1]
+
+    def announcement(self, index: int) -> Announcement:
+        """The game's clip bounds each record's gradient."""
+        data = self.spec.data
+        return Announcement(
+            task=self.task, buyer=self.buyer, market=self.name, round_index=0, rounds=self.rounds,
+            features=data.features, classes=data.n_classes, model=self._model_text, parameters=self.dimension,
+            learning_rate=self.spec.learning_rate, perturbation=GaussianZCdp.name, clip=self.spec.clip,
+        )  # fmt: skip
+
+    def accepts(self, bid: Bid) -> bool:
+        """A value of privacy that the game can be solved for."""
+        return _LEAST_VALUE <= bid.rate < _STAYS_OUT and bid.data_size >= self.spec.records
+
+    def plan(self, index: int, bids: Mapping[int, Bid]) -> RoundPlan:
+        """The same orders every round; owners whose share is gone are passed over."""
+        if not self.terms:
+            owners = range(self.spec.partition.owners)
+            self.terms = {"values": [bids[i].rate if i in bids else _STAYS_OUT for i in owners]}
+        game, spec = self.game, self.spec
+        orders = tuple(
+            self.order(
+                index, i, loss=ZCdp(float(game.rho[i])), price_micros=int(game.paid_micros[i]), records=spec.records,
+                learning_rate=spec.learning_rate,
+            )
+            for i in np.flatnonzero(game.rho > 0).tolist()
+        )  # fmt: skip
+        return RoundPlan(index, f"{self.task}/reward", game.reward_micros, orders) if orders else RoundPlan(index)
+
+    def largest_norm(self, order: Order) -> float:
+        """The clip, and noise at its very longest."""
+        return float(self.spec.clip + NOISE_MARGIN * float(self.game.sigma[order.owner]) * np.sqrt(self.dimension))
+
+    def left(self, order: Order) -> Release | None:
+        """The releases of the rounds so far, and this one."""
+        return self._given(order, order.round_index + 1)
+
+    def resolutions(
+        self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
+    ) -> list[Resolution]:
+        """The share of whoever did not deliver expires; after the last round the others are paid."""
+        ends = []
+        for order in plan.orders:
+            if awards[order.owner].state is not AwardState.PENDING:
+                continue
+            if order.owner not in updates:
+                given = self._given(order, plan.index)
+                ends.append(Resolution(order.award, AwardState.EXPIRED, f"missed round {plan.index}", given))
+            elif plan.index == self.rounds - 1:
+                ends.append(Resolution(order.award, AwardState.POSTED, "", self._given(order, self.rounds)))
+        return ends
+
+    def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
+        """One step of the server."""
+        spec, game, last = self.spec, self.game, plan.index == self.rounds - 1
+        users = np.array([order.owner for order in plan.orders], dtype=np.int64)
+        came = np.array([order.owner in updates for order in plan.orders], dtype=bool)
+        weights = np.where(came, game.weights[users], 0.0) if users.size else np.zeros(0)
+        if came.any() and not came.all():
+            weights = weights / weights.sum()
+        step = np.zeros(self.dimension)
+        for owner, weight in zip(users.tolist(), weights.tolist(), strict=True):
+            if owner in updates:
+                step += weight * updates[owner]
+        self.parameters = self.parameters - spec.learning_rate * step
+        noise = self.dimension * float(np.sum((weights * game.sigma[users]) ** 2)) if came.any() else float("inf")
+        ends = [awards[order.owner] for order in plan.orders]
+        shown = tuple(  # an award that runs on is shown as delivered
+            AwardState.POSTED if ok and a.state is AwardState.PENDING else a.state
+            for ok, a in zip(came.tolist(), ends, strict=True)
+        )
+        return RoundRecord(
+            plan.index, users, np.full(users.size, float(spec.records)), game.rho[users] / self.rounds,
+            game.paid_micros[users] * int(last), shown, tuple(a.reason for a in ends), weights,
+            plan.deposit_micros * int(last), noise, self.model.evaluate(self.parameters, spec.data.test),
+        )  # fmt: skip
+
+    def _given(self, order: Order, rounds: int) -> Release | None:
+        """What so many releases gave away; none, nothing."""
+        if rounds == 0:
+            return None
+        rho = self.side.amount(order.loss, self.announcement(0))
+        return Release(order.award, GaussianZCdp.name, ZCdp(rho * rounds / self.rounds))
+
+
+def _empty(terms: StackelbergResult, index: int) -> RoundRecord:
+    """A round that nobody plays."""
+    spec, nobody, owners = terms.spec, np.empty(0), np.empty(0, dtype=np.int64)
+    metrics = spec.model.evaluate(terms.parameters, spec.data.test)
+    budget = terms.reward_micros * int(index == spec.rounds - 1)
+    return RoundRecord(index, owners, nobody, nobody, owners, (), (), nobody, budget, float("inf"), metrics)
