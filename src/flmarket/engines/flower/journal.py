@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flmarket.files import keep_private
 from flmarket.ledger import Head
-from flmarket.ledger.files import keep_private
 
 __all__ = ["OwnerJournal"]
 
