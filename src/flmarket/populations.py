@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flmarket.bids import BidProfile, Kind, Valuations
+from flmarket.bids import BidProfile, FloatArray, IntArray, Kind, Valuations
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.registry import Registry
 
@@ -45,7 +45,7 @@ MAX_BIDS = 5_000_000
 
 def log_normal_sizes(
     rng: np.random.Generator, owners: int, records: int, *, sigma: float = 2.0, minimum: int = 10
-) -> NDArray[np.int64]:
+) -> IntArray:
     """Split `records` among owners by a heavy-tailed law, everybody getting at least `minimum`."""
     spare = records - owners * minimum
     if owners < 1 or minimum < 0 or spare < 0:
@@ -60,7 +60,7 @@ def log_normal_sizes(
 
 def dirichlet_sizes(
     rng: np.random.Generator, owners: int, class_counts: Sequence[int], *, concentration: float = 0.5
-) -> NDArray[np.int64]:
+) -> IntArray:
     """Records per owner when each class is split among owners by a Dirichlet draw; nobody is left with none."""
     shares = rng.dirichlet(np.full(owners, concentration), size=len(class_counts))
     counts = [rng.multinomial(count, share) for count, share in zip(class_counts, shares, strict=True)]
@@ -78,7 +78,7 @@ class Population:
     name: str
     owners: int
     privacy_range: tuple[float, float]
-    sizes: NDArray[np.int64] | None = None
+    sizes: IntArray | None = None
 
     def sample(
         self, rng: np.random.Generator, batch: int | tuple[int, ...] | None = None, n: int | None = None
@@ -89,7 +89,7 @@ class Population:
         privacy = rng.uniform(*self.privacy_range, shape)
         return BidProfile(valuations, privacy, self._draw_sizes(rng, shape))
 
-    def _draw_sizes(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    def _draw_sizes(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
         if self.sizes is None:
             return np.ones(shape)
         n, total = shape[-1], len(self.sizes)
@@ -123,7 +123,7 @@ def _shape(batch: int | tuple[int, ...] | None, n: int) -> tuple[int, ...]:
     return shape
 
 
-def _distinct(rng: np.random.Generator, shape: tuple[int, ...], total: int) -> NDArray[np.int64]:
+def _distinct(rng: np.random.Generator, shape: tuple[int, ...], total: int) -> IntArray:
     """Indices 0..total-1, distinct along the last axis, uniform over subsets, without sorting `total` keys a row."""
     rows, n = int(np.prod(shape[:-1], dtype=np.int64)), shape[-1]
     if n * n > total:  # collisions would be likely: shuffle instead of drawing again
@@ -135,7 +135,7 @@ def _distinct(rng: np.random.Generator, shape: tuple[int, ...], total: int) -> N
     return picks.reshape(shape)
 
 
-def _has_repeat(picks: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _has_repeat(picks: IntArray) -> NDArray[np.bool_]:
     ordered = np.sort(picks, axis=-1)
     return np.asarray((ordered[:, 1:] == ordered[:, :-1]).any(axis=-1))
 

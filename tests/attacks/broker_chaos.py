@@ -287,7 +287,7 @@ def _wrong(connection):
         if kind == "hold":
             if ref in holds:
                 yield f"{ref} is held twice"
-            holds[ref] = (debit, owner, amount, float(json.loads(detail)["epsilon"]))
+            holds[ref] = (debit, owner, amount, _sold(json.loads(detail)))
         elif kind in ("posted", "voided", "expired"):
             if ref in ends:
                 yield f"{ref} is resolved twice"
@@ -315,6 +315,11 @@ def _wrong(connection):
             yield f"{ref} gave {given[ref]}, the award is for {epsilon}"
     yield from _wrong_tasks(connection, tasks, holds, ends, balances)
     yield from _wrong_statements(connection, holds, ends, given, balances)
+
+
+def _sold(terms):
+    """The ε of a hold: 0.0 as a bare text, any other with its kind."""
+    return float(terms["epsilon"]) if "epsilon" in terms else terms["loss"]["epsilon"]
 
 
 def _paid(ref, holds, ends):

@@ -183,7 +183,14 @@ def test_a_transfer_is_bound_to_kind_account_and_amount(book, name):
 
 @pytest.mark.parametrize(
     "change",
-    [{"price_micros": 299}, {"owner": "owner-2"}, {"buyer": "b"}, {"epsilon": 0.9}, {"round_index": 1}],
+    [
+        {"price_micros": 299},
+        {"owner": "owner-2"},
+        {"buyer": "b"},
+        {"loss": PureDp(0.9)},
+        {"loss": ZCdp(1.0)},
+        {"round_index": 1},
+    ],
     ids=lambda change: next(iter(change)),
 )
 @pytest.mark.parametrize("end", [None, *list(AwardState)[1:]])

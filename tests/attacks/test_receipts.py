@@ -28,7 +28,7 @@ from flmarket.ledger import (
 from flmarket.ledger.entry import EntryKind, Line, sealed
 from flmarket.ledger.merkle import Tree
 from flmarket.ledger.receipt import Proof
-from flmarket.privacy import PureDp
+from flmarket.privacy import PureDp, ZCdp
 
 _spec = importlib.util.spec_from_file_location("_ledger_fixtures", Path(__file__).parents[1] / "ledger" / "conftest.py")
 _ledger = importlib.util.module_from_spec(_spec)
@@ -36,7 +36,7 @@ _spec.loader.exec_module(_ledger)
 postgres, empty = _ledger.postgres, _ledger.empty
 
 HERS = {"award_id": "t/1/7", "owner": "owner-7", "price_micros": 17}
-EXACT = {**HERS, "buyer": "buyer", "epsilon": 0.5, "round_index": 1}
+EXACT = {**HERS, "buyer": "buyer", "loss": 0.5, "round_index": 1}
 
 
 def awards(count, index=1):
@@ -86,7 +86,8 @@ def test_an_owner_sees_her_price_in_escrow_before_and_after_she_knows_the_broker
         {"price_micros": 18},
         {"price_micros": 16},
         {"buyer": "other"},
-        {"epsilon": 0.4},
+        {"loss": 0.4},
+        {"loss": ZCdp(0.5)},
         {"round_index": 2},
     ],
 )

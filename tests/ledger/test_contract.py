@@ -1,5 +1,9 @@
 """What every ledger store must do, whatever it is made of."""
 
+import dataclasses
+import json
+from pathlib import Path
+
 import pytest
 
 from flmarket import privacy
@@ -8,15 +12,27 @@ from flmarket.ledger import (
     BANK,
     ESCROW,
     FEES,
+    Award,
     AwardState,
+    Entry,
     EntryKind,
+    Head,
+    HoldNotProven,
+    HoldReceipt,
     IdReused,
+    LedgerCorrupt,
     MemoryLedger,
+    Receipt,
     Release,
     Resolution,
+    SealedReceipt,
+    SqlLedger,
     Transfer,
+    schema,
 )
-from flmarket.privacy import ApproxDp, ExponentialRelease, GaussianRelease, PureDp, ZCdp
+from flmarket.ledger.replay import Replay
+from flmarket.ledger.sealed import seal
+from flmarket.privacy import ApproxDp, ExponentialRelease, GaussianL2, GaussianRelease, PureDp, Unprotected, ZCdp
 
 
 def money(ledger):
@@ -57,7 +73,13 @@ def test_repeats_are_harmless_and_contradictions_refused(ledger, award):
     ledger.hold(award())
     ledger.hold(award())
     assert ledger.balance(ESCROW) == 300
-    for change in ({"price_micros": 301}, {"owner": "owner-2"}, {"epsilon": 2.0}, {"round_index": 1}, {"buyer": "b2"}):
+    for change in (
+        {"price_micros": 301},
+        {"owner": "owner-2"},
+        {"loss": PureDp(2.0)},
+        {"round_index": 1},
+        {"buyer": "b2"},
+    ):
         with pytest.raises(IdReused, match="other terms"):
             ledger.hold(award(**change))
     ledger.post("t/0/1")
@@ -115,14 +137,17 @@ def test_names_are_printable_and_bounded(ledger, award, name):
         ledger.award(name)
 
 
-@pytest.mark.parametrize("change", [{"epsilon": -1.0}, {"epsilon": float("nan")}, {"round_index": -1}])
+@pytest.mark.parametrize(
+    "change",
+    [{"loss": -1.0}, {"loss": float("nan")}, {"loss": True}, {"loss": "1"}, {"loss": None}, {"round_index": -1}],
+)
 def test_terms_make_sense(ledger, award, change):
     with pytest.raises(InvalidInput):
         ledger.hold(award(**change))
 
 
 def test_names_of_any_script_and_endless_epsilon(ledger, award):
-    odd = award(id="аукцион/0/ø", owner="owner-µ", epsilon=float("inf"))
+    odd = award(id="аукцион/0/ø", owner="owner-µ", loss=float("inf"))
     assert ledger.hold(odd) == odd
     assert list(ledger.awards()) == [odd]
     ledger.verify()
@@ -215,7 +240,7 @@ def test_a_release_needs_an_award_that_covers_it(ledger, award):
     with pytest.raises(SettlementError, match="no award"):
         ledger.release(Release("t/0/1", "laplace-l1", PureDp(1.0)))
     ledger.hold(award())
-    with pytest.raises(SettlementError, match="is for ε = 1"):
+    with pytest.raises(SettlementError, match=r"is for PureDp\(epsilon=1.0\)"):
         ledger.release(Release("t/0/1", "laplace-l1", PureDp(1.1)))
     with pytest.raises(InvalidInput, match="release"):
         ledger.resolve_many([Resolution("t/0/1", AwardState.POSTED, release=Release("other", "m", PureDp(1.0)))])
@@ -235,7 +260,7 @@ def test_every_honest_release_fits_its_award(name, award):
     noise, book = privacy.get(name), MemoryLedger()
     book.deposit("d", "buyer", 100)
     for i, epsilon in enumerate([1e-3, 0.1, 1.0, 3.0, 8.0, 50.0]):
-        book.hold(award(id=f"a{i}", epsilon=epsilon, price=1))
+        book.hold(award(id=f"a{i}", loss=epsilon, price=1))
         given = Release(f"a{i}", noise.name, noise.guarantee(epsilon))
         book.resolve_many([Resolution(f"a{i}", AwardState.POSTED, release=given)])
         assert book.receipt(f"a{i}").check(book.head())[1] == given
@@ -255,14 +280,103 @@ def test_every_honest_release_fits_its_award(name, award):
 )
 def test_a_release_beyond_its_award_is_refused(ledger, award, mechanism, guarantee):
     ledger.hold(award())
-    with pytest.raises(SettlementError, match="is for ε = 1"):
+    with pytest.raises(SettlementError, match=r"is for PureDp\(epsilon=1.0\)"):
         ledger.release(Release("t/0/1", mechanism, guarantee))
     assert list(ledger.releases()) == []
 
 
+TYPED = [
+    # the award's loss, releases that fit it, releases that do not
+    (ZCdp(0.5), [ZCdp(0.5), GaussianRelease(1.0), PureDp(1.0), ExponentialRelease(2.0)],
+     [ZCdp(0.501), GaussianRelease(0.99), PureDp(1.01), ApproxDp(0.1, 1e-9), Unprotected()]),
+    (ApproxDp(1.0, 1e-5), [ApproxDp(1.0, 1e-5), ApproxDp(0.9, 1e-6), PureDp(1.0), GaussianL2().guarantee(1.0)],
+     [ApproxDp(1.0, 2e-5), PureDp(1.01), GaussianL2().guarantee(1.01), ZCdp(0.1), Unprotected()]),
+    (GaussianRelease(2.0), [GaussianRelease(2.0), GaussianRelease(3.0), ZCdp(0.125)],
+     [GaussianRelease(1.99), ZCdp(0.126), ApproxDp(0.1, 1e-9), Unprotected()]),
+    (ExponentialRelease(1.0), [ExponentialRelease(1.0), PureDp(1.0)], [PureDp(1.1), ZCdp(1e-6), GaussianRelease(50.0)]),
+    (PureDp(1.0), [PureDp(1.0), ExponentialRelease(1.0)], [PureDp(1.1), Unprotected()]),
+    (Unprotected(), [Unprotected(), PureDp(7.0), GaussianRelease(0.1)], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "within", "beyond"), TYPED, ids=lambda one: type(one).__name__)
+def test_an_award_is_for_a_typed_loss(ledger, award, loss, within, beyond):
+    """In every store: it is read back as it was held, bounds its releases in its own currency, and proves itself."""
+    terms = {"owner": "owner-1", "price_micros": 1}
+    for i, given in enumerate(within):
+        held = award(id=f"a{i}", price=1, loss=loss)
+        assert ledger.hold(held) == ledger.hold(held) == ledger.award(f"a{i}") == held
+        wire = HoldReceipt.from_dict(json.loads(json.dumps(ledger.hold_receipts([f"a{i}"])[f"a{i}"].to_dict())))
+        assert wire.verify(award_id=f"a{i}", **terms, loss=loss) == ledger.head()
+        with pytest.raises(HoldNotProven):
+            wire.verify(award_id=f"a{i}", **terms, loss=ZCdp(9.0))
+        ledger.resolve_many([Resolution(f"a{i}", AwardState.POSTED, release=Release(f"a{i}", "m", given))])
+        receipt = Receipt.from_dict(json.loads(json.dumps(ledger.receipt(f"a{i}").to_dict())))
+        assert receipt.check(ledger.head()) == (ledger.award(f"a{i}"), Release(f"a{i}", "m", given))
+        sealed = seal(receipt, award="x", owner="y")
+        assert SealedReceipt.from_dict(json.loads(json.dumps(sealed.to_dict()))) == sealed
+        assert sealed.loss == loss
+    ledger.hold(award(id="b", price=1, loss=loss))
+    for given in beyond:
+        with pytest.raises(SettlementError, match="gives away"):
+            ledger.release(Release("b", "m", given))
+    if not isinstance(loss, Unprotected):
+        ledger.post("b")  # no cap is registered; but no receipt shows it as paid for nothing
+        with pytest.raises(LedgerCorrupt, match="without its release"):
+            ledger.receipt("b").check()
+    assert {one.loss for one in ledger.awards()} == {loss}
+    ledger.verify()
+
+
+def test_no_rho_is_read_as_an_epsilon(award):
+    assert award(loss=0.5).loss == PureDp(0.5)
+    assert award(loss=0.5).epsilon == award(loss=ExponentialRelease(0.5)).epsilon == 0.5
+    assert award(loss=float("inf")).loss == Unprotected()
+    assert award(loss=Unprotected()).epsilon == float("inf")
+    for loss in (ZCdp(0.5), ApproxDp(0.5, 1e-5), GaussianRelease(1.0)):
+        with pytest.raises(InvalidInput, match="read `loss`"):
+            assert award(loss=loss).epsilon
+
+
+BEFORE = json.loads((Path(__file__).parent / "before_typed_loss.json").read_text())
+
+
+def test_receipts_of_before_awards_had_typed_losses():
+    """A log, receipts, a hold receipt and a sealed one as they were written when an award had a bare number."""
+    head = Head.from_dict(BEFORE["head"])
+    assert Replay().feed(map(Entry.from_dict, BEFORE["entries"])).finish(head) == head
+    hold = dataclasses.replace(HoldReceipt.from_dict(BEFORE["hold_receipt"]), since=0, consistency=())
+    assert hold.verify(award_id="t/1/1", owner="owner-1", price_micros=310, loss=PureDp(1.5)) == head
+    assert [Receipt.from_dict(one).check(head)[0].epsilon for one in BEFORE["receipts"]] == [
+        1.0,
+        float("inf"),
+        0.0,
+        0.5,
+    ]
+    sealed = SealedReceipt.from_dict(BEFORE["sealed"])
+    sealed.check(head)
+    assert sealed.epsilon == 1.0
+
+
+def test_books_of_before_awards_had_typed_losses_open_and_go_on(url):
+    SqlLedger(url).close()
+    with SqlLedger(url) as book:
+        with book.engine.begin() as connection:
+            for entry in BEFORE["entries"]:
+                connection.execute(schema.entries.insert(), entry)
+        assert book.verify().to_dict() == BEFORE["head"]
+        numbers = [1.0, float("inf"), 0.0, 0.5, 2.0, 0.25, 1.0, 1.5, 0.5]
+        assert [one.epsilon for one in book.awards()] == numbers
+        book.resolve_many([delivered("t/1/1", PureDp(1.5))])
+        given = Release("t/1/5", "gaussian-zcdp", GaussianRelease(1.0))
+        book.resolve_many([Resolution("t/1/5", AwardState.POSTED, release=given)])
+        book.hold(Award("t/2/1", 2, "buyer", "owner-1", ZCdp(0.1), 5))
+        book.verify(Head.from_dict(BEFORE["head"]))
+
+
 def test_no_owner_above_her_cap(ledger, award):
     ledger.register_cap("owner-1", PureDp(1.0))
-    ledger.hold_many([award(id=f"a{i}", epsilon=0.1, price=1) for i in range(11)])
+    ledger.hold_many([award(id=f"a{i}", loss=0.1, price=1) for i in range(11)])
     for i in range(10):
         ledger.resolve_many([delivered(f"a{i}", PureDp(0.1))])
     assert ledger.privacy_spent("owner-1") == pytest.approx(1.0)
@@ -323,7 +437,7 @@ def test_an_award_for_no_privacy_needs_no_release(ledger, award):
     """A refund to a buyer who also sells, say."""
     ledger.register_cap("owner-1", PureDp(1.0))
     for id, zero in (("refund", 0.0), ("refund-2", -0.0)):
-        ledger.hold(award(id=id, epsilon=zero))
+        ledger.hold(award(id=id, loss=zero))
         assert ledger.post(id).state is AwardState.POSTED
     assert ledger.privacy_spent("owner-1") == 0.0
     ledger.verify()

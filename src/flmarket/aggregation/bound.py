@@ -17,14 +17,12 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 
 __all__ = ["HasNoiseEnergy", "data_shares", "error_bound", "release_energy", "sampling_variance"]
-
-FloatArray = NDArray[np.float64]
 
 
 class HasNoiseEnergy(Protocol):

@@ -22,14 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flmarket.aggregation.bound import HasNoiseEnergy, release_energy
 from flmarket.aggregation.rules import shares_and_winners
+from flmarket.bids import FloatArray
 
 __all__ = ["OptAggr"]
 
-FloatArray = NDArray[np.float64]
 
 # Rows are independent: chunks of about this many entries keep every temporary in the processor's cache.
 _CHUNK_ENTRIES = 60_000

@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flmarket.aggregation.bound import HasNoiseEnergy, data_shares, release_energy
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 
 __all__ = ["BiasOpt", "Conventional", "VarOpt", "normalised", "shares_and_winners"]
-
-FloatArray = NDArray[np.float64]
 
 
 def shares_and_winners(epsilon: ArrayLike, data_size: ArrayLike) -> tuple[FloatArray, FloatArray]:

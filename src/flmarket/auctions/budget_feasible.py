@@ -25,12 +25,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from flmarket.auctions.proportional import take_prefix
 from flmarket.auctions.single_minded import SortedRows, clear
-from flmarket.bids import EXACT, BidProfile, Guarantees, Outcome
+from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, Outcome
 
 __all__ = ["APPROXIMATION", "BudgetFeasibleKnapsack"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 APPROXIMATION = 2.0 + np.sqrt(2.0)
 _GUARANTEES = Guarantees(

@@ -24,11 +24,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flmarket.auctions.single_minded import OthersOf, SortedRows, clear
-from flmarket.bids import EXACT, NONE, BidProfile, Guarantees, Outcome
+from flmarket.bids import EXACT, NONE, BidProfile, FloatArray, Guarantees, Outcome
 
 __all__ = ["GreedyKnapsack"]
-
-FloatArray = NDArray[np.float64]
 
 
 _GUARANTEES = Guarantees(

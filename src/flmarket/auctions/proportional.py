@@ -28,11 +28,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flmarket.auctions.single_minded import clear
-from flmarket.bids import BidProfile, Guarantees, Outcome
+from flmarket.bids import BidProfile, FloatArray, Guarantees, Outcome
 
 __all__ = ["ProportionalShare", "take_prefix"]
 
-FloatArray = NDArray[np.float64]
 Weight = Literal["privacy", "records", "owners"]
 
 

@@ -11,12 +11,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import BidProfile, Outcome, checked_budget
+from flmarket.bids import BidProfile, FloatArray, IntArray, Outcome, checked_budget
 
 __all__ = ["OthersOf", "Rule", "SortedRows", "clear", "last_true"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 Rule = Callable[[FloatArray, FloatArray, FloatArray], tuple[NDArray[np.bool_], FloatArray]]
 
 _CHUNK_ENTRIES = 60_000

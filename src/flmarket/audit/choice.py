@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from flmarket.aggregation.robust import ExponentialChoice
 from flmarket.audit.distinguish import rate_at_least, rate_at_most
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 
 __all__ = ["ChoiceAudit", "audit_choice", "crafted_scores", "exact_epsilon", "sampled_epsilon"]
 
-FloatArray = NDArray[np.float64]
 Changed = Literal["record", "client"]
 
 

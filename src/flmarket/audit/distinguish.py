@@ -19,14 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
 
+from flmarket.bids import FloatArray
 from flmarket.privacy import NoiseSource, Perturbation, clip_l1, clip_l2
 
 __all__ = ["Distinguished", "crafted_pairs", "distinguish", "measurable_epsilon"]
 
-FloatArray = NDArray[np.float64]
 _THRESHOLDS = 80
 
 

@@ -10,15 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket import auctions
 from flmarket.audit.trials import Awards, Reports, Trials
-from flmarket.bids import Auction, BidProfile, Kind, Valuations
+from flmarket.bids import Auction, BidProfile, FloatArray, Kind, Valuations
 
 __all__ = ["Bid", "Curve", "Example", "Result", "bids_of", "describe", "replay"]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket.aggregation import OptAggr, error_bound
-from flmarket.bids import BidProfile, Kind
+from flmarket.bids import BidProfile, FloatArray, Kind
 
 __all__ = ["affordable", "exchange"]
 
-FloatArray = NDArray[np.float64]
 _SHARES = (1.0, 0.3, 0.08)
 _MAX_PAIRS = 120
 _NOTHING = 1e-9  # of ε̄: too little to buy

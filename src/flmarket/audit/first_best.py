@@ -26,11 +26,10 @@ from scipy.special import lambertw
 from flmarket.aggregation import OptAggr, error_bound
 from flmarket.audit.exchange import exchange
 from flmarket.audit.profiles import flat
-from flmarket.bids import BidProfile, Kind, checked_budget
+from flmarket.bids import BidProfile, FloatArray, IntArray, Kind, checked_budget
 
 __all__ = ["first_best", "optimal_bound"]
 
-FloatArray = NDArray[np.float64]
 _KEPT, _DESCENTS, _POLISHED = 5, 6, 10
 _NOTHING = 1e-9  # of ε̄: less than this is not bought, and its noise would not be a finite number
 _TABLE_POINTS = 48
@@ -108,7 +107,7 @@ def _best_of(kept: list[FloatArray], bounds: list[FloatArray]) -> tuple[list[Flo
     return list(points[chosen, rows]), list(values[chosen, rows])
 
 
-def _that_fit(bids: BidProfile, limit: FloatArray, rank: NDArray[np.int64]) -> FloatArray:
+def _that_fit(bids: BidProfile, limit: FloatArray, rank: IntArray) -> FloatArray:
     """Everybody in full who still fits, cheapest first."""
     order = rank.argsort(axis=-1)
     left, taken = limit.copy(), np.zeros(bids.shape, dtype=bool)

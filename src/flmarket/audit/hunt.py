@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.audit.trials import Awards, Reports, Trials
+from flmarket.bids import FloatArray
 
 __all__ = ["DIMENSIONS", "FIELDS", "KNOTS", "Hunt"]
 
-FloatArray = NDArray[np.float64]
 
 # what a bid consists of, and the kinds of lie that are told apart: about one field, or about several at once
 FIELDS = ("value", "privacy_budget", "data_size")

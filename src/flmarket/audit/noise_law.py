@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from flmarket.bids import FloatArray
 from flmarket.privacy import NoiseSource, Perturbation, clip_l1, clip_l2
 
 __all__ = ["NoiseLaw", "check_noise_law"]
 
-FloatArray = NDArray[np.float64]
 _ROUNDING = 1e-6
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket import populations
-from flmarket.bids import BidProfile, Valuations
+from flmarket.bids import BidProfile, FloatArray, IntArray, Valuations
 from flmarket.errors import InvalidInput
 
 __all__ = ["Sample", "crafted_ties", "draw", "flat"]
 
-FloatArray = NDArray[np.float64]
 MAX_PROFILES = 1_000_000
 
 
@@ -32,7 +30,7 @@ class Sample:
     def __len__(self) -> int:
         return len(self.budget)
 
-    def __getitem__(self, index: slice | NDArray[np.int64]) -> Sample:
+    def __getitem__(self, index: slice | IntArray) -> Sample:
         return Sample(self.bids[index], self.budget[index])
 
 

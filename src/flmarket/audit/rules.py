@@ -11,15 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket.audit.profiles import Sample
 from flmarket.audit.trials import run_checked
-from flmarket.bids import Auction, BidProfile, Outcome
+from flmarket.bids import Auction, BidProfile, FloatArray, Outcome
 
 __all__ = ["BudgetUse", "Rationality", "Tally", "check_rules"]
 
-FloatArray = NDArray[np.float64]
 TOLERANCE = 1e-9
 _CHUNK_ENTRIES = 2_000_000
 

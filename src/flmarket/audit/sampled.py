@@ -18,17 +18,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket.audit.claims import ClaimVerdict, Verdict
-from flmarket.bids import Guarantee, Guarantees
+from flmarket.bids import FloatArray, Guarantee, Guarantees
 from flmarket.errors import InvalidInput
 from flmarket.sampling import CompleteInformation, Empirical, Posted, PriorIndependent, TruncatedExponential, Uniform
 from flmarket.sampling.schemes import SCHEMES, known_scheme
 
 __all__ = ["COST_POPULATIONS", "Lie", "SamplingAudit", "SpendingRow", "audit_sampling"]
 
-FloatArray = NDArray[np.float64]
 Distribution = Uniform | TruncatedExponential
 Scheme = str | Callable[..., Any]
 

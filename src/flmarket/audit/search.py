@@ -16,17 +16,15 @@ number, say) can escape all of these: an audit refutes, it does not prove.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket.audit.hunt import FIELDS, KNOTS, Hunt
 from flmarket.audit.strength import STRENGTHS, Strength
 from flmarket.audit.trials import Reports, Trials
-from flmarket.bids import Kind, Valuations
+from flmarket.bids import FloatArray, IntArray, Kind, Valuations
 from flmarket.errors import InvalidInput
 
 __all__ = ["run_searches"]
 
-FloatArray = NDArray[np.float64]
 _DIMENSION = {"value": "value_only", "privacy_budget": "privacy_budget", "data_size": "data_size"}
 _FAMILIES = 5  # the closed-form kinds
 _KNOT_SHARES = np.array([0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -86,7 +84,7 @@ def _critical(hunt: Hunt, field: str, strength: Strength, shares: FloatArray) ->
                 hunt.attempt(_DIMENSION[field], "critical", hunt.trials.truth.times(**{field: point}))
 
 
-def _family_report(trials: Trials, kind: NDArray[np.int64], factor: FloatArray | float) -> Reports:
+def _family_report(trials: Trials, kind: IntArray, factor: FloatArray | float) -> Reports:
     """Another family whose full cost is `factor` times the true one."""
     truth = trials.truth
     unit = Valuations(kind, 1.0).per_record(truth.privacy_budget)

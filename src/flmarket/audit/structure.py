@@ -18,15 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket.audit.profiles import Sample
 from flmarket.audit.trials import Trials, run_checked
-from flmarket.bids import Auction, BidProfile, Outcome
+from flmarket.bids import Auction, BidProfile, FloatArray, Outcome
 
 __all__ = ["Structure", "measure_structure"]
 
-FloatArray = NDArray[np.float64]
 TOLERANCE = 1e-9
 _SCALE = 1024.0
 _AGREE = 1e-6

@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flmarket.bids import Auction, BidProfile, Outcome, Valuations
+from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Outcome, Valuations
 from flmarket.errors import InvalidInput
 
 __all__ = ["Awards", "Reports", "Trials", "run_checked"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 _ROUNDING = 1e-12
 
 

@@ -20,11 +20,10 @@ from flmarket.audit.profiles import Sample
 from flmarket.audit.search import run_searches
 from flmarket.audit.strength import Strength
 from flmarket.audit.trials import Reports, Trials
-from flmarket.bids import Auction
+from flmarket.bids import Auction, FloatArray, IntArray
 
 __all__ = ["TOLERANCE", "Regret", "SearchLog", "Truthfulness", "measure_truthfulness"]
 
-FloatArray = NDArray[np.float64]
 
 TOLERANCE = 1e-9  # of the owner's full cost; beside an allowance for rounding in sums as large as the budget
 _ROUNDING = 64 * np.finfo(np.float64).eps
@@ -189,8 +188,8 @@ def _worst(
     mechanism: Auction,
     name: str,
     sample: Sample,
-    profile: NDArray[np.int64],
-    owner: NDArray[np.int64],
+    profile: IntArray,
+    owner: IntArray,
     chunk: int,
     parts: list[_Part],
     judged: tuple[str, ...],

@@ -22,8 +22,8 @@ from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
 from sqlalchemy.orm import Session
 
+from flmarket.files import keep_private
 from flmarket.ledger.errors import LedgerUnavailable
-from flmarket.ledger.files import keep_private
 
 __all__ = ["Database", "fenced", "is_transient", "respect_fence"]
 

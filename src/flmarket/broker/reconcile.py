@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, and_, func, select
 
@@ -33,9 +33,10 @@ from flmarket.broker.clock import now
 from flmarket.broker.database import fenced
 from flmarket.broker.models import Check, PartyRow, Release, RoundRow, TaskRow
 from flmarket.broker.services.states import ENDED
-from flmarket.ledger.entry import RESOLUTIONS, EntryKind
+from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line
+from flmarket.ledger.journal import epsilon_of
+from flmarket.ledger.lines import fits, loss_of, release_of
 from flmarket.ledger.schema import accounts, entries
-from flmarket.privacy import event_from_dict
 
 if TYPE_CHECKING:
     from flmarket.broker.core import Broker
@@ -44,7 +45,6 @@ __all__ = ["RECONCILE", "Finding", "StandingCheck", "reconcile"]
 
 RECONCILE = "reconcile"
 _MOST = 100
-_ROUNDING = 1e-9
 _EVERY_SECONDS, _SHARE = 60.0, 0.05  # how often it runs, and the most of a processor that it may take
 _PATIENCE = 3.0
 _ENDS = [kind.value for kind in RESOLUTIONS.values()]
@@ -160,7 +160,7 @@ def _statements(connection: Connection) -> Iterator[Finding]:
         if row.detail is None:
             yield Finding("award", row.award_id, "a statement has this award, the ledger does not")
             continue
-        epsilon = float(json.loads(row.detail)["epsilon"])
+        epsilon = epsilon_of(loss_of(json.loads(row.detail)))
         said = (row.state, row.price_micros, row.epsilon, row.party_id or slot_account(row.task_id, row.slot))
         if said != (known := (row.ending, row.amount_micros, epsilon, row.owner)):
             yield Finding("statement", row.award_id, f"the statement says {said}, the ledger {known}")
@@ -170,10 +170,9 @@ def _releases(connection: Connection) -> Iterator[Finding]:
     query = select(hold.c.ref, hold.c.detail, given.c.detail.label("gave"))
     query = query.join(given, and_(given.c.ref == hold.c.ref, given.c.kind == EntryKind.RELEASE.value)).where(_is_hold)
     for ref, terms, gave in connection.execute(query, execution_options={"yield_per": 1000}):
-        allowed = float(json.loads(terms)["epsilon"])
-        left: Any = event_from_dict(json.loads(gave)["guarantee"])
-        if (loss := getattr(left, "epsilon", 0.0)) > allowed * (1 + _ROUNDING):
-            yield Finding("release", ref, f"the award is for ε = {allowed:g}, {loss:g} was given away")
+        loss, left = loss_of(json.loads(terms)), release_of(Line(EntryKind.RELEASE, ref, detail=gave))
+        if not fits(left, loss):
+            yield Finding("release", ref, f"the award is for {loss}, {left.guarantee} was given away")
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from flmarket.cli.output import errors, print_json, progress, screen
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.jdp import JdpResult, JdpTraining
 from flmarket.errors import InvalidInput
+from flmarket.files import write_files
 from flmarket.learning import dimension
 from flmarket.ledger import format_micros
 from flmarket.report import summarize, write_report
-from flmarket.report.files import write_files
 from flmarket.trust import CLIENTS_HERE
 
 __all__ = ["run_jdp"]

@@ -126,7 +126,7 @@ def _check_sealed(given: SealedReceipt, known: Head | None, as_json: bool) -> No
         return
     price = format_micros(given.price_micros)
     screen.print(f"[green]in the log[/]: award {given.award}, {len(given.entries)} entries")
-    screen.print(f"by the broker's word: {price} for {given.owner}, ε = {given.epsilon:g}: {given.state}")
+    screen.print(f"by the broker's word: {price} for {given.owner}, {given.loss}: {given.state}")
     _compare(given.head, known)
 
 
@@ -181,7 +181,7 @@ def _story(award: Award, release: Release | None) -> dict[str, Any]:
         "round": award.round_index,
         "buyer": award.buyer,
         "owner": award.owner,
-        "epsilon": award.epsilon,
+        "loss": event_to_dict(award.loss),
         "price_micros": award.price_micros,
         "state": award.state,
         "reason": award.reason,

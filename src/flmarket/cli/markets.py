@@ -14,10 +14,10 @@ from flmarket.engines.config import MarketConfig
 from flmarket.engines.simulation import Simulation
 from flmarket.engines.stackelberg import StackelbergResult, StackelbergTraining
 from flmarket.errors import ConfigError
+from flmarket.files import write_files
 from flmarket.ledger import format_micros
 from flmarket.market import MarketResult
 from flmarket.report import summarize, write_report
-from flmarket.report.files import write_files
 from flmarket.report.view import Table
 from flmarket.trust import OWNERS_HERE, RECORDS_HERE, TrustWords
 

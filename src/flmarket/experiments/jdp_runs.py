@@ -28,9 +28,9 @@ from flmarket.aggregation import robust
 from flmarket.engines.jdp import JdpTraining
 from flmarket.engines.jdp_privacy import LocalPerturbation
 from flmarket.experiments.items import Step
+from flmarket.files import write_files
 from flmarket.learning import DataSet, LocalTraining, Model, Purpose, adversaries, load, models, partition, stream
 from flmarket.learning.adversaries import Adversary
-from flmarket.report.files import write_files
 
 __all__ = ["RUNS", "Measured", "Runner", "Setting"]
 

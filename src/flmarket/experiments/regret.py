@@ -23,8 +23,8 @@ from flmarket.bids import Auction
 from flmarket.errors import MissingDependency
 from flmarket.experiments import fl_market as fl
 from flmarket.experiments.items import Check, Item, Step, from_checks
+from flmarket.files import write_files
 from flmarket.report.bars import Bar, BarSet, write_bars
-from flmarket.report.files import write_files
 
 if TYPE_CHECKING:
     from flmarket.auctions.learned.training.papers_metric import PapersMetric

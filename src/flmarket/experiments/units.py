@@ -30,7 +30,7 @@ from flmarket.audit.report import jsonable
 from flmarket.errors import DataUnavailable, FlmarketError, InvalidInput, MissingDependency, UnknownName
 from flmarket.experiments.claims import PAPERS
 from flmarket.experiments.items import Check, Item, Reproduction
-from flmarket.report.files import write_files
+from flmarket.files import write_files
 
 __all__ = ["Finished", "Settings", "Unit", "finished_units", "papers", "run_units", "select"]
 

@@ -20,14 +20,12 @@ collude, or who misstate ν if the server asks them for it.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from flmarket.bids import FloatArray
 from flmarket.games.costs import CostFamily
 
 __all__ = ["equilibrium", "linear_shares"]
-
-FloatArray = NDArray[np.float64]
 
 
 def linear_shares(values: FloatArray) -> tuple[FloatArray, float]:

@@ -19,14 +19,12 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import wrightomega
 
+from flmarket.bids import FloatArray
 from flmarket.registry import Registry
 
 __all__ = ["CostFamily", "ExponentialCost", "LinearCost", "QuadraticCost", "families", "family"]
-
-FloatArray = NDArray[np.float64]
 
 
 class CostFamily(Protocol):

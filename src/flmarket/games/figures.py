@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.games.server import NoiseAccount
 from flmarket.games.stackelberg import Stackelberg
 
 __all__ = ["PAPER_SETTINGS", "EquilibriumSeries", "against_users", "against_value_range"]
 
-FloatArray = NDArray[np.float64]
 
 PAPER_SETTINGS = {"records": 1000, "dimension": 1000, "learning_rate": 0.1, "rounds": 500, "weight": 20.0}
 

@@ -12,14 +12,12 @@ gradients change, not how large they are (docs/errata.md E5).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.privacy.events import checked_number
 
 __all__ = ["noise_multiplier", "noise_scale", "zcdp_of_noise"]
-
-FloatArray = NDArray[np.float64]
 
 
 def noise_scale(rho: ArrayLike, *, rounds: int, records: ArrayLike, clip: float = 1.0) -> FloatArray:

@@ -29,12 +29,12 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
+
+from flmarket.bids import FloatArray
 
 __all__ = ["NoiseAccount", "accuracy_term", "linear_gradient", "linear_optimum", "noisy_units", "searched_optimum"]
 
-FloatArray = NDArray[np.float64]
 NoiseAccount = Literal["printed", "pooled"]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import EXACT, NONE, Guarantees, checked_array
+from flmarket.bids import EXACT, NONE, FloatArray, Guarantees, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games import contest, costs, server
 from flmarket.games.noise import noise_scale
@@ -24,7 +24,6 @@ from flmarket.privacy.events import checked_number
 
 __all__ = ["Equilibrium", "Stackelberg"]
 
-FloatArray = NDArray[np.float64]
 
 _SMALLEST, _LARGEST = 1e-12, 1e12
 

@@ -11,16 +11,15 @@ first-order conditions nor Algorithm 2 do.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games.stackelberg import Stackelberg
 from flmarket.privacy.events import checked_number
 
 __all__ = ["best_deviations", "best_response_dynamics", "verify_equilibrium"]
 
-FloatArray = NDArray[np.float64]
 
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 _CHUNK_ENTRIES = 200_000

@@ -15,20 +15,58 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from flmarket.privacy import Cap, Event, PrivacyAccount
+from flmarket.errors import InvalidInput
+from flmarket.privacy import Cap, Event, ExponentialRelease, PrivacyAccount, PureDp, Unprotected
 
 if TYPE_CHECKING:
     from flmarket.ledger.entry import Entry
     from flmarket.ledger.merkle import Head
     from flmarket.ledger.receipt import HoldReceipt, Receipt
 
-__all__ = ["BANK", "ESCROW", "FEES", "Award", "AwardState", "Ledger", "Release", "Resolution", "Transfer"]
+__all__ = [
+    "BANK",
+    "ESCROW",
+    "FEES",
+    "NOTHING",
+    "Award",
+    "AwardState",
+    "Ledger",
+    "Release",
+    "Resolution",
+    "Transfer",
+    "as_loss",
+    "epsilon_of",
+]
 
 BANK = "bank"  # where deposits come from: the outside world, the only account that may be negative
 ESCROW = "escrow"
 FEES = "fees"  # what the broker keeps
+NOTHING = PureDp(0.0)  # the loss of an award that sells no privacy: a refund, an escrow
+
+
+def as_loss(value: Event | float) -> Event:
+    """A privacy loss as the event that it is; a plain number is a pure ε, and past all sense (∞) no promise at all."""
+    if isinstance(value, Event):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise InvalidInput("loss", value, "a privacy event, or a pure ε of at least 0")
+    return PureDp(float(value)) if value <= 1e18 else Unprotected()
+
+
+def epsilon_of(loss: Event) -> float:
+    """The pure ε of a loss, ∞ if it is unprotected.
+
+    Others have none: a ρ is none, and the ε of an (ε, δ) or of noise depends on a δ, so whoever shows those reads the
+    loss itself. An error, because a number that is silently something else is how a ρ came to be shown as an ε.
+    """
+    if isinstance(loss, Unprotected):
+        return inf
+    if isinstance(loss, PureDp | ExponentialRelease):
+        return loss.epsilon
+    raise InvalidInput("epsilon", loss, "a loss that is a pure ε; read `loss` for others")
 
 
 class AwardState(StrEnum):
@@ -50,18 +88,41 @@ class Transfer:
     amount_micros: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Award:
-    """A promise to pay an owner for one release at a privacy loss, resolved once."""
+    """A promise to pay an owner for one release at a privacy loss, resolved once.
+
+    `loss` is what she sells, as an event: `PureDp(0.5)`, `ZCdp(0.1)`, `Unprotected()`, … A plain number means a pure ε.
+    """
 
     id: str
     round_index: int
     buyer: str
     owner: str
-    epsilon: float
+    loss: Event
     price_micros: int
-    state: AwardState = AwardState.PENDING
-    reason: str = ""
+    state: AwardState
+    reason: str
+
+    def __init__(
+        self,
+        id: str,
+        round_index: int,
+        buyer: str,
+        owner: str,
+        loss: Event | float,
+        price_micros: int,
+        state: AwardState = AwardState.PENDING,
+        reason: str = "",
+    ) -> None:
+        values = (id, round_index, buyer, owner, as_loss(loss), price_micros, state, reason)
+        for name, value in zip(self.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def epsilon(self) -> float:
+        """Her loss as a pure ε, ∞ if nothing protects her; an error for any other loss (`epsilon_of`)."""
+        return epsilon_of(self.loss)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from flmarket.errors import InvalidInput
 from flmarket.ledger.entry import Line
-from flmarket.ledger.journal import Award, AwardState, Release, Transfer
+from flmarket.ledger.journal import NOTHING, Award, AwardState, Release, Transfer, as_loss
 from flmarket.privacy import (
     ApproxDp,
     Cap,
+    Event,
+    ExponentialRelease,
     GaussianL2,
     GaussianRelease,
     GaussianZCdp,
@@ -17,14 +22,15 @@ from flmarket.privacy import (
     Unprotected,
     ZCdp,
     event_from_dict,
+    event_to_dict,
 )
-from flmarket.privacy.composition import zcdp_rho
+from flmarket.privacy.composition import ApproxTotal, pure_epsilon, zcdp_rho
 
-__all__ = ["ROUNDING", "award_of", "cap_of", "limit_of", "loss_of", "pico", "release_of", "transfer_of"]
+__all__ = ["award_of", "cap_of", "fits", "limit_of", "loss_of", "loss_terms", "pico", "release_of", "transfer_of"]
 
 PICO = 10**12
 # an award's release may exceed the awarded privacy loss by floating-point rounding only
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 
 
 def award_of(held: Line, resolved: Line | None) -> Award:
@@ -34,8 +40,18 @@ def award_of(held: Line, resolved: Line | None) -> Award:
     assert held.round_index is not None
     state = AwardState.PENDING if resolved is None else AwardState(resolved.kind.value)
     reason = "" if resolved is None else resolved.terms.get("reason", "")
-    epsilon = float(held.terms["epsilon"])
-    return Award(held.ref, held.round_index, held.debit, held.owner, epsilon, held.amount_micros, state, reason)
+    loss = loss_of(held.terms)
+    return Award(held.ref, held.round_index, held.debit, held.owner, loss, held.amount_micros, state, reason)
+
+
+def loss_terms(loss: Event) -> dict[str, Any]:
+    """What a hold says of its loss. No loss at all is written as ever: the database's triggers know it by that."""
+    return {"epsilon": "0.0"} if loss == NOTHING else {"loss": event_to_dict(loss)}
+
+
+def loss_of(terms: Mapping[str, Any]) -> Event:
+    """The loss that a hold's terms state; holds of before state a bare number."""
+    return event_from_dict(terms["loss"]) if "loss" in terms else as_loss(float(terms["epsilon"]))
 
 
 def release_of(line: Line) -> Release:
@@ -44,8 +60,31 @@ def release_of(line: Line) -> Release:
     return Release(line.ref, terms["mechanism"], event_from_dict(terms["guarantee"]))
 
 
-def loss_of(release: Release) -> float:
-    """The part of a release that its award's number bounds.
+def fits(release: Release, loss: Event) -> bool:
+    """Whether a release gives away no more than its award is for, but for rounding.
+
+    Compared in the award's currency: ρ under a ρ or under noise, ε at the award's δ under an (ε, δ). What cannot be
+    stated in that currency does not fit. Awards for a pure ε are bounded as `_number_of` says.
+    """
+    given = release.guarantee
+    if isinstance(loss, Unprotected) or given == loss:
+        return True
+    try:
+        if isinstance(loss, PureDp):
+            spent, limit = _number_of(release), loss.epsilon
+        elif isinstance(loss, ExponentialRelease):
+            spent, limit = pure_epsilon(given), loss.epsilon
+        elif isinstance(loss, ApproxDp):
+            spent, limit = ApproxTotal().plus(given, 1).epsilon(loss.delta), loss.epsilon
+        else:
+            spent, limit = zcdp_rho(given), zcdp_rho(loss)
+    except InvalidInput:
+        return False
+    return spent <= limit * (1 + _ROUNDING)
+
+
+def _number_of(release: Release) -> float:
+    """The part of a release that an award's bare number bounds: callers and logs that know no other loss.
 
     ε for pure and approximate guarantees; ρ for zCDP and for an auction's Gaussian noise. Under "gaussian-zcdp" the
     award's number is ρ. Under "gaussian-l2" it is ε at a δ that the ledger does not know; ρ is below that ε at any δ in

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from flmarket.bids import IntArray
 from flmarket.errors import InvalidInput, MechanismViolation
 
 __all__ = ["MICROS", "format_micros", "payments_to_micros", "to_micros"]
@@ -30,7 +31,7 @@ def to_micros(name: str, amount: float) -> int:
     return math.floor(amount * MICROS)
 
 
-def payments_to_micros(payment: ArrayLike, budget_micros: int) -> NDArray[np.int64]:
+def payments_to_micros(payment: ArrayLike, budget_micros: int) -> IntArray:
     """One round's payments as money, each rounded down; refused whole if one is none or they do not fit the budget."""
     try:
         exact = np.asarray(payment, dtype=np.float64) * MICROS

@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted
+from flmarket.files import keep_private
 from flmarket.ledger.entry import canonical
 from flmarket.ledger.errors import ReplayRefused
-from flmarket.ledger.files import keep_private
 from flmarket.ledger.rules import checked_name
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, cap_from_dict, event_from_dict, event_to_dict
 

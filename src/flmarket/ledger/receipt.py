@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.ledger.entry import RESOLUTIONS, Entry, EntryKind
 from flmarket.ledger.errors import HoldNotProven, LedgerCorrupt
-from flmarket.ledger.journal import ESCROW, Award, AwardState, Release
-from flmarket.ledger.lines import ROUNDING, award_of, loss_of, release_of
+from flmarket.ledger.journal import ESCROW, NOTHING, Award, AwardState, Release, as_loss
+from flmarket.ledger.lines import award_of, fits, release_of
 from flmarket.ledger.merkle import Head, Tree, checked_consistency, checked_inclusion, digest
+from flmarket.privacy import Event, Unprotected
 
 if TYPE_CHECKING:
     from flmarket.ledger.journal import Ledger
@@ -60,8 +60,8 @@ class Receipt:
         """The award as this receipt proves it, and its release; LedgerCorrupt if anything does not fit or is left out.
 
         `known` is the head as published. Without it the receipt is only checked against the head that it carries. A
-        receipt shows how the award ended, and a paid one for what (unless ε is 0, or ∞: nothing was promised). Since a
-        log cannot prove that no more entries follow, one without an end is refused, unless `pending` expects it.
+        receipt shows how the award ended, and a paid one for what (unless nothing was sold, or nothing promised). Since
+        a log cannot prove that no more entries follow, one without an end is refused, unless `pending` expects it.
         """
         if known is not None and known != self.head:
             raise LedgerCorrupt(
@@ -74,7 +74,7 @@ class Receipt:
             raise LedgerCorrupt(
                 f"the receipt shows neither payment nor refund of award {award.id}: ask for a later one"
             )
-        if award.state is AwardState.POSTED and release is None and 0 < award.epsilon < inf:
+        if award.state is AwardState.POSTED and release is None and award.loss not in (NOTHING, Unprotected()):
             raise LedgerCorrupt(f"the receipt shows award {award.id} paid without its release")
         return award, release
 
@@ -125,20 +125,21 @@ class HoldReceipt:
         owner: str,
         price_micros: int,
         buyer: str | None = None,
-        epsilon: float | None = None,
+        loss: Event | float | None = None,
         round_index: int | None = None,
         seen: Head | None = None,
     ) -> Head:
         """The head to keep as the next `seen`; HoldNotProven if anything is not as expected.
 
         `seen` is the last head that she accepted from this broker, None only if there was none. Terms given as None
-        are not compared.
+        are not compared; a `loss` given as a number is a pure ε.
         """
         award = _held(self.hold.entry)
         if award is None:
             raise HoldNotProven("entry", f"entry {self.hold.entry.seq} does not hold the price of an award in escrow")
         expected = {"id": award_id, "owner": owner, "price_micros": price_micros}
-        optional = {"buyer": buyer, "epsilon": epsilon, "round_index": round_index}
+        sold = None if loss is None else as_loss(loss)
+        optional = {"buyer": buyer, "loss": sold, "round_index": round_index}
         for name, value in (expected | {name: value for name, value in optional.items() if value is not None}).items():
             if getattr(award, name) != value:
                 raise HoldNotProven("award", f"the hold is for {name} {getattr(award, name)}, expected {value}")
@@ -307,7 +308,7 @@ def _check_story(award_id: str, entries: tuple[Entry, ...]) -> tuple[Award, Rele
     )
     late = award.state is AwardState.POSTED and bool(release) and lines[-1] is not ending[0]
     given = release_of(release[0]) if release else None
-    excess = given is not None and loss_of(given) > award.epsilon * (1 + ROUNDING)
+    excess = given is not None and not fits(given, award.loss)
     if wrong_owner or wrong_money or late or excess:
         raise LedgerCorrupt(f"the entries of award {award_id} do not belong together")
     return award, given

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from flmarket.errors import FlmarketError
 from flmarket.ledger.entry import GENESIS, Entry, EntryKind, Line
 from flmarket.ledger.errors import LedgerCorrupt
-from flmarket.ledger.journal import BANK, ESCROW, FEES
-from flmarket.ledger.lines import ROUNDING, cap_of, loss_of, pico, release_of
+from flmarket.ledger.journal import BANK, ESCROW, FEES, NOTHING
+from flmarket.ledger.lines import cap_of, fits, loss_of, pico, release_of
 from flmarket.ledger.merkle import Head, Tree, node_hash
 from flmarket.ledger.money import MAX_MICROS
 from flmarket.privacy import Event, PrivacyAccount
@@ -43,7 +43,7 @@ class Replay:
         self._seen: set[tuple[EntryKind, str]] = set()
         self._held: dict[str, Line] = {}  # awards still open
         self._owner: dict[str, str | None] = {}  # of every award
-        self._epsilon: dict[str, float] = {}
+        self._loss: dict[str, Event] = {}
         self._posted: set[str] = set()
         self._accounts: dict[str, PrivacyAccount] = {}
         self._events: dict[str, list[Event]] = {}
@@ -113,7 +113,7 @@ class Replay:
         if not 0 <= amount <= MAX_MICROS:
             return f"an amount of {amount}"
         if line.kind is EntryKind.HOLD:
-            self._epsilon[line.ref] = float(line.terms["epsilon"])
+            self._loss[line.ref] = loss_of(line.terms)
             self._held[line.ref], self._owner[line.ref] = line, line.owner
         elif side == "debit" and account == ESCROW:
             problem = self._resolution(line)
@@ -132,7 +132,7 @@ class Replay:
             return f"award {line.ref} is {line.kind} on other terms than it was held"
         if line.kind is EntryKind.POSTED:
             self._posted.add(line.ref)
-            sold = self._epsilon[line.ref] > 0 and held.owner in self._accounts
+            sold = self._loss[line.ref] != NOTHING and held.owner in self._accounts
             if sold and (EntryKind.RELEASE, line.ref) not in self._seen:
                 return f"award {line.ref} is paid without a release"
         return ""
@@ -151,8 +151,8 @@ class Replay:
                 return f"a release for award {line.ref}, which {owner} does not have or was paid for before"
             release = release_of(line)
             event = release.guarantee
-            if loss_of(release) > self._epsilon[line.ref] * (1 + ROUNDING):
-                return f"a release of {event} for award {line.ref}, which is for ε = {self._epsilon[line.ref]:g}"
+            if not fits(release, self._loss[line.ref]):
+                return f"a release of {event} for award {line.ref}, which is for {self._loss[line.ref]}"
             self._events.setdefault(owner, []).append(event)
             if owner in self._accounts:
                 self._accounts[owner].compose(event)

@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
 from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, canonical
 from flmarket.ledger.errors import IdReused
-from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, Release, Resolution
-from flmarket.ledger.lines import ROUNDING, award_of, limit_of, loss_of, pico, release_of
+from flmarket.ledger.journal import BANK, ESCROW, FEES, NOTHING, Award, AwardState, Release, Resolution
+from flmarket.ledger.lines import award_of, fits, limit_of, loss_terms, pico, release_of
 from flmarket.ledger.money import MAX_MICROS, format_micros
 from flmarket.privacy import (
     ApproxDp,
@@ -114,7 +114,7 @@ class Draft:
             return award
         if award.state is not AwardState.PENDING:
             raise SettlementError(f"award {award.id} is already {award.state}, it cannot be {state}")
-        sold = state is AwardState.POSTED and award.epsilon > 0 and award.owner in self.accounts
+        sold = state is AwardState.POSTED and award.loss != NOTHING and award.owner in self.accounts
         if sold and (EntryKind.RELEASE, award.id) not in self.lines:
             raise SettlementError(f"award {award.id}: {award.owner} has a registered cap, record her release first")
         payee = award.owner if state is AwardState.POSTED else award.buyer
@@ -168,9 +168,8 @@ class Draft:
             return
         if award.state is AwardState.POSTED:
             raise SettlementError(f"award {award.id} is posted already: its release belongs before the payment")
-        given = loss_of(release)
-        if given > award.epsilon * (1 + ROUNDING):
-            raise SettlementError(f"award {award.id} is for ε = {award.epsilon:g}, the release gives away {given:g}")
+        if not fits(release, award.loss):
+            raise SettlementError(f"award {award.id} is for {award.loss}, the release gives away {release.guarantee}")
         account = self.accounts.get(award.owner)
         if account is not None:
             account = copy(account)
@@ -233,12 +232,10 @@ def _party(field: str, account: object) -> str:
 
 
 def _hold_line(award: Award) -> Line:
-    index, epsilon = award.round_index, award.epsilon
+    index = award.round_index
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**62:
         raise InvalidInput("round_index", index, "a whole number of at least 0")
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon >= 0:
-        raise InvalidInput("epsilon", epsilon, "a privacy loss of at least 0")
-    detail = canonical({"epsilon": repr(float(epsilon) + 0.0)})  # + 0.0: no minus zero
+    detail = canonical(loss_terms(award.loss))
     buyer, owner = _party("buyer", award.buyer), _party("owner", award.owner)
     id = checked_name("award id", award.id)
     return Line(EntryKind.HOLD, id, buyer, ESCROW, award.price_micros, owner, index, detail=detail)

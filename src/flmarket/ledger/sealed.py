@@ -2,8 +2,8 @@
 
 An entry names its owner, her total privacy loss and her cap, and its hash covers all of it, so nobody can show a part
 of an entry. A sealed receipt has the hashes alone, with proofs that they are leaves of the head's tree. Its terms are
-the broker's word: price, ε and state, and a name for the owner that is good in this task only. They can be held against
-the owner's own receipt, which has the same hashes and opens them; whoever has the log checks both.
+the broker's word: price, privacy loss and state, and a name for the owner that is good in this task only. They can be
+held against the owner's own receipt, which has the same hashes and opens them; whoever has the log checks both.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from typing import Any
 
 from flmarket.errors import InvalidInput
 from flmarket.ledger.errors import LedgerCorrupt
+from flmarket.ledger.journal import as_loss, epsilon_of
 from flmarket.ledger.merkle import Head, checked_inclusion, digest
 from flmarket.ledger.receipt import Receipt
+from flmarket.privacy import Event, event_from_dict, event_to_dict
 
 __all__ = ["SealedEntry", "SealedReceipt", "seal"]
 
-_VERSION = 1
-_FIELDS = {"version", "sealed", "award", "owner", "epsilon", "price_micros", "state", "entries", "head"}
+# by version: the first had a bare number for the loss
+_FIELDS = {
+    version: {"version", "sealed", "award", "owner", loss, "price_micros", "state", "entries", "head"}
+    for version, loss in ((1, "epsilon"), (2, "loss"))
+}
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,16 @@ class SealedReceipt:
 
     award: str
     owner: str
-    epsilon: float
+    loss: Event
     price_micros: int
     state: str
     entries: tuple[SealedEntry, ...]
     head: Head
+
+    @property
+    def epsilon(self) -> float:
+        """The loss as a pure ε, ∞ if nothing protects; an error for any other loss."""
+        return epsilon_of(self.loss)
 
     def check(self, known: Head | None = None) -> None:
         """LedgerCorrupt unless every entry is a leaf of the head; `known` is the head as published."""
@@ -66,9 +76,10 @@ class SealedReceipt:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "version": _VERSION,
+            "version": 2,
             "sealed": True,
-            **{name: getattr(self, name) for name in ("award", "owner", "epsilon", "price_micros", "state")},
+            **{name: getattr(self, name) for name in ("award", "owner", "price_micros", "state")},
+            "loss": event_to_dict(self.loss),
             "entries": [asdict(entry) | {"path": list(entry.path)} for entry in self.entries],
             "head": self.head.to_dict(),
         }
@@ -76,8 +87,9 @@ class SealedReceipt:
     @classmethod
     def from_dict(cls, data: object) -> SealedReceipt:
         """The receipt that `to_dict` wrote; checks its form, not its truth."""
-        if not isinstance(data, Mapping) or data.keys() != _FIELDS or data["version"] != _VERSION:
-            raise InvalidInput("receipt", data, f"a sealed receipt of version {_VERSION}")
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if not isinstance(data, Mapping) or type(version) is not int or data.keys() != _FIELDS.get(version, set()):
+            raise InvalidInput("receipt", data, "a sealed receipt of version 1 or 2")
         try:
             entries = tuple(
                 SealedEntry(
@@ -91,7 +103,7 @@ class SealedReceipt:
             return cls(
                 str(data["award"]),
                 str(data["owner"]),
-                float(data["epsilon"]),
+                event_from_dict(data["loss"]) if version == 2 else as_loss(float(data["epsilon"])),
                 int(data["price_micros"]),
                 str(data["state"]),
                 entries,
@@ -108,4 +120,4 @@ def seal(receipt: Receipt, *, award: str, owner: str) -> SealedReceipt:
         SealedEntry(proof.entry.seq, proof.entry.line.kind.value, proof.entry.hash, proof.path)
         for proof in receipt.proofs
     )
-    return SealedReceipt(award, owner, found.epsilon, found.price_micros, found.state.value, entries, receipt.head)
+    return SealedReceipt(award, owner, found.loss, found.price_micros, found.state.value, entries, receipt.head)

@@ -18,8 +18,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 
 from flmarket.errors import ConfigError, FlmarketError, MissingDependency, SettlementError
+from flmarket.files import keep_private
 from flmarket.ledger.errors import LedgerUnavailable
-from flmarket.ledger.files import keep_private
 
 __all__ = [
     "NEWEST",

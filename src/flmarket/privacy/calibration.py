@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfcx, ndtr, ndtri
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 
 __all__ = ["analytic_gaussian_sigma", "classic_gaussian_sigma", "gaussian_delta", "gaussian_epsilon"]
 
-FloatArray = NDArray[np.float64]
 
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)

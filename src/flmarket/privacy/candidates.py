@@ -39,8 +39,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import dct, idct
 
+from flmarket.bids import FloatArray
 from flmarket.privacy.caps import Cap
-from flmarket.privacy.noise import FloatArray, NoiseSource
+from flmarket.privacy.noise import NoiseSource
 
 __all__ = ["Rotation", "chance", "choose", "weights"]
 

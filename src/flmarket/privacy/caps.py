@@ -33,9 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv, betaln, ndtr, ndtri, xlog1py, xlogy
 
+from flmarket.bids import FloatArray, IntArray
+
 __all__ = ["Cap", "NormalLaw", "SphereLaw", "best_cap", "coin", "draw", "half_cap"]
 
-FloatArray = NDArray[np.float64]
 
 _PAIRS = ((2.0, 128), (8.0, 1280), (np.inf, 8192))  # how many pairs of candidates up to which ε
 _PER_OCTAVE = 64  # sizes of caps that are tried
@@ -60,7 +61,7 @@ class SphereLaw:
     `dimension` may be an array, one for each owner; in dimension 1 the sphere is {−1, 1}.
     """
 
-    dimension: int | NDArray[np.int64]
+    dimension: int | IntArray
 
     def beyond(self, edge: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """½·I_x, A = x^a / (2a·B(a, ½)) with a = (dimension − 1)/2, and by parts (P + 2aγA)/(2a + 1)."""
@@ -99,8 +100,8 @@ class NormalLaw:
 class Cap:
     """Caps of owners, in arrays of one shape: M, n, the probability of a release outside the cap, m and E[t²]."""
 
-    pairs: NDArray[np.int64]
-    count: NDArray[np.int64]
+    pairs: IntArray
+    count: IntArray
     outside: FloatArray
     mean: FloatArray
     square: FloatArray
@@ -147,7 +148,7 @@ def _least_noise(law: Law, epsilon: FloatArray, pairs: int) -> Cap:
 
 
 @lru_cache(maxsize=512)
-def _table(law: Law, pairs: int) -> tuple[NDArray[np.int64], FloatArray, FloatArray, float]:
+def _table(law: Law, pairs: int) -> tuple[IntArray, FloatArray, FloatArray, float]:
     """Sizes n of a cap; expected sums of t and of t² over it; and E[t²] of one candidate."""
     _, pull, square = (2 * pairs * float(part) for part in law.beyond(np.zeros(())))
     spread = square / pairs

@@ -11,13 +11,12 @@ clipping twice changes nothing.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 
 __all__ = ["checked_vectors", "clip_l1", "clip_l2"]
-
-FloatArray = NDArray[np.float64]
 
 
 def clip_l1(vectors: ArrayLike, bound: float) -> FloatArray:

@@ -25,15 +25,14 @@ from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 from flmarket.privacy.calibration import gaussian_epsilon
 from flmarket.privacy.events import ApproxDp, Event, ExponentialRelease, GaussianRelease, PureDp, Unprotected, ZCdp
 
 __all__ = ["ApproxTotal", "amount", "pure_epsilon", "rdp_epsilon", "units", "whole", "zcdp_rho"]
 
-FloatArray = NDArray[np.float64]
 
 _ONE = 2.0**100
 _ORDERS = 1.0 + np.geomspace(1e-3, 1e7, 400)

@@ -24,14 +24,13 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.privacy.candidates import chance, choose
 from flmarket.privacy.caps import Cap, Law, coin, draw
 from flmarket.privacy.clipping import clip_l2
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, PureDp, checked_number
 from flmarket.privacy.noise import NoiseSource, SimulationNoise
 from flmarket.privacy.perturbation import (
-    FloatArray,
     checked_clip,
     checked_dimension,
     positive_epsilon,

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.privacy.clipping import FloatArray
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, ExponentialRelease, checked_number
 from flmarket.privacy.noise import NoiseSource, as_noise_source
 from flmarket.privacy.perturbation import positive_epsilon, release_epsilon

@@ -15,12 +15,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.privacy.clipping import clip_l1
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, PureDp
 from flmarket.privacy.noise import NoiseSource
 from flmarket.privacy.perturbation import (
-    FloatArray,
     checked_clip,
     checked_dimension,
     positive_epsilon,

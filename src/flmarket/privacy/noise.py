@@ -19,11 +19,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 
 __all__ = ["NoiseSource", "SimulationNoise", "as_noise_source"]
-
-FloatArray = NDArray[np.float64]
 
 
 @runtime_checkable

@@ -17,16 +17,14 @@ from __future__ import annotations
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.privacy.events import Event, checked_number
 from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
 
 __all__ = ["Perturbation", "UnsoundNoise", "is_sound", "signal_to_noise"]
-
-FloatArray = NDArray[np.float64]
 
 
 class UnsoundNoise(InvalidInput):

@@ -22,9 +22,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.privacy.caps import Law, SphereLaw, best_cap
 from flmarket.privacy.directional import Directional, Plan
-from flmarket.privacy.perturbation import FloatArray
 
 __all__ = ["PrivUnit"]
 

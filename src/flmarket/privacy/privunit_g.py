@@ -20,9 +20,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.privacy.caps import Law, NormalLaw, best_cap
 from flmarket.privacy.directional import Directional, Plan
-from flmarket.privacy.perturbation import FloatArray
 
 __all__ = ["PrivUnitG"]
 

@@ -30,13 +30,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 from flmarket.privacy.candidates import Rotation, choose
 from flmarket.privacy.caps import Law, SphereLaw, best_cap, draw
 from flmarket.privacy.clipping import clip_l2
 from flmarket.privacy.directional import Directional, Plan, delivered, unit_vectors
 from flmarket.privacy.noise import NoiseSource
-from flmarket.privacy.perturbation import FloatArray, checked_dimension, positive_epsilon, release_source
+from flmarket.privacy.perturbation import checked_dimension, positive_epsilon, release_source
 
 __all__ = ["ProjUnit", "Sketch"]
 

@@ -30,8 +30,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput, MissingDependency
-from flmarket.privacy.noise import FloatArray, per_vector
+from flmarket.privacy.noise import per_vector
 
 __all__ = ["SecureNoise"]
 

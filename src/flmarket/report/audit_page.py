@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from flmarket.audit import AuditReport, ClaimVerdict, Example
+from flmarket.files import write_files
 from flmarket.report.audit_chart import gain_chart
 from flmarket.report.audit_story import tell
-from flmarket.report.files import write_files
 from flmarket.report.formatting import count, epsilon, percent, significant
 from flmarket.report.html import render
 from flmarket.trust import BIDS_ONLY

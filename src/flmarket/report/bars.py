@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flmarket.errors import InvalidInput
+from flmarket.files import write_files
 from flmarket.report.drawing import panel, png, standalone_svg, styled
-from flmarket.report.files import write_files
 from flmarket.report.formatting import significant
 from flmarket.report.theme import LIGHT, SERIES
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray, IntArray
 from flmarket.ledger import MICROS
 from flmarket.report.charts import Chart
 from flmarket.report.charts_rounds import end_labels, money_margin, round_axis, thin
@@ -27,9 +27,9 @@ class Round(Protocol):
     """One round: who took part, who was turned away at a cap, the bill, the loss after it and its bound."""
 
     @property
-    def participants(self) -> NDArray[np.int64]: ...  # noqa: D102
+    def participants(self) -> IntArray: ...  # noqa: D102
     @property
-    def turned_away(self) -> NDArray[np.int64]: ...  # noqa: D102
+    def turned_away(self) -> IntArray: ...  # noqa: D102
     @property
     def spent_micros(self) -> int: ...  # noqa: D102
     @property
@@ -144,7 +144,7 @@ def _bound(run: Run) -> tuple[Any, str]:
     return figure, f"{far}. It is for the theory's learning rate; this run used another, which it does not cover."
 
 
-def _by_cost(run: Run) -> tuple[NDArray[np.float64], list[Client]]:
+def _by_cost(run: Run) -> tuple[FloatArray, list[Client]]:
     ranked = sorted(run.clients, key=lambda client: (client.cost, client.client))
     if len(ranked) > _MAX_DRAWN:
         ranked = [ranked[i] for i in np.linspace(0, len(ranked) - 1, _MAX_DRAWN).round().astype(int)]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from flmarket.errors import InvalidInput
+from flmarket.files import write_files
 from flmarket.report.drawing import log_ticks, panel, png, spread, standalone_svg, styled
-from flmarket.report.files import write_files
 from flmarket.report.theme import LIGHT, SERIES
 
 __all__ = ["Curve", "CurveSet", "draw_curves", "write_curves"]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flmarket.errors import MissingDependency
+from flmarket.files import write_files
 from flmarket.report import view
 from flmarket.report.charts import market_charts
 from flmarket.report.drawing import FONT_STACK
-from flmarket.report.files import write_files
 from flmarket.report.guarantees import check_guarantees
 from flmarket.report.summary import summarize
 from flmarket.report.theme import DARK, LIGHT, css_variables

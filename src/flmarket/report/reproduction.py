@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flmarket.report.files import write_files
+from flmarket.files import write_files
 from flmarket.report.html import render, strict_json
 from flmarket.trust import PAPERS_HERE
 

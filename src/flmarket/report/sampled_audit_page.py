@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from flmarket.audit import SamplingAudit
+from flmarket.files import write_files
 from flmarket.report.audit_page import claim_rows
 from flmarket.report.drawing import inline_svg, label, panel, styled
-from flmarket.report.files import write_files
 from flmarket.report.formatting import count, percent, significant
 from flmarket.report.html import render
 from flmarket.report.theme import LIGHT

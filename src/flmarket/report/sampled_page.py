@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from flmarket.files import write_files
 from flmarket.ledger import MICROS, format_micros
 from flmarket.report.charts_sampled import Run, sampled_charts
-from flmarket.report.files import write_files
 from flmarket.report.formatting import count, finite_or_none, money, money_decimals, percent, rate, significant
 from flmarket.report.guarantees import Check
 from flmarket.report.html import heading, render, strict_json

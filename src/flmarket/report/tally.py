@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
 from flmarket.ledger import AwardState
 
@@ -25,11 +26,11 @@ class Tally:
     """All bids of all rounds. `position` counts rounds from 0 in the order they are listed."""
 
     rounds: int
-    position: NDArray[np.int64]
-    owner: NDArray[np.int64]
-    epsilon: NDArray[np.float64]
-    price_micros: NDArray[np.int64]
-    weight: NDArray[np.float64]
+    position: IntArray
+    owner: IntArray
+    epsilon: FloatArray
+    price_micros: IntArray
+    weight: FloatArray
     state: NDArray[np.str_]
 
     @classmethod
@@ -69,7 +70,7 @@ class Tally:
         """How many awards ended in a state."""
         return int((self.state == state.value).sum())
 
-    def per_round(self, values: NDArray[np.int64], where: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def per_round(self, values: IntArray, where: NDArray[np.bool_]) -> IntArray:
         """Exact sums by round of some of the bids."""
         totals = np.zeros(self.rounds, dtype=np.int64)
         np.add.at(totals, self.position[where], values[where])

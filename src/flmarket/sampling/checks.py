@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.privacy.events import checked_number
 
 __all__ = ["checked_bounds", "checked_cost", "checked_masses", "checked_reports", "checked_support"]
 
-FloatArray = NDArray[np.float64]
 
 SMALLEST_COST, LARGEST_COST = 1e-12, 1e12
 

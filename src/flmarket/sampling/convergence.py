@@ -17,15 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.privacy.events import checked_number
 
 __all__ = ["FedAvgConstants", "convergence_bound"]
-
-FloatArray = NDArray[np.float64]
 
 
 def convergence_bound(participation: ArrayLike, scale: ArrayLike, *, beta: float, rounds: int) -> float:

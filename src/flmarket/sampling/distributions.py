@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from flmarket.bids import FloatArray
 from flmarket.privacy.events import checked_number
 from flmarket.sampling.checks import checked_bounds
 
 __all__ = ["Continuous", "CostDistribution", "TruncatedExponential", "Uniform"]
-
-FloatArray = NDArray[np.float64]
 
 
 class CostDistribution(Protocol):

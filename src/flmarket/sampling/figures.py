@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
 from flmarket.sampling.distributions import TruncatedExponential, Uniform
 from flmarket.sampling.mechanisms import CompleteInformation, OptimalSampling, UniformSampling
@@ -30,7 +30,6 @@ __all__ = [
     "participation_curves",
 ]
 
-FloatArray = NDArray[np.float64]
 Family = Literal["uniform", "exponential"]
 
 
@@ -42,7 +41,7 @@ class ParticipationCurves:
     budget_per_client: FloatArray
     participation: FloatArray
     payment: FloatArray
-    case: NDArray[np.int64]
+    case: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class LearningCurve:
     `ratio` is the mean over draws of the clients and `spread` its standard error.
     """
 
-    clients: NDArray[np.int64]
+    clients: IntArray
     ratio: FloatArray
     spread: FloatArray
     uniform_ratio: float

@@ -7,13 +7,12 @@ per round. Incentive compatibility: c' = c is best. Individual rationality: u â‰
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from flmarket.bids import FloatArray
 from flmarket.sampling.schedules import Posted
 
 __all__ = ["misreport_gains", "utility"]
-
-FloatArray = NDArray[np.float64]
 
 
 def utility(posted: Posted, cost: ArrayLike, reported: ArrayLike | None = None) -> FloatArray:

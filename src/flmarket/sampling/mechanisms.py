@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import APPROXIMATE, EXACT, NONE, Guarantees
+from flmarket.bids import APPROXIMATE, EXACT, NONE, FloatArray, Guarantees
 from flmarket.privacy.events import checked_number
 from flmarket.sampling.checks import checked_reports
 from flmarket.sampling.distributions import CostDistribution
@@ -33,7 +33,6 @@ from flmarket.sampling.theorem2 import solve
 
 __all__ = ["CompleteInformation", "OptimalSampling", "UniformSampling", "checked_sampling_budget"]
 
-FloatArray = NDArray[np.float64]
 
 _IN_EXPECTATION = "the budget holds in expectation over participation and over costs from the given distribution"
 

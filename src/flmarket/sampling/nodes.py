@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from flmarket.bids import FloatArray
 from flmarket.sampling.checks import checked_masses, checked_support
 from flmarket.sampling.distributions import CostDistribution
 from flmarket.sampling.tabulated import Discrete
@@ -28,7 +29,6 @@ from flmarket.sampling.virtual import discrete_spend, iron
 
 __all__ = ["CostNodes", "raw_virtual_cost"]
 
-FloatArray = NDArray[np.float64]
 
 _CELLS = 2048  # in cost, and again in quantile
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)

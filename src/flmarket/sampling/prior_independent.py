@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import EXACT, Guarantees
+from flmarket.bids import EXACT, FloatArray, Guarantees
 from flmarket.errors import InvalidInput, MechanismViolation
 from flmarket.privacy.events import checked_number
 from flmarket.sampling.checks import checked_cost, checked_reports, checked_support
@@ -42,7 +42,6 @@ from flmarket.sampling.virtual import discrete_spend, pool
 
 __all__ = ["PriorIndependent", "SampledClients"]
 
-FloatArray = NDArray[np.float64]
 Phase = Literal["estimating", "updating", "uniform", "finished"]
 
 

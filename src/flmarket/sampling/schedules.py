@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from flmarket.bids import FloatArray
 from flmarket.sampling.checks import checked_reports
 
 __all__ = ["LinearSchedule", "Posted", "Schedule", "StepSchedule"]
-
-FloatArray = NDArray[np.float64]
 
 
 class Posted(Protocol):

@@ -12,17 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.sampling.checks import checked_masses, checked_reports, checked_support
 from flmarket.sampling.distributions import Continuous
 from flmarket.sampling.virtual import discrete_spend, iron
 
 __all__ = ["Discrete", "Empirical", "Histogram"]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,11 @@ mass; behind the last of those it is never served (φ̄ = ∞).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-__all__ = ["discrete_spend", "iron", "pool"]
+from flmarket.bids import FloatArray, IntArray
 
-FloatArray = NDArray[np.float64]
+__all__ = ["discrete_spend", "iron", "pool"]
 
 
 def discrete_spend(cost: FloatArray, mass: FloatArray) -> FloatArray:
@@ -31,7 +30,7 @@ def discrete_spend(cost: FloatArray, mass: FloatArray) -> FloatArray:
     return spend
 
 
-def pool(mass: FloatArray, spend: FloatArray) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+def pool(mass: FloatArray, spend: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
     """The blocks of equal ironed virtual cost: index of each one's last point, its virtual cost, its spend.
 
     Points of no mass join the block of the next point that has some; those behind the last are in no block.

@@ -16,12 +16,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import checked_array
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 
 __all__ = ["Choice", "Combined", "RobustAggregation", "Score", "checked_uploads", "mix"]
 
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Score = Callable[[FloatArray], FloatArray]
 """Candidates (k, p) in, a number from 0 to 1 for each out: accuracy on the server's validation records."""

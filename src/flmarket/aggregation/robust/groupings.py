@@ -21,11 +21,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 
 __all__ = ["Grouping", "LeaveKOut", "LeaveOneOut", "Partition", "coverage"]
 
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 _ENUMERATE_BELOW = 5_000
 

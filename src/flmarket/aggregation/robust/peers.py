@@ -21,16 +21,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.spatial.distance import pdist, squareform
 
 from flmarket.aggregation.robust.base import Combined, Score, checked_uploads
 from flmarket.aggregation.rules import normalised, shares_and_winners
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 
 __all__ = ["ROBUST", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "TrimmedMean", "WeightedAverage"]
-
-FloatArray = NDArray[np.float64]
 
 
 class _Statistic:

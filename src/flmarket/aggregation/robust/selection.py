@@ -29,13 +29,13 @@ from scipy.special import log_softmax
 
 from flmarket.aggregation.robust.base import Choice, Combined, Score, checked_uploads
 from flmarket.aggregation.robust.groupings import Grouping, LeaveOneOut
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 from flmarket.privacy import ExponentialRelease, NoiseSource, exponential
 from flmarket.privacy.events import checked_number
 
 __all__ = ["SENSITIVITIES", "ExponentialChoice", "Sensitivity"]
 
-FloatArray = NDArray[np.float64]
 Sensitivity = Literal["record", "client", "paper"]
 SENSITIVITIES: tuple[Sensitivity, ...] = ("record", "client", "paper")
 

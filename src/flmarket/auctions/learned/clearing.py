@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.auctions.single_minded import last_true
+from flmarket.bids import FloatArray, IntArray
 
 __all__ = ["clear_market", "demand_steps"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 _TINY = np.finfo(np.float64).tiny
 
 

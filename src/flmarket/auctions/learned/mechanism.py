@@ -15,17 +15,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flmarket.auctions.learned.clearing import clear_market
 from flmarket.auctions.learned.network import Inputs, Offer, Parameters, forward
 from flmarket.auctions.learned.settings import Settings
-from flmarket.bids import APPROXIMATE, EXACT, BidProfile, Guarantees, Outcome, Valuations, checked_budget
+from flmarket.bids import (
+    APPROXIMATE,
+    EXACT,
+    BidProfile,
+    FloatArray,
+    Guarantees,
+    IntArray,
+    Outcome,
+    Valuations,
+    checked_budget,
+)
 from flmarket.errors import InvalidInput
 
 __all__ = ["LearnedAuction", "inputs_of", "sub_bids"]
 
-FloatArray = NDArray[np.float64]
 
 _CHUNK_ENTRIES = 40_000
 _KEEP_ENTRIES = 5_000_000
@@ -175,5 +184,5 @@ class LearnedAuction:
         return made
 
 
-def _pick(values: FloatArray, item: NDArray[np.int64]) -> FloatArray:
+def _pick(values: FloatArray, item: IntArray) -> FloatArray:
     return np.take_along_axis(values, item[..., None], axis=-1)[..., 0]

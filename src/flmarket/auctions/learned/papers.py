@@ -27,12 +27,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import APPROXIMATE, EXACT, BidProfile, Guarantees, Outcome, checked_budget
+from flmarket.bids import APPROXIMATE, EXACT, BidProfile, FloatArray, Guarantees, Outcome, checked_budget
 from flmarket.errors import ConfigError, InvalidInput
 
 __all__ = ["SHAPES", "PaperAuction", "PaperSettings", "first_parameters", "inputs_of", "outputs"]
 
-FloatArray = NDArray[np.float64]
 FAMILY = "paper"  # marks the settings in a weight file
 
 _CHUNK_ENTRIES = 200_000

@@ -21,15 +21,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flmarket.auctions.posted.menu import CATALOGUE, Menu, Pricing, Situation, load_menu
-from flmarket.bids import EXACT, BidProfile, Guarantees, Outcome, Valuations, checked_budget
+from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, Outcome, Valuations, checked_budget
 
 __all__ = ["PostedAuction", "Queue", "posted"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 DEFAULT_MENU = "general"
 

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.errors import ConfigError, UnknownName
 
 __all__ = ["CATALOGUE", "FEATURES", "LINEAR", "Menu", "Pricing", "Situation", "load_menu", "menu_names"]
 
-FloatArray = NDArray[np.float64]
 Number = float | FloatArray
 
 FEATURES = (

@@ -14,15 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flmarket.auctions.posted.menu import CATALOGUE, Menu, Pricing, Situation, load_menu
-from flmarket.bids import EXACT, BidProfile, Guarantees, Outcome, Valuations, checked_budget
+from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, Outcome, Valuations, checked_budget
 from flmarket.errors import InvalidInput
 
 __all__ = ["PostedPrivateSizes", "posted_private"]
 
-FloatArray = NDArray[np.float64]
 
 _CHUNK_ENTRIES = 500_000
 _GUARANTEES = Guarantees(

@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket import populations
 from flmarket.aggregation import HasNoiseEnergy, OptAggr, error_bound
 from flmarket.auctions.posted.mechanism import PostedAuction, Queue
 from flmarket.auctions.posted.menu import LINEAR, Menu
-from flmarket.bids import BidProfile
+from flmarket.bids import BidProfile, FloatArray
 from flmarket.errors import InvalidInput
 
 __all__ = ["Progress", "Trainer", "evolve"]
 
-FloatArray = NDArray[np.float64]
 
 # A round in which nobody sells has no finite bound; it counts as a very bad one, so that the search avoids it.
 NOBODY = 100.0

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket.aggregation import Aggregation, OptAggr, error_bound
-from flmarket.bids import Auction, BidProfile, Valuations
+from flmarket.bids import Auction, BidProfile, FloatArray, Valuations
 
 __all__ = ["LIES", "VALUE_LIES", "Deployed", "measure"]
 
@@ -40,7 +39,7 @@ class Deployed:
 def measure(
     auction: Auction,
     bids: BidProfile,
-    budget: NDArray[np.float64],
+    budget: FloatArray,
     *,
     lies: Sequence[Lie] = LIES,
     liars: int = 100,
@@ -61,14 +60,14 @@ def measure(
 
 
 def _regret(
-    auction: Auction, bids: BidProfile, budget: NDArray[np.float64], lies: Sequence[Lie], draws: int, seed: int
+    auction: Auction, bids: BidProfile, budget: FloatArray, lies: Sequence[Lie], draws: int, seed: int
 ) -> float:
     rows, n = bids.shape
     profile, owner = np.repeat(np.arange(rows), n), np.tile(np.arange(n), rows)
     many, money, at = bids[profile], budget[profile], (np.arange(rows * n), owner)
     own = many.valuations[at].reshape((rows * n,))
 
-    def utility(value: float, privacy: float, size: float) -> NDArray[np.float64]:
+    def utility(value: float, privacy: float, size: float) -> FloatArray:
         rate, eps, records = many.valuations.rate.copy(), many.privacy_budget.copy(), many.data_size.copy()
         rate[at], eps[at], records[at] = rate[at] * value, eps[at] * privacy, records[at] * size
         told = many.valuations

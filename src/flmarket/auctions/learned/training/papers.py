@@ -41,6 +41,7 @@ from flmarket.auctions.learned.training.data import Source
 from flmarket.auctions.learned.training.presets import PaperPreset, PaperSchedule
 from flmarket.bids import BidProfile, Kind
 from flmarket.errors import ConfigError, InvalidInput
+from flmarket.files import whole_file
 
 __all__ = ["PaperBatch", "PaperTrainer", "Progress", "Violations", "lagrangian", "make_batch", "search", "terms"]
 
@@ -501,9 +502,8 @@ class PaperTrainer:
             "optimiser": self.optimiser.state_dict(), "history": [asdict(done) for done in self.history],
             "sums": [*self._sums.tolist(), self._count],
         }  # fmt: skip
-        partial = path.with_suffix(path.suffix + ".part")
-        torch.save(state, partial)
-        partial.replace(path)
+        with whole_file(path) as file:
+            torch.save(state, file)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same preset, schedule, population and seed."""

@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flmarket.auctions.learned.papers import PaperAuction
 from flmarket.auctions.learned.training.papers import honest, lying, make_batch, search, terms
 from flmarket.auctions.learned.training.presets import PaperSchedule
-from flmarket.bids import Auction, BidProfile
+from flmarket.bids import Auction, BidProfile, FloatArray
 
 __all__ = ["PapersMetric", "by_the_papers", "regret_of_two_draws"]
 
@@ -42,7 +41,7 @@ class PapersMetric:
 
 
 def by_the_papers(
-    auction: PaperAuction, schedule: PaperSchedule, bids: BidProfile, budget: NDArray[np.float64], *, seed: int = 0
+    auction: PaperAuction, schedule: PaperSchedule, bids: BidProfile, budget: FloatArray, *, seed: int = 0
 ) -> PapersMetric:
     """Everything that the papers' search finds about one of their networks, on profiles of shape (K, n)."""
     settings = auction.settings
@@ -71,7 +70,7 @@ _HARD = 1e-4  # a soft argmax as cold as this is the argmax
 
 
 def regret_of_two_draws(
-    auction: Auction, bids: BidProfile, budget: NDArray[np.float64], cost: NDArray[np.float64], *, seed: int = 0
+    auction: Auction, bids: BidProfile, budget: FloatArray, cost: FloatArray, *, seed: int = 0
 ) -> float:
     """mean max(0, u of a second draw − u of a first one) / expected cost a record: what no lie at all "gains"."""
     first, second = (

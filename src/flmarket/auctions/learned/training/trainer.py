@@ -29,6 +29,7 @@ from flmarket.auctions.learned.training.data import Batch, Source, make_batch
 from flmarket.auctions.learned.training.evaluation import Deployed, measure
 from flmarket.auctions.learned.training.presets import Preset
 from flmarket.errors import ConfigError
+from flmarket.files import whole_file
 
 __all__ = ["Epoch", "Trainer"]
 
@@ -181,9 +182,8 @@ class Trainer:
             "parameters": {key: value.detach() for key, value in self.parameters.items()}, "best": self.best,
             "optimiser": self.optimiser.state_dict(), "multipliers": self.multipliers, "lies": self.lies,
         }  # fmt: skip
-        partial = path.with_suffix(path.suffix + ".part")
-        torch.save(state, partial)
-        partial.replace(path)
+        with whole_file(path) as file:
+            torch.save(state, file)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same preset, settings and seed."""

@@ -1,0 +1,90 @@
+"""Files that are there whole or not at all, and files that only their owner may read.
+
+Content goes into a new file beside the old one, which takes its name only when everything is written: a reader never
+sees half a file, and a crash leaves the old one (and perhaps a `.part` that nobody reads). Breaks on file systems where
+renaming is not atomic; private files also where there are no permissions, and against the machine's administrator.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from flmarket.errors import InvalidInput
+
+__all__ = ["keep_private", "sync_folder", "whole_file", "write_file", "write_files"]
+
+Name = str | os.PathLike[str]
+
+
+@contextmanager
+def whole_file(path: Name, *, sync: bool = False, private: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write into that becomes `path` at the end, or nothing if there is an error.
+
+    `sync`: its content and its name survive a power cut. `private`: mode 0600, whatever the umask.
+    """
+    final = Path(path)
+    part = final.with_name(f".{final.name}.{secrets.token_hex(6)}.part")
+    # exclusive: never follow or overwrite what someone else put there
+    handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666)
+    try:
+        with open(handle, "wb") as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(handle)
+        os.replace(part, final)
+    finally:
+        part.unlink(missing_ok=True)
+    if sync:
+        sync_folder(final.parent)
+
+
+def write_file(path: Name, content: str | bytes, *, sync: bool = False, private: bool = False) -> None:
+    """Write a file whole (`whole_file`)."""
+    with whole_file(path, sync=sync, private=private) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_files(out_dir: Name, files: Mapping[str, str | bytes]) -> Path:
+    """Write named files into a directory, made if needed; all are written before the first takes its name."""
+    directory = Path(out_dir)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InvalidInput("out_dir", str(directory), "a directory, or a path where one can be made") from None
+    with ExitStack() as waiting:
+        for name, content in files.items():
+            file = waiting.enter_context(whole_file(directory / name))
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+    return directory
+
+
+def sync_folder(folder: Name) -> None:
+    """Names of new files in this folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def keep_private(path: Name) -> None:
+    """Make this SQLite file with mode 0600 if there is none, whatever the umask; take others' rights from an old one.
+
+    SQLite gives the files beside it (write-ahead log, its index, journal) the mode of the file itself; those that a
+    crash left behind are tightened too. What cannot be made or belongs to somebody else is left to SQLite to refuse.
+    """
+    with suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with suppress(OSError):
+            mode = stat.S_IMODE(os.stat(f"{path}{suffix}").st_mode)
+            if mode & 0o077:
+                os.chmod(f"{path}{suffix}", mode & 0o700)
