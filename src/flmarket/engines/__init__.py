@@ -1,11 +1,20 @@
-"""Engines drive the market loop with real updates: in one process here, over a network elsewhere."""
+"""Engines: how owners are reached, in this process (`memory`) or through Flower (`flower`), and market files."""
 
-from flmarket.engines.jdp import JdpResult, JdpTraining
-from flmarket.engines.jdp_privacy import JointPrivacy, LocalPerturbation
-from flmarket.engines.owners import OwnerPool, PrivacyCap
-from flmarket.engines.sampled import SampledResult, SampledTraining
-from flmarket.engines.simulation import LocalTraining, OpenRound, RunState, Simulation, SimulationRun
-from flmarket.engines.stackelberg import StackelbergResult, StackelbergTraining
+from flmarket.engines.memory import (
+    JdpTraining,
+    MemoryOwners,
+    SampledTraining,
+    Simulation,
+    Spec,
+    StackelbergTraining,
+    play,
+)
+from flmarket.learning import LocalTraining
+from flmarket.market import PrivacyCap
+from flmarket.market.kinds.joint import JdpResult
+from flmarket.market.kinds.reward import StackelbergResult
+from flmarket.market.kinds.sampling import SampledResult
+from flmarket.privacy.joint import JointPrivacy, LocalPerturbation
 
 __all__ = [
     "JdpResult",
@@ -13,14 +22,13 @@ __all__ = [
     "JointPrivacy",
     "LocalPerturbation",
     "LocalTraining",
-    "OpenRound",
-    "OwnerPool",
+    "MemoryOwners",
     "PrivacyCap",
-    "RunState",
     "SampledResult",
     "SampledTraining",
     "Simulation",
-    "SimulationRun",
+    "Spec",
     "StackelbergResult",
     "StackelbergTraining",
+    "play",
 ]

@@ -10,21 +10,17 @@ import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from flmarket import aggregation, auctions, privacy
-from flmarket.bids import BidProfile, Kind, Valuations
+from flmarket.aggregation import robust
+from flmarket.bids import BidProfile, FloatArray, Kind, Valuations
 from flmarket.engines.config_types import NonNegative, Positive, Probability, Range, Section
-from flmarket.engines.jdp import JdpTraining
-from flmarket.engines.jdp_config import JdpSection
-from flmarket.engines.owners import PrivacyCap
-from flmarket.engines.sampled import SampledTraining
-from flmarket.engines.sampled_config import SamplingSection
-from flmarket.engines.simulation import Simulation
-from flmarket.engines.stackelberg import StackelbergTraining
+from flmarket.engines.memory import JdpTraining, SampledTraining, Simulation, Spec, StackelbergTraining
 from flmarket.errors import ConfigError
 from flmarket.learning import (
     DataSet,
@@ -39,18 +35,22 @@ from flmarket.learning import (
     partition,
     stream,
 )
+from flmarket.learning import adversaries as attacks
+from flmarket.learning.adversaries import Adversary
 from flmarket.learning.data import Scaling
 from flmarket.ledger import to_micros
-from flmarket.market import Task
+from flmarket.market import PrivacyCap, Task, kinds
+from flmarket.market.kinds.sampling import decaying_rate
 from flmarket.populations import read_bids
+from flmarket.privacy.joint import LocalPerturbation
+from flmarket.sampling import TruncatedExponential, Uniform
+from flmarket.sampling.schemes import terms
 
 __all__ = ["RECOMMENDED", "MarketConfig"]
 
 RECOMMENDED = "recommended"
 DEFAULT_DATA = "breast-cancer"
-STACKELBERG = "stackelberg"
-JDP = "jdp"
-SAMPLING = "sampling"
+T = TypeVar("T")
 
 Family = Literal["linear", "quadratic", "sqrt", "exponential", "step"]
 
@@ -201,8 +201,8 @@ class ModelSection(Section):
         )
 
 
-class StackelbergSection(Section):
-    """The reward game, with `auction = "stackelberg"`: users' values of privacy, and what the server wants."""
+class RewardSection(Section):
+    """The reward game, with `kind = "reward"`: users' values of privacy, and what the server wants."""
 
     weight: Positive = 20.0
     privacy_values: Range = (1.0, 5.0)
@@ -213,53 +213,227 @@ class StackelbergSection(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
 
+class JointSection(Section):
+    """Robust joint-DP learning, with `kind = "joint"`: one auction for the whole training, then robust rounds.
+
+    `selection` is the auction that picks clients by their costs. Settings that the named aggregation does not take are
+    refused. ε is `epsilon` for one upload and `choice_epsilon` for one choice (by default the same, as in the paper).
+    """
+
+    selection: str = "m1"
+    budget: NonNegative | None = None
+    budget_factor: NonNegative | None = None
+    allow_overspending: bool = False
+    costs: Range = (1.0, 1000.0)
+    model: str | None = None  # as `model.name`, which is where it belongs
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    threads: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
+    epsilon: Positive = 100.0
+    delta: Annotated[float, Field(gt=0, lt=0.5)] = 1e-5
+    clipped: Literal["update", "parameters"] = "update"
+    calibration: Literal["analytic", "paper"] = "analytic"
+    noise_unit: Literal["client", "record"] = "client"
+    aggregation: str = "leave-one-out"
+    choice_epsilon: Positive | None = None
+    sensitivity: Literal["record", "client", "paper"] | None = None
+    leave_out: Annotated[int, Field(ge=1, strict=True)] | None = None
+    groups: Annotated[int, Field(ge=1, strict=True)] | None = None
+    group_size: Annotated[int, Field(ge=1, strict=True)] | None = None
+    expected_adversaries: Annotated[int, Field(ge=0, strict=True)] | None = None
+    mixing: bool = True
+    validation: Annotated[int, Field(ge=1, strict=True)] = 100
+    stop_accuracy: Probability | None = None
+    stop_epsilon: Positive = 1.0
+    adversary: str | None = None
+    adversaries: Annotated[int, Field(ge=0, strict=True)] | None = None
+    adversary_target: Annotated[int, Field(ge=0, strict=True)] | None = None
+    adversary_factor: Positive | None = None
+
+    def rule(self) -> robust.RobustAggregation:
+        """The aggregation with the settings that were given."""
+        choice = {"epsilon": self.choice_epsilon or self.epsilon, "validation": self.validation}
+        given: dict[str, Any] = {
+            "sensitivity": self.sensitivity,
+            "k": self.leave_out,
+            "count": self.groups,
+            "size": self.group_size,
+            "adversaries": self.expected_adversaries,
+        }
+        settings = {name: value for name, value in given.items() if value is not None}
+        if self.aggregation in ("leave-one-out", "leave-k-out", "partition"):
+            settings |= choice
+        return _built(robust.get, "joint.aggregation", self.aggregation, settings)
+
+    def malicious(self) -> tuple[Adversary | None, int]:
+        """The kind of adversary and how many there are; one if only the kind is given."""
+        if self.adversary is None or self.adversaries == 0:
+            return None, 0
+        given = {"target": self.adversary_target, "factor": self.adversary_factor}
+        settings = {name: value for name, value in given.items() if value is not None}
+        made = _built(attacks.get, "joint.adversary", self.adversary, settings)
+        return made, 1 if self.adversaries is None else self.adversaries
+
+    def check_names(self) -> None:
+        """Refuse unknown names and settings before any data is read."""
+        auctions.get(auctions.admit(self.selection))
+        self.rule()
+        self.malicious()
+
+    def training(
+        self, *, data: DataSet, partition: Partition, rounds: int, clip: float, model: Model, seed: int, name: str,
+        cap: PrivacyCap,
+    ) -> JdpTraining:  # fmt: skip
+        """The training that the file describes; costs are drawn uniformly."""
+        costs = stream(seed, purpose=Purpose.BIDS).uniform(*self.costs, partition.owners)
+        adversary, count = self.malicious()
+        budget = float(costs.sum()) * (self.budget_factor or 0.0) if self.budget is None else self.budget
+        return JdpTraining(
+            data=data,
+            partition=partition,
+            costs=costs,
+            budget=budget,
+            auction=auctions.get(self.selection),
+            model=model,
+            aggregation=self.rule(),
+            perturbation=LocalPerturbation(
+                clip=clip,
+                delta=self.delta,
+                clipped=self.clipped,
+                calibration=self.calibration,
+                unit=self.noise_unit,
+            ),
+            epsilon=self.epsilon,
+            adversary=adversary,
+            adversaries=count,
+            mixing=self.mixing,
+            rounds=rounds,
+            validation=self.validation,
+            stop_accuracy=self.stop_accuracy,
+            stop_epsilon=self.stop_epsilon,
+            allow_overspending=self.allow_overspending,
+            seed=seed,
+            name=name,
+            cap=cap,
+        )
+
+
+class SamplingSection(Section):
+    """Client sampling with private costs, with `kind = "sampling"`; `task.budget_per_round` is in expectation.
+
+    Costs per participation are drawn from a distribution on `costs`; an exponential one has `scale` (default: a fifth
+    of the range). `hard_cap` bounds every round's bill. `first_rate` replaces the learning rate of the convergence
+    theory, which is very small, by one that starts there and falls the same way.
+    """
+
+    scheme: Literal["optimal", "uniform", "complete", "prior-independent"] = "optimal"
+    distribution: Literal["uniform", "exponential"] = "uniform"
+    costs: Range = (0.5, 10.0)
+    scale: Positive | None = None
+    fraction: Probability = 0.05
+    hard_cap: Positive | None = None
+    l2: Positive = 0.01
+    first_rate: Positive | None = None
+
+    def cost_distribution(self) -> Uniform | TruncatedExponential:
+        """What the broker believes of a client's cost, and what clients' costs are drawn from."""
+        low, high = self.costs
+        if self.distribution == "uniform":
+            return Uniform(low, high)
+        return TruncatedExponential(low, high, (high - low) / 5 if self.scale is None else self.scale)
+
+    def training(
+        self, *, data: DataSet, partition: Partition, rounds: int, budget: float, local: LocalTraining, seed: int,
+        name: str, model: Model | None = None,
+    ) -> SampledTraining:  # fmt: skip
+        """The training that the file describes; everybody reports her true cost."""
+        distribution, n = self.cost_distribution(), partition.owners
+        costs = np.asarray(distribution.sample(stream(seed, purpose=Purpose.BIDS), n))
+        clients = terms(self.scheme, costs, distribution, budget / n, fraction=self.fraction)
+        rate = self.first_rate
+        if model is not None and rate is None:
+            what = "a rate to start with: the theory's is for softmax regression by plain descent"
+            raise ConfigError("sampling.first_rate", rate, what)
+
+        def offer(reported: FloatArray) -> tuple[FloatArray, FloatArray]:
+            found = terms(self.scheme, reported, distribution, budget / n, fraction=self.fraction)
+            return found.participation, found.payment
+
+        return SampledTraining(
+            data=data,
+            partition=partition,
+            costs=costs,
+            participation=clients.participation,
+            payment=clients.payment,
+            rounds=rounds,
+            local_steps=local.steps,
+            batch_size=local.batch_size,
+            l2=self.l2,
+            learning_rate=None if rate is None else decaying_rate(rate, l2=self.l2, local_steps=local.steps),
+            hard_cap_micros=None if self.hard_cap is None else to_micros("hard_cap", self.hard_cap),
+            c_max=distribution.maximum,
+            seed=seed,
+            name=name,
+            scheme=self.scheme,
+            budget_micros=to_micros("budget_per_round", budget),
+            offer=offer,
+            any_model=model,
+        )
+
+
+# Names of before, which market files still use.
+_OLDER = {"stackelberg": "reward", "jdp": "joint"}
+
+
 class MarketConfig(Section):
-    """The whole file."""
+    """The whole file. `kind` is auction, sampling, reward or joint, or one that was registered; `market` has the
+    settings of the latter."""
 
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    kind: str = "auction"
     task: TaskSection
     data: DataSection = DataSection()
     owners: OwnersSection = OwnersSection()
     mechanism: MechanismSection = MechanismSection()
     model: ModelSection = ModelSection()
     training: TrainingSection = TrainingSection()
-    stackelberg: StackelbergSection = StackelbergSection()
-    jdp: JdpSection = JdpSection()
+    reward: RewardSection = RewardSection()
+    joint: JointSection = JointSection()
     sampling: SamplingSection = SamplingSection()
+    market: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_before(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        renamed = {_OLDER.get(key, key): value for key, value in values.items()}
+        if len(renamed) < len(values):
+            raise ValueError("reward and joint, not stackelberg and jdp beside them")
+        mechanism = renamed.get("mechanism")
+        auction = mechanism.get("auction") if isinstance(mechanism, dict) else None
+        if auction in ("stackelberg", "jdp", "sampling"):  # where the kind used to be said
+            rest = {key: value for key, value in mechanism.items() if key != "auction"}
+            renamed = {"kind": _OLDER.get(auction, auction)} | renamed | {"mechanism": rest}
+        return renamed
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
+        kinds.admit(self.kind)
         given = (self.task.budget_per_round is not None) + (self.task.budget_factor is not None)
-        if self.is_stackelberg and given:
+        if self.kind == "reward" and given:
             raise ValueError("no budget in the reward game: the reward is the budget")
-        if self.is_jdp:
-            once = (self.jdp.budget is not None) + (self.jdp.budget_factor is not None)
+        if self.kind == "joint":
+            once = (self.joint.budget is not None) + (self.joint.budget_factor is not None)
             if given or once != 1:
-                raise ValueError("one budget for the whole training: either jdp.budget or jdp.budget_factor")
-        elif self.is_sampling:
+                raise ValueError("one budget for the whole training: either joint.budget or joint.budget_factor")
+        elif self.kind == "sampling":
             if self.task.budget_per_round is None or given != 1:
                 raise ValueError("task.budget_per_round in the sampling market: what a round may cost in expectation")
-        elif not self.is_stackelberg and given != 1:
+        elif self.kind != "reward" and given != 1:
             raise ValueError("give either task.budget_per_round or task.budget_factor")
-        fixed = self.is_stackelberg or self.is_sampling
-        if fixed and (self.model != ModelSection() or not self.training.is_plain):
-            raise ValueError("softmax regression by plain descent in reward and sampling markets")
+        if self.market and self.kind in ("auction", "sampling", "reward", "joint"):
+            raise ValueError(f"market is for kinds of one's own; {self.kind} has its own section")
         return self
-
-    @property
-    def is_stackelberg(self) -> bool:
-        """Whether the market is the reward game rather than an auction."""
-        return self.mechanism.auction == STACKELBERG
-
-    @property
-    def is_jdp(self) -> bool:
-        """Whether clients are selected once and their uploads combined robustly."""
-        return self.mechanism.auction == JDP
-
-    @property
-    def is_sampling(self) -> bool:
-        """Whether clients with private costs take part at random each round."""
-        return self.mechanism.auction == SAMPLING
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "market") -> MarketConfig:
@@ -281,6 +455,17 @@ class MarketConfig(Section):
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(str(path), str(error), "valid TOML") from None
         return cls.parse(values, source=Path(path).name)
+
+    def spec(self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None) -> Spec:
+        """The market that the file describes; `base` is the file's folder, `data` instead of the file's own."""
+        build = {
+            "reward": self.stackelberg_training, "joint": self.jdp_training, "sampling": self.sampled_training,
+        }.get(self.kind, self.simulation)  # fmt: skip
+        found: Spec = build(data_dir=data_dir, base=base, data=data)
+        if self.kind in ("auction", "sampling", "reward", "joint"):
+            return found
+        assert isinstance(found, Simulation)
+        return kinds.of(self.kind).described(found, **self.market)
 
     def simulation(
         self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
@@ -314,7 +499,7 @@ class MarketConfig(Section):
                 perturbation=perturbation if mechanism.bound_dimension == "model" else None,
             ),
             perturbation=perturbation,
-            cap=PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta),
+            cap=self._cap,
             local=self.training.local(),
             model=model,
             average=self.training.average,
@@ -323,14 +508,24 @@ class MarketConfig(Section):
             seed=self.seed,
         )
 
+    @property
+    def _cap(self) -> PrivacyCap:
+        return PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta)
+
+    @property
+    def _is_usual_model(self) -> bool:
+        """Softmax regression by plain descent, which the reward game and client sampling have of their own."""
+        return self.model == ModelSection() and self.training.is_plain
+
     def stackelberg_training(
         self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
     ) -> StackelbergTraining:
         """The reward game: users draw their values of privacy; everybody holds equally many records."""
         if self.data.partition != "equal":
             raise ConfigError("data.partition", self.data.partition, '"equal" in the reward game')
+        self.model.check_name()
         data = self.data.load(data_dir, base) if data is None else data
-        game = self.stackelberg
+        game = self.reward
         values = stream(self.seed, purpose=Purpose.BIDS).uniform(*game.privacy_values, self.data.owners)
         return StackelbergTraining(
             data=data,
@@ -347,27 +542,30 @@ class MarketConfig(Section):
             delta=game.delta,
             seed=self.seed,
             name=self.task.name,
+            cap=self._cap,
+            any_model=None if self._is_usual_model else self.model.build(data, self.training.local()),
         )
 
     def jdp_training(
         self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
     ) -> JdpTraining:
         """Robust joint-DP learning: clients draw their costs."""
-        self.jdp.check_names()  # before any data is read
-        model = self.model if self.jdp.model is None else ModelSection(name=self.jdp.model)
+        self.joint.check_names()  # before any data is read
+        model = self.model if self.joint.model is None else ModelSection(name=self.joint.model)
         model.check_name()
         data = self.data.load(data_dir, base) if data is None else data
-        local = self.training.local(self.jdp.momentum)
+        local = self.training.local(self.joint.momentum)
         if local.batch_size is None:
             local = replace(local, batch_size=32)
-        return self.jdp.training(
+        return self.joint.training(
             data=data,
             partition=self.data.split(data, self.seed),
             rounds=self.task.rounds,
             clip=self.mechanism.clip,
-            model=model.build(data, local, threads=self.jdp.threads),
+            model=model.build(data, local, threads=self.joint.threads),
             seed=self.seed,
             name=self.task.name,
+            cap=self._cap,
         )
 
     def sampled_training(
@@ -375,6 +573,7 @@ class MarketConfig(Section):
     ) -> SampledTraining:
         """Client sampling: clients draw their costs and report them."""
         self.sampling.cost_distribution()  # refused before any data is read
+        self.model.check_name()
         assert self.task.budget_per_round is not None  # checked with the file; for the type checker
         data = self.data.load(data_dir, base) if data is None else data
         return self.sampling.training(
@@ -385,6 +584,7 @@ class MarketConfig(Section):
             local=self.training.local(),
             seed=self.seed,
             name=self.task.name,
+            model=None if self._is_usual_model else self.model.build(data, self.training.local()),
         )
 
     def _task(self) -> Task:
@@ -402,3 +602,11 @@ class MarketConfig(Section):
 def _plain(message: str) -> str:
     """pydantic's message as the tail of 'expected …'."""
     return message.removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+def _built(get: Callable[..., T], key: str, name: str, settings: dict[str, Any]) -> T:
+    """Build by name; a setting that this one does not take, or lacks, is a mistake in the file."""
+    try:
+        return get(name, **settings)
+    except TypeError:
+        raise ConfigError(key, f"{name} with {', '.join(settings)}", "all settings that it needs") from None

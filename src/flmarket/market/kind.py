@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NewType, cast
 import numpy as np
 
 from flmarket.bids import BidProfile, FloatArray, Valuations
-from flmarket.errors import FlmarketError
+from flmarket.errors import ConfigError, FlmarketError
 from flmarket.learning import Model, described
 from flmarket.ledger import EXPIRY, Award, AwardState, Release, Resolution
 from flmarket.market.task import RoundRecord
@@ -270,6 +270,12 @@ class MarketKind:
         self.history: list[FloatArray] = []
         self.terms: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}
+
+    @classmethod
+    def described(cls, common: Any, **settings: Any) -> Any:
+        """What a market file says for a kind of one's own: `common` is the file as an auction market would have it
+        (`AuctionSpec`), `settings` its `[market]` section; returns the spec."""
+        raise ConfigError("kind", cls.name, "a kind that a market file can describe")
 
     @property
     def dimension(self) -> int:

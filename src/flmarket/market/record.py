@@ -37,7 +37,7 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 from flmarket.ledger import DurableAccount, Head, ReplayRefused
-from flmarket.ledger.files import keep_private
+from flmarket.files import keep_private
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp
 
 __all__ = [
