@@ -216,7 +216,7 @@ def clipped_gradients(model: Model, parameters: ArrayLike, data: Sequence[Record
 
     A record whose gradient cannot be had (a class that the model lacks, an overflow, a record that makes the model
     raise) counts as zero, by itself: replacing one of m records moves the mean by at most 2·clip/m, whatever it holds.
-    That a model fails whatever the records hold is found with a record of zeros, before any is touched, and raised.
+    That a model fails whatever the records hold is found with records of zeros, before any is touched, and raised.
     """
     if not (np.isfinite(clip) and clip > 0):
         raise InvalidInput("clip", clip, "a finite number above 0")
@@ -236,7 +236,7 @@ def clipped_gradients(model: Model, parameters: ArrayLike, data: Sequence[Record
             raise InvalidInput("record_gradients", rows.shape, f"shape {(len(y), start.size)}")
         return rows
 
-    found(np.zeros((1, data[0].x.shape[1])), np.zeros(1, dtype=np.int64))
+    found(np.zeros((2, data[0].x.shape[1])), np.zeros(2, dtype=np.int64))
     at_once, means = max(1, min(256, GRADIENT_VALUES // start.size)), np.zeros((len(data), start.size))
     for mean, own in zip(means, data, strict=True):
         for first in range(0, len(own), at_once):
