@@ -31,8 +31,10 @@ __all__ = [
     "TABULATED",
     "Auction",
     "BidProfile",
+    "FloatArray",
     "Guarantee",
     "Guarantees",
+    "IntArray",
     "Kind",
     "Outcome",
     "Valuations",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 
 class Kind(IntEnum):
