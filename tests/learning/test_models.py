@@ -50,10 +50,10 @@ def test_sizes_of_the_papers_models() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
-@pytest.mark.parametrize("l2", [0.0, 0.3])
-def test_gradient_is_the_slope_of_the_loss(classes: int, l2: float) -> None:
+@pytest.mark.parametrize(("l2", "biases"), [(0.0, False), (0.3, False), (0.3, True)])
+def test_gradient_is_the_slope_of_the_loss(classes: int, l2: float, biases: bool) -> None:
     x, y, offsets = problem(classes, [40], 5, classes)
-    model = SoftmaxRegression(5, classes, l2)
+    model = SoftmaxRegression(5, classes, l2, penalise_biases=biases)
     params = np.random.default_rng(0).normal(size=model.dimension)
     error = check_grad(lambda p: model.loss(p, x, y), lambda p: model.owner_gradients(p, x, y, offsets)[0], params)
     assert error < 1e-6

@@ -13,6 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from xor import write_network, xor_data
 
 import flmarket
 from flmarket.errors import InvalidInput, UnknownName
@@ -30,6 +31,7 @@ from flmarket.learning import (
     save_parameters,
     to_named,
     train_many,
+    updates,
 )
 from flmarket.learning.model import visits
 from flmarket.learning.torch_model import Dense, Network, TorchModel, network
@@ -400,38 +402,25 @@ def test_images_can_come_in_their_shape() -> None:
     assert model.evaluate(model.train(model.initial(), data, rng), data)["loss"] > 0
 
 
-XOR = """
-import torch
-
-def build(features, classes):
-    return torch.nn.Sequential(
-        torch.nn.Linear(features, 16), torch.nn.Tanh(), torch.nn.Linear(16, classes)
-    )
-"""
-
-
 def test_owners_learn_xor_with_a_network_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What softmax regression cannot: plain federated averaging of several owners' updates."""
-    (tmp_path / "my_xor_network.py").write_text(XOR)
+    name = write_network(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(models, "_entries", dict(models._entries))
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, size=(600, 2))
-    data = Records(x, (x[:, 0] * x[:, 1] > 0).astype(np.int64))
-    owners = [Records(data.x[i::6], data.y[i::6]) for i in range(5)]
-    test = Records(data.x[5::6], data.y[5::6])
+    data = xor_data()
+    owners = [Records(data.x_train[i::5], data.y_train[i::5]) for i in range(5)]
 
     def learned(name: str) -> float:
         local = LocalTraining(steps=20, batch_size=16, learning_rate=0.3)
         model = models.get(models.admit(name), features=2, classes=2, local=local)
         parameters = model.initial(0)
         for r in range(30):
-            ends = train_many(model, parameters, owners, OwnerStreams(0, r, range(5), Purpose.BATCHES))
-            parameters = parameters + (ends - parameters).mean(axis=0)
-        return model.evaluate(parameters, test)["accuracy"]
+            rngs = OwnerStreams(0, r, range(5), Purpose.BATCHES)
+            parameters = parameters - updates(model, parameters, owners, rngs).mean(axis=0)
+        return model.evaluate(parameters, data.test)["accuracy"]
 
-    assert learned("my_xor_network:build") >= 0.95
+    assert learned(name) >= 0.95
     assert learned("mlp") >= 0.95
     assert learned("softmax") < 0.7
 

@@ -1,13 +1,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from flmarket.errors import InvalidInput
-from flmarket.learning import OwnerStreams, Purpose, SoftmaxRegression, fedavg, fedsgd, load, stream
+from flmarket.learning import (
+    LocalTraining,
+    OwnerStreams,
+    Pool,
+    Purpose,
+    Records,
+    SoftmaxRegression,
+    at_rate,
+    dimension,
+    fedavg,
+    fedsgd,
+    load,
+    models,
+    stream,
+    train_many,
+    updates,
+)
 from flmarket.learning.partition import dirichlet
 
 SIZES = [1, 4, 4, 9, 33, 50, 120, 4]
@@ -177,3 +194,76 @@ def test_federated_averaging_learns_digits_from_unlike_owners() -> None:
         )  # fmt: skip
         params = params - np.diff(offsets) / offsets[-1] @ updates
     assert model.accuracy(params, data.x_test, data.y_test) > 0.9
+
+
+# --- what a server subtracts, for any model ---------------------------------------------------------------------------
+
+GRADIENT, STEPS = (
+    LocalTraining(learning_rate=0.3),
+    LocalTraining(steps=3, batch_size=4, learning_rate=0.2, momentum=0.9),
+)
+
+
+class Plain:
+    """A model of somebody's own, with the four methods alone."""
+
+    tensors = {"weights": (1, 6), "biases": (1,)}  # noqa: RUF012
+
+    def __init__(self, local=STEPS):
+        self.local = local
+
+    def initial(self, seed=0):
+        return np.zeros(7)
+
+    def train(self, parameters, data, rng):
+        return SoftmaxRegression(6, 2, local=self.local).train(parameters, data, rng)
+
+    def evaluate(self, parameters, data):
+        return SoftmaxRegression(6, 2).evaluate(parameters, data)
+
+
+@pytest.mark.parametrize("local", [GRADIENT, STEPS])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda local: SoftmaxRegression(6, 2, local=local),
+        lambda local: SoftmaxRegression(6, 2, l2=0.1, penalise_biases=True, local=local),
+        lambda local: models.get("mlp", features=6, classes=2, local=local, hidden=[3]),
+        lambda local: Plain(),
+    ],
+)
+def test_updates_are_the_same_bits_for_one_owner_alone_as_for_many(make, local: LocalTraining) -> None:
+    _, _, x, y, offsets = problem(2)
+    model, pool = make(local), Pool(x, y, offsets)
+    start = np.random.default_rng(1).normal(size=dimension(model))
+    together = updates(model, start, pool, streams())
+    if isinstance(model, SoftmaxRegression) and local.is_gradient:
+        assert np.array_equal(together, fedsgd(model, start, x, y, offsets))
+    else:
+        assert np.array_equal(together, start - train_many(model, start, pool, streams()))
+    assert np.array_equal(together, updates(model, start, list(pool), streams()))
+    for k, owner in enumerate(OWNERS):
+        own = [Records(np.asfortranarray(pool[k].x), pool[k].y)]  # read from a file of columns, say
+        assert np.array_equal(updates(model, start, own, streams([owner])), together[[k]])
+
+
+def test_another_rate_is_the_same_model_otherwise() -> None:
+    _, _, x, y, offsets = problem(2)
+    made = [
+        SoftmaxRegression(6, 2, l2=0.1, local=STEPS),
+        models.get("mlp", features=6, classes=2, local=STEPS, hidden=[3]),
+        Plain(),
+    ]
+    for model in made:
+        slower = at_rate(model, 0.05)
+        assert slower.local == replace(STEPS, learning_rate=0.05)
+        assert model.local is STEPS
+        fresh = Plain(slower.local) if isinstance(model, Plain) else replace(model, local=slower.local)
+        found, expected = (
+            updates(each, np.ones(dimension(model)), Pool(x, y, offsets), streams()) for each in (slower, fresh)
+        )
+        assert np.array_equal(found, expected)
+        with pytest.raises(InvalidInput, match="learning_rate"):
+            at_rate(model, 0.0)
+    with pytest.raises(InvalidInput, match="local"):
+        at_rate(Plain(None), 0.1)

@@ -22,16 +22,13 @@ from flmarket.learning.model import (
     dimension,
     fedavg,
     fedsgd,
-    from_named,
-    load_parameters,
     models,
-    save_parameters,
-    to_named,
     train_many,
     updates,
 )
 from flmarket.learning.partition import Partition
 from flmarket.learning.streams import OwnerStreams, Purpose, stream
+from flmarket.learning.travel import built, described, from_named, load_parameters, save_parameters, to_named
 
 
 def __getattr__(name: str) -> Any:
@@ -58,8 +55,10 @@ __all__ = [
     "accuracy",
     "at_rate",
     "balanced_accuracy",
+    "built",
     "clipped_gradients",
     "datasets",
+    "described",
     "dimension",
     "fedavg",
     "fedsgd",

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
 from flmarket.registry import Registry
 
@@ -37,9 +37,6 @@ __all__ = [
     "get",
     "names",
 ]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @runtime_checkable

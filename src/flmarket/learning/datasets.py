@@ -29,8 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput, MissingDependency
-from flmarket.learning.data import DataSet, Encoding, FloatArray, IntArray, images, stratified_split, tables
+from flmarket.learning.data import DataSet, Encoding, images, stratified_split, tables
 from flmarket.learning.data.files import Locator
 from flmarket.learning.data.tables import from_files
 from flmarket.registry import Registry

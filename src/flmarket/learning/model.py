@@ -2,7 +2,7 @@
 
 A `Model` is a value. It holds shapes and how local work is done (`LocalTraining`), never parameters: those are one flat
 vector of float64 that is passed in and handed back, and named arrays in the model's own number type wherever they
-leave (`to_named`: Flower's ArrayRecord, a `state_dict`, safetensors). All randomness comes from the generators given,
+leave (`travel`: Flower's ArrayRecord, a `state_dict`, safetensors). All randomness comes from the generators given,
 one an owner, so what she trains does not depend on who else is present. `models` is the registry; it takes anything
 that builds a `Model` or a `torch.nn.Module` for so many features and classes.
 
@@ -30,19 +30,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from os import PathLike
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import expit, softmax
 
-from flmarket.errors import ConfigError, InvalidInput, MissingDependency
-from flmarket.learning.data import FloatArray, IntArray, Pool, Records
+from flmarket.bids import FloatArray, IntArray
+from flmarket.errors import InvalidInput
+from flmarket.learning.data import Pool, Records
 from flmarket.registry import Registry
 
 __all__ = [
@@ -58,11 +58,7 @@ __all__ = [
     "dimension",
     "fedavg",
     "fedsgd",
-    "from_named",
-    "load_parameters",
     "models",
-    "save_parameters",
-    "to_named",
     "train_many",
     "updates",
     "visits",
@@ -147,11 +143,13 @@ class _Models(Registry[Model]):
     def get(self, name: str, **settings: Any) -> Model:
         """The model of that name; `shape` and `threads` may be given too."""
         made = self.made(name, **settings)
-        if isinstance(made, Model):
-            return made
-        from flmarket.learning.torch_model import wrapped  # torch: only for those who ask for a network
+        if not isinstance(made, Model):
+            from flmarket.learning.torch_model import wrapped  # torch: only for those who ask for a network
 
-        return wrapped(name, made, partial(_made_again, name, settings), settings)
+            made = wrapped(name, made, partial(_made_again, name, settings), settings)
+        with suppress(AttributeError):  # no room for it: then it cannot be described
+            object.__setattr__(made, "origin", (name, settings))
+        return made
 
     def made(self, name: str, **settings: Any) -> object:
         """What the factory itself returns."""
@@ -195,7 +193,7 @@ def updates(
 
 def at_rate(model: Model, learning_rate: float) -> Model:
     """The same model with another local learning rate."""
-    return _with_local(model, replace(_local(model), learning_rate=learning_rate))
+    return with_local(model, replace(_local(model), learning_rate=learning_rate))
 
 
 def _local(model: Model) -> LocalTraining:
@@ -205,7 +203,8 @@ def _local(model: Model) -> LocalTraining:
     return local
 
 
-def _with_local(model: Model, local: LocalTraining) -> Model:
+def with_local(model: Model, local: LocalTraining) -> Model:
+    """The same model with other local work."""
     changed = copy.copy(model)  # not built anew: a network takes a while
     object.__setattr__(changed, "local", local)
     return changed
@@ -216,7 +215,7 @@ def clipped_gradients(model: Model, parameters: ArrayLike, data: Sequence[Record
 
     A record whose gradient cannot be had (a class that the model lacks, an overflow, a record that makes the model
     raise) counts as zero, by itself: replacing one of m records moves the mean by at most 2·clip/m, whatever it holds.
-    That a model fails whatever the records hold is found with a record of zeros, before any is touched, and raised.
+    That a model fails whatever the records hold is found with records of zeros, before any is touched, and raised.
     """
     if not (np.isfinite(clip) and clip > 0):
         raise InvalidInput("clip", clip, "a finite number above 0")
@@ -236,7 +235,7 @@ def clipped_gradients(model: Model, parameters: ArrayLike, data: Sequence[Record
             raise InvalidInput("record_gradients", rows.shape, f"shape {(len(y), start.size)}")
         return rows
 
-    found(np.zeros((1, data[0].x.shape[1])), np.zeros(1, dtype=np.int64))
+    found(np.zeros((2, data[0].x.shape[1])), np.zeros(2, dtype=np.int64))
     at_once, means = max(1, min(256, GRADIENT_VALUES // start.size)), np.zeros((len(data), start.size))
     for mean, own in zip(means, data, strict=True):
         for first in range(0, len(own), at_once):
@@ -275,56 +274,7 @@ def accuracies(model: Model, candidates: ArrayLike, data: Records) -> FloatArray
     return np.array([model.evaluate(row, data)["accuracy"] for row in checked_parameters(candidates, dimension(model))])
 
 
-# --- named arrays, where parameters leave -----------------------------------------------------------------------------
-
-
-def to_named(model: Model, parameters: ArrayLike) -> dict[str, NDArray[Any]]:
-    """The parameters as named arrays in the model's own number type."""
-    flat = checked_parameters(parameters, dimension(model), rows=1)[0].astype(getattr(model, "dtype", np.float64))
-    ends = np.cumsum([math.prod(shape) for shape in model.tensors.values()])[:-1]
-    parts = zip(model.tensors.items(), np.split(flat, ends), strict=True)
-    return {name: part.reshape(shape) for (name, shape), part in parts}
-
-
-def from_named(model: Model, named: Mapping[str, ArrayLike]) -> FloatArray:
-    """The flat vector of named arrays; a typed error unless they are exactly the model's own, and finite."""
-    if set(named) != set(model.tensors):
-        raise InvalidInput("tensors", ", ".join(sorted(named)), f"the names {', '.join(model.tensors)}")
-    parts = []
-    for name, shape in model.tensors.items():
-        try:
-            part = np.asarray(named[name], dtype=np.float64)
-        except (TypeError, ValueError):
-            raise InvalidInput(f"tensor {name}", type(named[name]).__name__, "an array of numbers") from None
-        if part.shape != tuple(shape):
-            raise InvalidInput(f"tensor {name}", part.shape, f"shape {tuple(shape)}")
-        parts.append(part.ravel())
-    return np.asarray(checked_parameters(np.concatenate(parts), dimension(model), rows=1)[0])
-
-
-def save_parameters(
-    model: Model, parameters: ArrayLike, path: str | PathLike[str], about: Mapping[str, str] | None = None
-) -> None:
-    """Write a safetensors file, with any texts `about` it."""
-    named = to_named(model, parameters)
-    try:
-        from safetensors.numpy import save_file
-    except ImportError:
-        raise MissingDependency("safetensors", "app") from None
-    save_file(named, path, metadata=dict(about or {}))
-
-
-def load_parameters(model: Model, path: str | PathLike[str]) -> FloatArray:
-    """What `save_parameters` wrote, or any safetensors file of the same names and shapes."""
-    try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-    except ImportError:
-        raise MissingDependency("safetensors", "app") from None
-    try:
-        return from_named(model, load_file(Path(path)))
-    except (OSError, SafetensorError) as error:
-        raise ConfigError("model file", str(path), f"a readable safetensors file ({error})") from None
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def checked_parameters(parameters: ArrayLike, length: int, *, rows: int | None = None) -> FloatArray:
@@ -390,8 +340,10 @@ class SoftmaxRegression:
             raise InvalidInput("features", self.features, "at least 1")
         if self.classes < 2:
             raise InvalidInput("classes", self.classes, "at least 2")
-        if not (np.isfinite(self.l2) and self.l2 >= 0):
+        if type(self.l2) is bool or not (np.isfinite(self.l2) and self.l2 >= 0):
             raise InvalidInput("l2", self.l2, "a finite number of at least 0")
+        if type(self.penalise_biases) is not bool:
+            raise InvalidInput("penalise_biases", self.penalise_biases, "true or false")
         if self.local.optimizer != "sgd":
             raise InvalidInput("optimizer", self.local.optimizer, '"sgd" for softmax regression')
 

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from flmarket.bids import IntArray
 from flmarket.errors import InvalidInput
 from flmarket.populations import log_normal_sizes
 
 __all__ = ["Partition", "dirichlet", "equal", "iid_power_law"]
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +169,10 @@ def _count(records: int | ArrayLike) -> int:
     return _positive("records", records) if np.ndim(records) == 0 else len(_integers("records", records))
 
 
-def _positive(name: str, value: object, *, at_least: int = 1, at_most: int | None = None) -> int:
+def _positive(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> int:
     accepted = f"a whole number of at least {at_least}" + ("" if at_most is None else f" and at most {at_most}")
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)
     except TypeError:
         raise InvalidInput(name, value, accepted) from None
     if number < at_least or (at_most is not None and number > at_most):

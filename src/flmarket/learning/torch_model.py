@@ -52,12 +52,14 @@ try:
     import torch
     from torch import Tensor, nn
     from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise MissingDependency("torch", "torch") from None
 
-from flmarket.learning.data import FloatArray, Records
+from flmarket.bids import FloatArray
+from flmarket.learning.data import Records
 from flmarket.learning.model import (
     LocalTraining,
     balanced_accuracy,
@@ -91,6 +93,7 @@ class TorchModel:
     shape: tuple[int, ...] = ()
     threads: int = 1
     name: str = ""
+    origin: tuple[str, Mapping[str, Any]] | None = field(default=None, repr=False)
     template: nn.Module = field(init=False, repr=False)
     tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False)
     dtype: np.dtype[Any] = field(init=False, repr=False)
@@ -299,6 +302,35 @@ def wrapped(name: str, made: object, build: Callable[[], Any], settings: Mapping
     known = {key: settings[key] for key in ("local", "shape", "threads") if key in settings}
     again = build()
     return TorchModel(made if again is made else build, settings["features"], settings["classes"], name=name, **known)
+
+
+_MAKERS = {
+    *(torch.empty, torch.zeros, torch.ones, torch.full, torch.eye, torch.arange, torch.linspace, torch.empty_strided),
+    *(torch.rand, torch.randn, torch.randint, torch.randperm),
+}
+
+
+class Counted(TorchFunctionMode):
+    """While it is entered, tensors are made until they have so many numbers in all; then InvalidInput is raised.
+
+    How many a call would make is asked of PyTorch's "meta" device first, which keeps none of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = self.left = most
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in _MAKERS:
+            sizes = {key: value for key, value in given.items() if key not in ("generator", "pin_memory", "out")}
+            try:
+                self.left -= func(*args, **sizes | {"device": "meta"}).numel()
+            except (RuntimeError, OverflowError):  # more than 64 bits can count
+                self.left = -1
+            if self.left < 0:
+                raise InvalidInput("parameters", f"{func.__name__}{args}", f"at most {self.most:,}")
+        return func(*args, **given)
 
 
 @contextmanager

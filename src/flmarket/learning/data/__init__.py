@@ -14,12 +14,11 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
 
-__all__ = ["DataSet", "Encoding", "FloatArray", "IntArray", "Pool", "Records", "Scaling", "Table", "stratified_split"]
+__all__ = ["DataSet", "Encoding", "Pool", "Records", "Scaling", "Table", "stratified_split"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 Table = Mapping[str, NDArray[Any]] | NDArray[np.void]  # columns by name
 Scaling = Literal["standard", "unit", "none"]
 

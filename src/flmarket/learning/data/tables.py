@@ -34,8 +34,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import ConfigError, MissingDependency
-from flmarket.learning.data import DataSet, Encoding, FloatArray, IntArray, Scaling, Table, stratified_split
+from flmarket.learning.data import DataSet, Encoding, Scaling, Table, stratified_split
 from flmarket.learning.data.files import Locator, RemoteFile, Source, read_bytes
 
 __all__ = ["BANK_MARKETING", "FAMILY", "NSL_KDD", "bank_marketing", "from_files", "nsl_kdd", "read_npz", "read_table"]

@@ -1,0 +1,236 @@
+"""A model on its way to another machine: what it is as a text, and its parameters as named arrays.
+
+`described` writes a model that came from the registry as one line of JSON: the name, features, classes and shape, the
+settings, the local training. `built` makes it again from the registry of the machine that reads it, so nothing that a
+stranger writes is run: a name is one that was registered there, and `package.module:Name` is only taken from a list
+of the reader's own. Each model has one text, and a text that is not exactly what `described` says of the model that was
+built from it is refused. Sizes are counted while a network is built, and building ends before it is too large.
+
+What would break it: a factory of the same name that builds something else there (only features and classes are
+compared), and one that opens files that a setting names: its settings then come from a stranger.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flmarket.bids import FloatArray
+from flmarket.errors import ConfigError, FlmarketError, InvalidInput, MissingDependency, UnknownName
+from flmarket.learning.model import (
+    LocalTraining,
+    Model,
+    SoftmaxRegression,
+    checked_parameters,
+    dimension,
+    models,
+    with_local,
+)
+
+__all__ = ["built", "described", "from_named", "load_parameters", "save_parameters", "to_named"]
+
+LONGEST_TEXT = 2_000
+MOST_PARAMETERS = 100_000_000
+MOST_STEPS = 10_000  # or passes over the records, of one owner in one round
+_OFFERED = {"features", "classes", "local", "shape", "threads"}
+
+
+def described(model: Model) -> str:
+    """The model as canonical JSON, for `built`; raises InvalidInput for one that the registry did not make."""
+    if type(model) is SoftmaxRegression:
+        options = {"l2": model.l2, "penalise_biases": model.penalise_biases}
+        name, given = "softmax", {key: value for key, value in options.items() if value}
+    else:
+        origin = getattr(model, "origin", None)
+        if origin is None:
+            how = 'models.register("name", build) or models.admit("package.module:build"), then models.get'
+            raise InvalidInput("model", type(model).__name__, f"one that the registry made ({how})")
+        name, given = origin
+    local = getattr(model, "local", None)
+    about = {
+        "name": name,
+        "features": getattr(model, "features", given.get("features")),
+        "classes": getattr(model, "classes", given.get("classes")),
+        "settings": {key: value for key, value in given.items() if key not in _OFFERED},
+        "local": None if local is None else asdict(local),
+    }
+    try:
+        text = _canonical(about | ({"shape": given["shape"]} if given.get("shape") else {}))
+    except (TypeError, ValueError):
+        raise InvalidInput("settings", about["settings"], "finite numbers, texts, and lists of them") from None
+    if len(text) > LONGEST_TEXT:
+        raise InvalidInput("settings", about["settings"], f"a description of at most {LONGEST_TEXT:,} characters")
+    return text
+
+
+def built(text: str, allow: Collection[str] = ()) -> Model:
+    """The model that a text of `described` names, made by this machine's registry.
+
+    A name with a colon would import code: it must be one of `allow`. Anything wrong is an InvalidInput, and found
+    before memory is taken for more than a hundred million parameters.
+    """
+    found = _parsed(text)
+    name, features, classes = found["name"], found["features"], found["classes"]
+    if not isinstance(name, str) or (":" in name and name not in tuple(allow)):
+        raise UnknownName("model", name, "a name that is registered here, or one that this machine's owner allows")
+    settings: dict[str, Any] = {
+        "features": _whole("features", features, 1, MOST_PARAMETERS),
+        "classes": _whole("classes", classes, 2, MOST_PARAMETERS),
+        **_settings(found["settings"]),
+    }
+    if "shape" in found:
+        settings["shape"] = _shape(found["shape"], features)
+    if (local := _local(found["local"])) is not None:
+        settings["local"] = local
+    models.admit(name)
+    try:
+        with _counted(name):
+            models.made(name, **settings)
+        model = models.get(name, **settings)
+        if local is not None and getattr(model, "local", local) != local:  # a factory that does not ask for it
+            model = with_local(model, local)
+        again, size = described(model), dimension(model)
+    except FlmarketError:
+        raise
+    except Exception as error:  # of a factory that was given settings by a stranger
+        raise InvalidInput(f"settings of model {name}", found["settings"], f"some that it takes ({error!r})") from error
+    if size > MOST_PARAMETERS:
+        raise InvalidInput("parameters", size, f"at most {MOST_PARAMETERS:,}")
+    if again != text:
+        raise InvalidInput("model", text, f"what is built here: {again}")
+    return model
+
+
+def _parsed(text: object) -> dict[str, Any]:
+    accepted = f"canonical JSON of at most {LONGEST_TEXT:,} characters, as `described` gives it"
+    try:
+        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+            raise ValueError
+        found = json.loads(text)
+        if not isinstance(found, dict) or _canonical(found) != text:
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise InvalidInput("model", text, accepted) from None
+    wanted = {"name", "features", "classes", "settings", "local"}
+    if found.keys() - {"shape"} != wanted:
+        raise InvalidInput("model", ", ".join(found), f"the fields {', '.join(sorted(wanted))}, and shape if any")
+    return found
+
+
+def _canonical(values: object) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+
+
+def _plain(value: object) -> object:
+    """NumPy's numbers as Python's; anything else that JSON lacks is refused."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
+def _whole(field: str, value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidInput(field, value, f"a whole number from {least} to {most:,}")
+    return value
+
+
+def _settings(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() & _OFFERED:
+        raise InvalidInput("settings", value, f"settings by name, without {', '.join(sorted(_OFFERED))}")
+    return value
+
+
+def _shape(value: object, features: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= 8:
+        raise InvalidInput("shape", value, "a list of one to eight lengths")
+    shape = tuple(_whole("shape", length, 1, features) for length in value)
+    if math.prod(shape) != features:
+        raise InvalidInput("shape", value, f"a shape of {features} values")
+    return shape
+
+
+def _local(value: object) -> LocalTraining | None:
+    if value is None:
+        return None
+    known = {field.name for field in fields(LocalTraining)}
+    if not isinstance(value, dict) or value.keys() != known:
+        raise InvalidInput("local", value, f"{', '.join(sorted(known))}, or null")
+    for name in ("steps", "epochs"):
+        if value[name] is not None:
+            _whole(name, value[name], 1, MOST_STEPS)
+    for name in ("learning_rate", "momentum"):
+        if type(value[name]) not in (int, float):
+            raise InvalidInput(name, value[name], "a number")
+    return LocalTraining(**value)
+
+
+def _counted(name: str) -> AbstractContextManager[object]:
+    """Ends the building of a network that is too large; what is made without PyTorch is measured when it is made."""
+    if models.factory(name) is SoftmaxRegression:
+        return nullcontext()
+    try:
+        from flmarket.learning.torch_model import Counted
+    except MissingDependency:
+        return nullcontext()
+    return Counted(MOST_PARAMETERS)
+
+
+# --- named arrays -----------------------------------------------------------------------------------------------------
+
+
+def to_named(model: Model, parameters: ArrayLike) -> dict[str, NDArray[Any]]:
+    """The parameters as named arrays in the model's own number type."""
+    flat = checked_parameters(parameters, dimension(model), rows=1)[0].astype(getattr(model, "dtype", np.float64))
+    ends = np.cumsum([math.prod(shape) for shape in model.tensors.values()])[:-1]
+    parts = zip(model.tensors.items(), np.split(flat, ends), strict=True)
+    return {name: part.reshape(shape) for (name, shape), part in parts}
+
+
+def from_named(model: Model, named: Mapping[str, ArrayLike]) -> FloatArray:
+    """The flat vector of named arrays; a typed error unless they are exactly the model's own, and finite."""
+    if set(named) != set(model.tensors):
+        raise InvalidInput("tensors", ", ".join(sorted(named)), f"the names {', '.join(model.tensors)}")
+    parts = []
+    for name, shape in model.tensors.items():
+        try:
+            part = np.asarray(named[name], dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidInput(f"tensor {name}", type(named[name]).__name__, "an array of numbers") from None
+        if part.shape != tuple(shape):
+            raise InvalidInput(f"tensor {name}", part.shape, f"shape {tuple(shape)}")
+        parts.append(part.ravel())
+    return np.asarray(checked_parameters(np.concatenate(parts), dimension(model), rows=1)[0])
+
+
+def save_parameters(
+    model: Model, parameters: ArrayLike, path: str | PathLike[str], about: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file, with any texts `about` it."""
+    named = to_named(model, parameters)
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise MissingDependency("safetensors", "app") from None
+    save_file(named, path, metadata=dict(about or {}))
+
+
+def load_parameters(model: Model, path: str | PathLike[str]) -> FloatArray:
+    """What `save_parameters` wrote, or any safetensors file of the same names and shapes."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ImportError:
+        raise MissingDependency("safetensors", "app") from None
+    try:
+        return from_named(model, load_file(Path(path)))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError("model file", str(path), f"a readable safetensors file ({error})") from None
