@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np

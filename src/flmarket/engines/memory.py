@@ -28,7 +28,7 @@ from flmarket.market.kind import Announcement, Bid, Delivered, Delivery, MarketK
 from flmarket.market.kinds.auction import AuctionSpec
 from flmarket.market.kinds.joint import JdpResult, JointKind, JointSpec
 from flmarket.market.kinds.reward import RewardKind, RewardSpec, StackelbergResult
-from flmarket.market.kinds.sampling import SampledResult, SampledRound, SamplingKind, SamplingSpec
+from flmarket.market.kinds.sampling import SampledResult, SampledRound, SamplingSpec
 from flmarket.market.owner import Guard, Owner, Work, drops_out, guarded, spoilt
 from flmarket.market.record import MemoryRecord
 from flmarket.market.round import Prove, Rounds, new_task

@@ -12,9 +12,9 @@ from flmarket.market.kind import (
     RoundPlan,
     Silent,
     award_id,
-    kinds,
     owner_account,
 )
+from flmarket.market import kinds
 from flmarket.market.kinds import AuctionSpec, JointSpec, RewardSpec, SamplingSpec
 from flmarket.market.owner import Guard, Owner, OwnerSide, PrivacyCap
 from flmarket.market.round import Owners, Rounds, TooFewBids, new_task, resolve_each

@@ -25,8 +25,8 @@ from flmarket.errors import ConfigError, FlmarketError
 from flmarket.learning import Model, described
 from flmarket.ledger import EXPIRY, Award, AwardState, Release, Resolution
 from flmarket.market.task import RoundRecord
-from flmarket.registry import Registry
 from flmarket.privacy import ApproxDp, Event, PureDp, Unprotected, ZCdp, event_from_dict, event_to_dict
+from flmarket.registry import Registry
 
 if TYPE_CHECKING:
     from flmarket.market.owner import OwnerSide

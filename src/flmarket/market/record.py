@@ -1,12 +1,12 @@
 """What an owner's machine remembers: her privacy account, and a journal of offers made, releases begun and released.
 
 The journal is a SQLite file beside the account, because a deployed ClientApp lives for one message only. An offer
-stands once it is made: asked again, she repeats it. A release is claimed before it is charged and before any record is touched; the claim
-is unique, so of two requests at the same time one is refused. One vector is kept for it, the first, because handing out
-the same bytes again gives nothing more away: that is how a buyer whose server crashed gets what the owner had already
-paid for with privacy. Only the latest `KEPT` vectors of a task stay; what is dropped becomes an empty one, which is not
-the same as none: a release that never got a vector can still be answered, one that was dropped cannot. Of each task's
-ledger the largest head is kept that a proof of escrow has shown.
+stands once it is made: asked again, she repeats it. A release is claimed before it is charged and before any record is
+touched; the claim is unique, so of two requests at the same time one is refused. One vector is kept for it, the first,
+because handing out the same bytes again gives nothing more away: that is how a buyer whose server crashed gets what the
+owner had already paid for with privacy. Only the latest `KEPT` vectors of a task stay; what is dropped becomes an empty
+one, which is not the same as none: a release that never got a vector can still be answered, one that was dropped
+cannot. Of each task's ledger the largest head is kept that a proof of escrow has shown.
 
 The file is safe against the end of the process at any moment. A power failure may cost its last rows, which costs no
 privacy: without an offer an order is refused, and a charged award is known to the account, which is synchronised.
@@ -36,8 +36,8 @@ import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
-from flmarket.ledger import DurableAccount, Head, ReplayRefused
 from flmarket.files import keep_private
+from flmarket.ledger import DurableAccount, Head, ReplayRefused
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp
 
 __all__ = [

@@ -157,7 +157,7 @@ class Rounds:
         clock.append(time.perf_counter())
         yield "updates"
         record = self._close(plan)
-        started, asked, decided, held, trained = clock
+        started, asked, _, held, trained = clock
         now = time.perf_counter()
         self.timings.append(
             {"bids": asked - started, "decide": held - asked, "train": trained - held, "close": now - trained}

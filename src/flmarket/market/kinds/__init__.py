@@ -1,6 +1,9 @@
-"""The four kinds of market, one file each: the decision, the owner's side, and a run in the kind's own terms."""
+"""The kinds of market, one file each: the decision, the owner's side, and a run in the kind's own terms.
 
-from flmarket.market.kind import kinds
+The registry of kinds too: `register("mine", MyKind)`, an entry point in `flmarket.kinds`, or `package.module:MyKind`.
+"""
+
+from flmarket.market.kind import kinds as _kinds
 from flmarket.market.kinds.auction import AuctionKind, AuctionSpec
 from flmarket.market.kinds.joint import JointKind, JointSpec
 from flmarket.market.kinds.reward import RewardKind, RewardSpec
@@ -15,7 +18,13 @@ __all__ = [
     "RewardSpec",
     "SamplingKind",
     "SamplingSpec",
+    "about",
+    "admit",
+    "names",
+    "of",
+    "register",
 ]
 
 for _kind in (AuctionKind, JointKind, RewardKind, SamplingKind):
-    kinds.register(_kind.name, _kind)
+    _kinds.register(_kind.name, _kind)
+about, admit, names, of, register = _kinds.about, _kinds.admit, _kinds.names, _kinds.of, _kinds.register

@@ -112,9 +112,7 @@ class _Cleared:
     winners: NDArray[np.bool_]
 
 
-def cleared(
-    auction: Auction, bids: BidProfile, budget_micros: int, rng: np.random.Generator | None = None
-) -> _Cleared:
+def cleared(auction: Auction, bids: BidProfile, budget_micros: int, rng: np.random.Generator | None = None) -> _Cleared:
     """Run an auction and check what it says; MechanismViolation, and nothing awarded, if it breaks its bounds."""
     outcome = auction.run(bids, budget_micros / MICROS, rng=rng)
     if (outcome.epsilon > bids.privacy_budget * (1 + _ROUNDING)).any():

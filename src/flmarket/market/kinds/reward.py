@@ -206,7 +206,11 @@ class RewardSpec:
             sigma[users] = game.noise_scale(rho)
             epsilon[users] = gaussian_epsilon(sigma=1.0 / np.sqrt(2.0 * rho), delta=self.delta)
             weights[users] = rho / rho.sum() if self.weighting == "rho" else 1.0 / rho.size
-        paid, releases, start = payments_to_micros(outcome.payments, micros), users * 0, self.model.initial(stream(self.seed, purpose=Purpose.BATCHES))
+        paid, releases, start = (
+            payments_to_micros(outcome.payments, micros),
+            users * 0,
+            self.model.initial(stream(self.seed, purpose=Purpose.BATCHES)),
+        )
         return StackelbergResult(self, outcome, micros, paid, nothing, releases, sigma, epsilon, weights, start)
 
     def result(self, kind: RewardKind, records: Sequence[RoundRecord], owners: Mapping[int, Any]) -> StackelbergResult:

@@ -201,9 +201,7 @@ class SamplingSpec:
     def softmax(self) -> SoftmaxRegression:
         """The strongly convex model of the theory."""
         local = LocalTraining(steps=self.local_steps, batch_size=self.batch_size)
-        return SoftmaxRegression(
-            self.data.features, self.data.n_classes, self.l2, penalise_biases=True, local=local
-        )
+        return SoftmaxRegression(self.data.features, self.data.n_classes, self.l2, penalise_biases=True, local=local)
 
     @property
     def model(self) -> Model:
@@ -360,7 +358,11 @@ class SamplingKind(MarketKind):
         self.spec, self.rate, self._model_text = spec, spec.rate, say(model)
         self._highest = max(float(self.rate(i)) for i in range(self.rounds))
         self._first_bound = spec.bound(1)  # it falls as 1/rounds
-        self._settled_numbers: tuple[dict[str, Any], FloatArray, IntArray] = {}, np.zeros(0), np.zeros(0, dtype=np.int64)
+        self._settled_numbers: tuple[dict[str, Any], FloatArray, IntArray] = (
+            {},
+            np.zeros(0),
+            np.zeros(0, dtype=np.int64),
+        )
 
     @property
     def q(self) -> FloatArray:
