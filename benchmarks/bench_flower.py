@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.measure import Row
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.simulation import Simulation
+from flmarket.engines import Simulation
 
 CLIENTS, ROUNDS = 10, 12
 PEER = "Flower's FedAvg"

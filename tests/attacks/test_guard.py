@@ -26,7 +26,7 @@ from flmarket.engines.flower.guard import LARGEST_PARAMETER, _Desk
 from flmarket.engines.flower.journal import KEPT, OwnerJournal
 from flmarket.engines.flower.messages import RELEASE, TRAIN, Bid, pack, unpack
 from flmarket.engines.flower.owner import raw_update
-from flmarket.engines.flower.record import close_records
+from flmarket.market.record import close_records
 from flmarket.learning import LocalTraining, Records, SoftmaxRegression, clipped_gradients
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
 from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp

@@ -26,7 +26,7 @@ from scipy import stats
 
 from flmarket import privacy
 from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Announcement, Bid, Order, pack, unpack, unpack_vector
-from flmarket.engines.flower.record import close_records
+from flmarket.market.record import close_records
 from flmarket.learning import LocalTraining, SoftmaxRegression
 from flmarket.ledger import DurableAccount
 from flmarket.privacy import ApproxDp, GaussianRelease, PureDp, Uncapped, ZCdp

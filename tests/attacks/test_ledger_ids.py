@@ -14,10 +14,10 @@ import pytest
 from flmarket import auctions
 from flmarket.aggregation import robust
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.jdp import JdpTraining
-from flmarket.engines.jdp_privacy import LocalPerturbation
-from flmarket.engines.sampled import SampledRun, SampledTraining
-from flmarket.engines.stackelberg import StackelbergTraining
+from flmarket.engines import JdpTraining
+from flmarket.privacy.joint import LocalPerturbation
+from flmarket.engines import SampledTraining
+from flmarket.engines import StackelbergTraining
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.learning import LocalTraining, SoftmaxRegression, load
 from flmarket.learning.partition import equal

@@ -10,10 +10,10 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import InProcessGrid, MarketStrategy, RoundStore, client_app
+from flmarket.engines.flower import InProcessGrid, MarketStrategy, FileStore, client_app
 from flmarket.engines.flower.messages import TRAIN, Delivery, Order, pack, release_id, unpack
 from flmarket.engines.flower.play import Dealer, market_kind, store_spec
-from flmarket.engines.flower.record import close_records
+from flmarket.market.record import close_records
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.market import owner_account
 from flmarket.privacy import PureDp
@@ -93,7 +93,7 @@ def test_a_bad_update_is_charged_to_the_registered_cap_and_not_paid(tmp_path, ki
     dealer = Dealer(store_spec(spec, tmp_path), tmp_path / "owners")
     grid = Spoiler(client_app(dealer), OWNERS, NONSENSE[kind])
     MarketStrategy(
-        market_kind(spec), ledger, RoundStore(tmp_path / "server"), bid_seconds=20.0, train_seconds=20.0
+        market_kind(spec), ledger, FileStore(tmp_path / "server"), bid_seconds=20.0, train_seconds=20.0
     ).start(grid)
     ledger.verify()
     hers = [award for award in ledger.awards() if award.owner == "owner-0"]

@@ -28,7 +28,7 @@ from flmarket.broker.services import ledger, offers, parties, statements, tasks
 from flmarket.broker.settings import Settings
 from flmarket.broker.worker import Worker
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import InProcessGrid, MarketStrategy, RoundStore, client_app
+from flmarket.engines.flower import InProcessGrid, MarketStrategy, FileStore, client_app
 from flmarket.engines.flower.messages import (
     BID,
     TRAIN,
@@ -40,7 +40,7 @@ from flmarket.engines.flower.messages import (
     unpack_vector,
 )
 from flmarket.engines.flower.play import Dealer, market_kind, store_spec
-from flmarket.engines.flower.record import close_records
+from flmarket.market.record import close_records
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.ledger import (
     ESCROW,
@@ -213,7 +213,7 @@ def test_a_run_plays_the_task_on_the_brokers_books(url, stage, tmp_path):
     # the same market without a broker pays the same
     alone = MarketStrategy(
         market_kind(one.broker.simulations.build(one.task_id, task.request)), MemoryLedger(),
-        RoundStore(tmp_path / "alone"), bid_seconds=5.0, train_seconds=5.0,
+        FileStore(tmp_path / "alone"), bid_seconds=5.0, train_seconds=5.0,
     )  # fmt: skip
     alone.start(Grid(tmp_path / "other"))
     assert [one.spent_micros for one in one.rounds()] == [record.spent_micros for record in alone.records]
@@ -243,15 +243,15 @@ def test_a_run_plays_the_task_on_the_brokers_books(url, stage, tmp_path):
 POINTS = [  # what, and how many calls of it belong to the first round
     (server, "open_round", 1),
     (TaskServer, "_planned", 1),
-    (RoundStore, "save_plan", 1),
+    (FileStore, "save_plan", 1),
     (SqlLedger, "hold_many", 1),
     (TaskServer, "_held", 1),
-    (RoundStore, "save_deliveries", 1),
+    (FileStore, "save_deliveries", 1),
     (SqlLedger, "release", OWNERS + 1),
     (TaskServer, "_delivered", 1),
     (SqlLedger, "resolve_many", 1),
-    (RoundStore, "save_record", 1),
-    (RoundStore, "save_checkpoint", 1),
+    (FileStore, "save_record", 1),
+    (FileStore, "save_checkpoint", 1),
     (server, "settle_round", 1),
 ]
 
@@ -392,7 +392,7 @@ def test_a_task_ends_between_rounds(stage, why):
 def test_a_cancelled_task_whose_run_is_gone(stage, monkeypatch, name, rounds):
     """A round that nobody was asked to deliver in is voided; one with orders out is played to its end."""
     one = stage()
-    where = {"save_plan": RoundStore, "save_deliveries": RoundStore, "hold_many": SqlLedger, "_held": TaskServer}[name]
+    where = {"save_plan": FileStore, "save_deliveries": FileStore, "hold_many": SqlLedger, "_held": TaskServer}[name]
     with monkeypatch.context() as patch:
         cut(patch, where, name, after=True, skip=1)
         with pytest.raises(PowerCut):

@@ -9,15 +9,15 @@ import pytest
 from flmarket import InvalidInput, auctions
 from flmarket.aggregation import robust
 from flmarket.cli.markets import run_market
-from flmarket.engines import jdp
+from flmarket.engines import JdpTraining, MemoryOwners
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.jdp import JdpTraining
-from flmarket.engines.jdp_privacy import LocalPerturbation, account_of
-from flmarket.errors import ConfigError, MechanismViolation, PrivacyBudgetExhausted
+from flmarket.errors import ConfigError, MechanismViolation
 from flmarket.learning import LocalTraining, Purpose, Records, SoftmaxRegression, adversaries, load, partition, stream
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.market import owner_account
-from flmarket.privacy import ExponentialRelease, GaussianRelease, PureDp, gaussian_epsilon
+from flmarket.market import MemoryStore, Rounds, owner_account
+from flmarket.market.kinds import joint
+from flmarket.privacy import ExponentialRelease, GaussianRelease, PrivacyAccount, PureDp, ZCdp, gaussian_epsilon
+from flmarket.privacy.joint import LocalPerturbation, account_of
 from flmarket.report import check_guarantees
 
 
@@ -132,18 +132,14 @@ def test_accounts_end_at_what_was_released(spec):
     assert privacy.paper_total == 4 * 501.0
 
 
-def test_a_release_beyond_the_account_is_refused(spec):
+def test_a_client_without_room_for_her_uploads_is_not_chosen(spec):
+    """Her account at home has the last word: what it does not hold for all rounds she does not offer."""
     training = spec()
-    run = jdp.JdpRun(training, training.select(), _funded(training))
-    run.accounts[3] = jdp.PrivacyAccount(jdp.ZCdp(1e-3))
-    with pytest.raises(PrivacyBudgetExhausted):
-        run.round(0)
-
-
-def _funded(training):
-    books = MemoryLedger()
-    books.deposit("all", "buyer", 10**12)
-    return books
+    owners, ledger, who = MemoryOwners(training), MemoryLedger(), int(training.selection.clients[3])
+    owners.record(who).account.books = PrivacyAccount(ZCdp(1e-3))
+    Rounds(training.kind(), owners, ledger, MemoryStore()).play()
+    assert owner_account(who) not in {award.owner for award in ledger.awards()}
+    assert owners.record(who).account.books.spent == 0.0
 
 
 def test_erratum_e9_the_papers_sigma_breaks_its_promise_at_large_epsilon(spec):
@@ -248,18 +244,18 @@ def test_the_choice_keeps_an_adversary_out_who_would_ruin_the_average(spec, name
 def test_adversaries_train_on_other_labels_and_others_on_their_own(spec):
     training = spec(adversary=adversaries.get("dirty-label", target=7))
     chosen = training.select()
-    owned = jdp.JdpRun(training, chosen, _funded(training)).records()
-    for i, y in zip(chosen.clients, (own.y for own in owned), strict=True):
+    for i, y in ((i, training.owner(int(i)).y) for i in chosen.clients):
         honest = training.data.y_train[training.partition.records(int(i))]
         np.testing.assert_array_equal(y, np.full_like(y, 7) if i in chosen.adversaries else honest)
 
 
 def test_the_validation_records_are_not_the_test_records(spec):
     training = spec()
-    run = jdp.JdpRun(training, training.select(), _funded(training))
-    assert np.intersect1d(run.validation, run.test).size == 0
-    assert run.validation.size == 150
-    assert run.validation.size + run.test.size == len(training.data.y_test)
+    kind, known = training.kind(), {record.tobytes(): i for i, record in enumerate(training.data.x_test)}
+    validation, test = ({known[record.tobytes()] for record in part.x} for part in (kind._validation, kind._test))
+    assert not validation & test
+    assert len(kind._validation) == 150
+    assert len(kind._validation) + len(kind._test) == len(training.data.y_test)
 
 
 def test_a_seed_gives_the_same_training_and_another_a_different_one(spec):
@@ -363,7 +359,7 @@ def test_stopping_is_as_noisy_as_its_epsilon_says(spec):
     """AboveThreshold at distance 0: the noise is Laplace(2/(|V|ε)) on the threshold and Laplace(4/(|V|ε)) on a look."""
     training, gaps = spec(stop_accuracy=0.5, stop_epsilon=0.5), []
     for seed in range(3000):
-        stops = jdp.AboveThreshold(dataclasses.replace(training, seed=seed))
+        stops = joint.AboveThreshold(dataclasses.replace(training, seed=seed))
         unit = 1 / (150 * 0.5)
         gaps.append(float(stops._draw.laplace(scale=4 * unit)) - (stops._limit - 0.5))
     expected = 2 * (2**2 + 4**2) * (1 / (150 * 0.5)) ** 2

@@ -3,12 +3,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flmarket import InvalidInput, auctions, privacy
-from flmarket.engines import OwnerPool, PrivacyCap, Simulation, SimulationRun
+from flmarket import InvalidInput, auctions
+from flmarket.engines import Simulation
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import ConfigError, PrivacyBudgetExhausted, UnknownName
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.market import owner_account
+from flmarket.market import Guard, owner_account
 
 
 def config(**changes):
@@ -67,30 +67,15 @@ def test_nobody_passes_her_cap_and_the_market_outlives_her():
     assert result.rounds[-1].metrics["accuracy"] == result.rounds[-2].metrics["accuracy"]
 
 
-def test_owners_refuse_an_award_beyond_their_cap_before_anything_is_released():
-    bids = config().simulation().bids
-    pool = OwnerPool(bids, privacy.get("laplace-l1"), PrivacyCap(1.0))
-    rng = np.random.default_rng(0)
-    pool.release(3, 0.75, np.ones(4), rng)
-    before = rng.bit_generator.state
-    with pytest.raises(PrivacyBudgetExhausted):
-        pool.release(3, 0.3, np.ones(4), rng)
-    assert rng.bit_generator.state == before  # not even noise was drawn
-    assert pool.accounts[3].releases == 1
-    assert pool.refusals[3] == 1
-    assert pool.bid([3]).privacy_budget[0] == pytest.approx(min(bids.privacy_budget[3], 0.25))
-
-
 def test_a_refused_award_is_voided_and_the_round_goes_on(monkeypatch):
-    spec = config().simulation()
-    honest = OwnerPool.release
+    spec, honest = config().simulation(), Guard.admit
 
-    def stubborn(self, owner, *rest):
-        if owner % 2:
+    def stubborn(self, order, *rest):
+        if order.owner % 2:
             raise PrivacyBudgetExhausted("no")
-        return honest(self, owner, *rest)
+        return honest(self, order, *rest)
 
-    monkeypatch.setattr(OwnerPool, "release", stubborn)
+    monkeypatch.setattr(Guard, "admit", stubborn)
     for record in spec.run().rounds:
         for owner, state, reason in zip(record.bidders, record.state, record.reason, strict=True):
             assert state is None or (state is AwardState.VOIDED) == bool(owner % 2)
@@ -116,14 +101,14 @@ def test_updates_do_not_depend_on_who_else_bids(monkeypatch):
     """Streams are named by (seed, round, owner): an owner's release is the same alone and in company."""
     spec = config(mechanism={"auction": "all-in"}, task={"budget_factor": 2.0}).simulation()
     seen = {}
-    honest = OwnerPool.release
+    honest = Guard.finish
 
-    def spy(self, owner, epsilon, update, rng):
-        private = honest(self, owner, epsilon, update, rng)
-        seen.setdefault(owner, []).append(private)
+    def spy(self, work, raw):
+        private = honest(self, work, raw)
+        seen.setdefault(work.owner.number, []).append(private)
         return private
 
-    monkeypatch.setattr(OwnerPool, "release", spy)
+    monkeypatch.setattr(Guard, "finish", spy)
     everybody = dataclasses.replace(spec, task=dataclasses.replace(spec.task, rounds=1, bidders_per_round=20))
     everybody.run()
     few = dataclasses.replace(spec, task=dataclasses.replace(spec.task, rounds=1, bidders_per_round=5))
@@ -234,29 +219,3 @@ def test_paper_scale(data_dir):
     assert all(np.isfinite(r.error_bound) for r in result.rounds)
     assert result.spent_micros <= result.budget_micros
     assert auctions.get("all-in").name == result.mechanism
-
-
-def test_a_run_can_be_stored_after_any_round_and_goes_on_as_if_nothing_happened():
-    spec = config(owners={"dropout": 0.2, "faulty": 0.1, "privacy_cap": 5.0}, training={"average": True}).simulation()
-    whole = SimulationRun(spec, MemoryLedger())
-    expected = [whole.round(index) for index in range(6)]
-    ledger, state = MemoryLedger(), None
-    for index in range(6):
-        run = SimulationRun(spec, ledger)
-        if state is not None:
-            run.restore(state)
-        record = run.round(index)
-        assert record.metrics == expected[index].metrics
-        np.testing.assert_array_equal(record.price_micros, expected[index].price_micros)
-        state = run.state()
-    np.testing.assert_array_equal(run.parameters, whole.parameters)
-    assert run.statements() == whole.statements()
-    other = SimulationRun(config(data={"owners": 10}).simulation(), MemoryLedger())
-    with pytest.raises(InvalidInput, match="accounts"):
-        other.restore(state)
-
-
-def test_a_round_can_be_limited_to_some_owners():
-    run = SimulationRun(config().simulation(), MemoryLedger())
-    assert set(run.open(0, among=[2, 5, 7]).bidders) == {2, 5, 7}
-    assert run.open(0, among=[]) is None

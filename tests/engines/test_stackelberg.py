@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from flmarket import InvalidInput
-from flmarket.engines import stackelberg
-from flmarket.engines.stackelberg import StackelbergTraining
-from flmarket.errors import PrivacyBudgetExhausted
+from flmarket.engines import MemoryOwners, StackelbergTraining
 from flmarket.games import verify_equilibrium
 from flmarket.learning import DataSet, Purpose, load, partition, stream
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.market import owner_account
+from flmarket.market import MemoryStore, Rounds, owner_account
+from flmarket.market.kinds import reward
+from flmarket.privacy import PrivacyAccount
 from flmarket.privacy.composition import ApproxTotal
 from flmarket.privacy.events import ZCdp
 from flmarket.report import check_guarantees
@@ -38,10 +38,14 @@ def noise_excess(training):
     result, seen = training.run(), {}
     # one user at a time carries all of the weight, so that the step is her release
     for user in np.flatnonzero(result.rho > 0):
-        alone = dataclasses.replace(result, weights=np.eye(result.rho.size)[user], parameters=training.model.initial())
-        accounts = {int(i): stackelberg.PrivacyAccount(ZCdp(1e9)) for i in np.flatnonzero(result.rho > 0)}
-        _, end = stackelberg._train(alone, accounts, None)
-        noise = end[: training.data.features] / training.learning_rate / np.sqrt(training.rounds)
+        kind = training.kind()
+        kind.terms = {"values": np.asarray(training.privacy_values).tolist()}
+        kind._game = kind.terms, dataclasses.replace(kind.game, weights=np.eye(result.rho.size)[user])
+        kind.asks = lambda index: index == 0
+        store = MemoryStore()
+        store.terms = lambda kind=kind: kind.terms
+        Rounds(kind, MemoryOwners(training), MemoryLedger(), store).play()
+        noise = kind.parameters[: training.data.features] / training.learning_rate / np.sqrt(training.rounds)
         expected = (training.clip / training.records) ** 2 * 2 * training.rounds / result.rho[user]
         seen[user] = (np.mean(noise**2) / expected - 1) / np.sqrt(2 / noise.size)
     return np.array(list(seen.values()))
@@ -54,8 +58,8 @@ def test_the_noise_has_the_variance_that_rho_asks_for():
 
 def test_half_the_noise_would_be_noticed(monkeypatch):
     training = spec(users=2, data=flat_data(features=4000), privacy_values=[1.0, 1.5], clip=0.5, rounds=6)
-    whole = stackelberg.Stackelberg.noise_scale
-    monkeypatch.setattr(stackelberg.Stackelberg, "noise_scale", lambda self, rho: whole(self, rho) / 2)
+    whole = reward.noise_scale
+    monkeypatch.setattr(reward, "noise_scale", lambda rho, **terms: whole(rho, **terms) / 2)
     assert np.abs(noise_excess(training)).min() > 10
 
 
@@ -68,13 +72,17 @@ def test_accounts_end_at_rho_and_nobody_gains_by_another_rho(cost):
     np.testing.assert_array_equal(result.releases, np.where(result.rho > 0, 7, 0))
 
 
-def test_a_release_beyond_the_account_is_refused():
-    training = spec()
-    terms = training.announced()
-    users = np.flatnonzero(terms.rho > 0).tolist()
-    accounts = {i: stackelberg.PrivacyAccount(ZCdp(terms.rho[i] * 0.9)) for i in users}
-    with pytest.raises(PrivacyBudgetExhausted):
-        stackelberg._train(terms, accounts, None)
+def test_an_owner_without_room_for_her_rho_is_not_in_the_game():
+    """Her account at home has the last word: she bids what it allows, and an order beyond that is refused."""
+    training, owners = spec(), MemoryOwners(spec())
+    who = int(np.flatnonzero(training.announced().rho > 0)[0])
+    owners.record(who).account.books = PrivacyAccount(ZCdp(training.announced().rho[who] * 0.9))
+    ledger = MemoryLedger()
+    Rounds(training.kind(), owners, ledger, MemoryStore()).play()
+    ends = {award.owner: award.state for award in ledger.awards()}
+    assert ends.pop(owner_account(who)) is AwardState.VOIDED
+    assert set(ends.values()) == {AwardState.POSTED}
+    assert owners.record(who).account.books.spent == 0.0
 
 
 def test_epsilon_is_no_more_than_what_zcdp_alone_would_say():

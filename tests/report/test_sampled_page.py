@@ -10,7 +10,7 @@ import pytest
 
 from flmarket.cli.markets import run_market
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.sampled import decaying_rate
+from flmarket.market.kinds.sampling import decaying_rate
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.report.sampled_page import check_sampled, summarize_sampled, write_sampled
 

@@ -132,8 +132,9 @@ def deploy(
 
 def _market_text(file: Path | None, nodes: int | None, rounds: int | None, seed: int | None) -> str:
     """The market to play: the small auction, or a file with what the command line changes in it."""
+    import tomli_w
+
     from flmarket.engines.config import MarketConfig
-    from flmarket.engines.flower.toml_text import toml_text
     from flmarket.errors import ConfigError
 
     if file is None:
@@ -153,7 +154,7 @@ def _market_text(file: Path | None, nodes: int | None, rounds: int | None, seed:
         return text
     for (section, key), value in changed.items():
         values.setdefault(section, {})[key] = value
-    return toml_text(values if seed is None else values | {"seed": seed})
+    return tomli_w.dumps(values if seed is None else values | {"seed": seed})
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -193,7 +194,7 @@ def _facts(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
 
 def _privacy(account: DurableAccount) -> dict[str, float]:
     """What an owner has sold and the most she sells, in her cap's own currency; a cap of ∞ is none."""
-    from flmarket.engines.owners import UNLIMITED
+    from flmarket.market.owner import UNLIMITED
     from flmarket.privacy import Uncapped, ZCdp
 
     if isinstance(account.cap, Uncapped):

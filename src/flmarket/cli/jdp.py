@@ -7,8 +7,8 @@ from pathlib import Path
 
 from flmarket.cli.markets import show_run
 from flmarket.cli.output import errors, print_json, progress, screen
+from flmarket.engines import JdpResult, JdpTraining
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.jdp import JdpResult, JdpTraining
 from flmarket.errors import InvalidInput
 from flmarket.files import write_files
 from flmarket.learning import dimension

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table
+from flmarket.engines import Simulation, StackelbergResult, StackelbergTraining
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.simulation import Simulation
-from flmarket.engines.stackelberg import StackelbergResult, StackelbergTraining
 from flmarket.errors import ConfigError
 from flmarket.files import write_files
 from flmarket.ledger import format_micros
@@ -58,15 +57,15 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     command = f"flmarket run {shlex.quote(market.name)} --seed {config.seed}"
-    if config.is_stackelberg:
+    if config.kind == "reward":
         _play_game(config, out, data_dir, as_json, command, market.parent)
         return
-    if config.is_jdp:
+    if config.kind == "joint":
         from flmarket.cli.jdp import run_jdp
 
         run_jdp(config, out, data_dir, as_json, command, market.parent)
         return
-    if config.is_sampling:
+    if config.kind == "sampling":
         from flmarket.cli.sampled import run_sampled
 
         run_sampled(config, out, data_dir, as_json, command, market.parent)

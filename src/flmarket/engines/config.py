@@ -410,8 +410,8 @@ class MarketConfig(Section):
         if len(renamed) < len(values):
             raise ValueError("reward and joint, not stackelberg and jdp beside them")
         mechanism = renamed.get("mechanism")
-        auction = mechanism.get("auction") if isinstance(mechanism, dict) else None
-        if auction in ("stackelberg", "jdp", "sampling"):  # where the kind used to be said
+        if isinstance(mechanism, dict) and mechanism.get("auction") in ("stackelberg", "jdp", "sampling"):
+            auction = mechanism["auction"]  # where the kind used to be said
             rest = {key: value for key, value in mechanism.items() if key != "auction"}
             renamed = {"kind": _OLDER.get(auction, auction)} | renamed | {"mechanism": rest}
         return renamed
@@ -458,14 +458,17 @@ class MarketConfig(Section):
 
     def spec(self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None) -> Spec:
         """The market that the file describes; `base` is the file's folder, `data` instead of the file's own."""
-        build = {
-            "reward": self.stackelberg_training, "joint": self.jdp_training, "sampling": self.sampled_training,
-        }.get(self.kind, self.simulation)  # fmt: skip
-        found: Spec = build(data_dir=data_dir, base=base, data=data)
-        if self.kind in ("auction", "sampling", "reward", "joint"):
-            return found
-        assert isinstance(found, Simulation)
-        return kinds.of(self.kind).described(found, **self.market)
+        if self.kind == "reward":
+            return self.stackelberg_training(data_dir=data_dir, base=base, data=data)
+        if self.kind == "joint":
+            return self.jdp_training(data_dir=data_dir, base=base, data=data)
+        if self.kind == "sampling":
+            return self.sampled_training(data_dir=data_dir, base=base, data=data)
+        plain = self.simulation(data_dir=data_dir, base=base, data=data)
+        if self.kind == "auction":
+            return plain
+        described: Spec = kinds.of(self.kind).described(plain, **self.market)
+        return described
 
     def simulation(
         self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None

@@ -17,20 +17,22 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.learning import DataSet, Partition
-from flmarket.ledger import AwardState, Head, Ledger
+from flmarket.ledger import AwardState, Ledger
 from flmarket.market.kind import Announcement, Bid, Delivered, Delivery, MarketKind, Order, Refused, Silent, kinds
 from flmarket.market.kinds.auction import AuctionSpec
 from flmarket.market.kinds.joint import JdpResult, JointKind, JointSpec
 from flmarket.market.kinds.reward import RewardKind, RewardSpec, StackelbergResult
 from flmarket.market.kinds.sampling import SampledResult, SampledRound, SamplingSpec
 from flmarket.market.owner import Guard, Owner, Work, drops_out, guarded, spoilt
-from flmarket.market.record import MemoryRecord
+from flmarket.market.record import MemoryRecord, Offer
 from flmarket.market.round import Prove, Rounds, new_task
 from flmarket.market.store import MemoryStore, RoundStore
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord
@@ -72,8 +74,8 @@ class Spec(Protocol):
     def kind(self, buyer: str = "buyer") -> MarketKind:
         """The market as the round plays it."""
 
-    def owner(self, number: int) -> Owner:
-        """One of the owners, simulated."""
+    def owner(self, number: int, record: Path = Path(), *, seeded: bool = True) -> Owner:
+        """One of the owners; her record, if it is kept on disk, at `record`. Not `seeded`, her noise is secure."""
 
 
 class MemoryOwners:
@@ -97,7 +99,7 @@ class MemoryOwners:
             self._guards[number] = Guard(owner, record)
         return self._guards[number]
 
-    def bids(self, call: Announcement, head: Head, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
+    def bids(self, call: Announcement, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
         """Everybody's bid as far as it is accepted."""
         same = replace(call, round_index=0)
         if self._call != same:
@@ -113,7 +115,7 @@ class MemoryOwners:
 
     def proposed(self, number: int, call: Announcement) -> Bid | None:
         """What one owner would bid now, if anything."""
-        answer = guarded(lambda: self.guard(number).proposed(call))
+        answer = guarded(partial(self.guard(number).proposed, call))
         return None if isinstance(answer, Refused) else answer
 
     def train(
@@ -129,7 +131,7 @@ class MemoryOwners:
             if drops_out(guard.owner, order):
                 answers[order.owner] = Silent()
                 continue
-            admitted = guarded(lambda guard=guard, order=order: guard.admit(order, parameters))
+            admitted = guarded(partial(guard.admit, order, parameters))
             self._stale.add(order.owner)
             if isinstance(admitted, Refused):
                 answers[order.owner] = admitted
@@ -146,34 +148,36 @@ class MemoryOwners:
         answers: dict[int, Delivery] = {}
         for order in orders:
             guard = self.guard(order.owner)
-            found = guarded(lambda guard=guard, order=order: guard.release(order))
+            found = guarded(partial(guard.release, order))
             if not isinstance(found, Refused):
                 answers[order.owner] = Delivered(spoilt(guard.owner, order, found, guard.owner.x[:0]))
         yield answers
 
     def state(self) -> bytes:
         """Accounts, standing offers and own models of those who have any."""
-        books, arrays = {}, {}
+        books, arrays = {}, dict[str, FloatArray]()
         for number, record in self.records.items():
-            offers = [[*key, body] for key, body in record.journal.offers.items() if key[1] == 0]
+            offers = [offer.to_json() for (_, at), offer in record.journal.offers.items() if at == 0]
             if record.account.books.releases or offers:
                 books[str(number)] = {"account": record.account.books.state_dict(), "offers": offers}
             arrays |= {f"{number}|{at}|{task}": own for (task, at), own in record.journal.own.items()}
         buffer = io.BytesIO()
-        np.savez(buffer, **{"": np.array(json.dumps(books))} | arrays)
+        np.savez(buffer, np.array(json.dumps({"books": books, "own": list(arrays)})), *arrays.values())
         return buffer.getvalue()
 
     def restore(self, state: bytes) -> None:
         """Go on from what `state` gave."""
         with np.load(io.BytesIO(state), allow_pickle=False) as saved:
-            for number, kept in json.loads(str(saved[""])).items():
-                record = self.record(int(number))
-                record.account.books = PrivacyAccount.from_state_dict(kept["account"])
-                record.journal.offers = {(task, at): body for task, at, body in kept["offers"]}
-            for name in saved.files:
-                if name:
-                    number, at, task = name.split("|", 2)
-                    self.record(int(number)).journal.own[task, int(at)] = saved[name]
+            about, *arrays = (saved[name] for name in saved.files)
+        kept = json.loads(str(about))
+        for number, one in kept["books"].items():
+            record = self.record(int(number))
+            record.account.books = PrivacyAccount.from_state_dict(one["account"])
+            for offer in one["offers"]:
+                record.journal.make_offer(Offer.from_json(offer))
+        for name, own in zip(kept["own"], arrays, strict=True):
+            number, at, task = name.split("|", 2)
+            self.record(int(number)).journal.own[task, int(at)] = own
         self._stale = set(self.numbers)
 
     def record(self, number: int) -> MemoryRecord:

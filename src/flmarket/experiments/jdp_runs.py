@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from flmarket import auctions
 from flmarket.aggregation import robust
-from flmarket.engines.jdp import JdpTraining
-from flmarket.engines.jdp_privacy import LocalPerturbation
+from flmarket.engines import JdpTraining
 from flmarket.experiments.items import Step
 from flmarket.files import write_files
 from flmarket.learning import DataSet, LocalTraining, Model, Purpose, adversaries, load, models, partition, stream
 from flmarket.learning.adversaries import Adversary
+from flmarket.privacy.joint import LocalPerturbation
 
 __all__ = ["RUNS", "Measured", "Runner", "Setting"]
 

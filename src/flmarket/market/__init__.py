@@ -1,5 +1,6 @@
 """One round, three seams: the kind decides, owners answer, the books keep. See `round`."""
 
+from flmarket.market import kinds
 from flmarket.market.kind import (
     Announcement,
     Bad,
@@ -14,7 +15,6 @@ from flmarket.market.kind import (
     award_id,
     owner_account,
 )
-from flmarket.market import kinds
 from flmarket.market.kinds import AuctionSpec, JointSpec, RewardSpec, SamplingSpec
 from flmarket.market.owner import Guard, Owner, OwnerSide, PrivacyCap
 from flmarket.market.round import Owners, Rounds, TooFewBids, new_task, resolve_each

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NewType, cast
 
 import numpy as np
@@ -47,6 +48,7 @@ __all__ = [
     "Silent",
     "award_id",
     "checked_delivery",
+    "cost",
     "kinds",
     "on_wire",
     "owner_account",
@@ -231,7 +233,7 @@ def checked_delivery(vector: object, *, length: int, largest_norm: float) -> Del
 class RoundPlan:
     """A round decided: money to bring in, awards to hold, orders to send (by owner), and what the kind remembers.
 
-    `bids` are those that the orders answer to, if they were asked for in this round.
+    `bids` are those that orders answer to, if they were asked for in this round: all of them if they are for all rounds.
     """
 
     index: int
@@ -361,6 +363,13 @@ class _Kinds(Registry[MarketKind]):
         """The kind of that name."""
         return cast("type[MarketKind]", self.factory(name))
 
+    def admit(self, name: str) -> str:
+        """As elsewhere; a kind admitted by its path is known by its own name too, which messages carry."""
+        found = self.of(super().admit(name))
+        if found.name not in self:
+            self.register(found.name, found, listed=False)
+        return name
+
 
 kinds = _Kinds("kind of market", "flmarket.kinds")
 
@@ -379,15 +388,20 @@ def on_wire(vector: FloatArray, model: Model) -> FloatArray:
     return vector if dtype == np.float64 else vector.astype(dtype).astype(np.float64)
 
 
+def cost(bid: Bid, epsilon: float, records: int) -> float:
+    """What so much privacy of so many records costs the bidder, by her own valuation."""
+    return float(_valuation(bid.kind, bid.rate, bid.grid, bid.values).per_record(np.array([epsilon]))[0]) * records
+
+
+@lru_cache(maxsize=4096)
+def _valuation(kind: int, rate: float, grid: tuple[float, ...], values: tuple[float, ...]) -> Valuations:
+    return Valuations([kind], [rate], grid=[grid], values=[values]) if grid else Valuations([kind], [rate])
+
+
 def profile(bids: Sequence[Bid]) -> BidProfile:
     """Bids of several owners as the mechanisms take them."""
     budgets, sizes = [bid.privacy_budget for bid in bids], [bid.data_size for bid in bids]
     if not any(bid.grid for bid in bids):
         return BidProfile(Valuations([bid.kind for bid in bids], [bid.rate for bid in bids]), budgets, sizes)
-    valuations = [
-        Valuations([bid.kind], [bid.rate], grid=[bid.grid], values=[bid.values])
-        if bid.grid
-        else Valuations([bid.kind], [bid.rate])
-        for bid in bids
-    ]
+    valuations = [_valuation(bid.kind, bid.rate, bid.grid, bid.values) for bid in bids]
     return BidProfile(Valuations.concatenate(valuations), budgets, sizes)

@@ -30,7 +30,6 @@ whole process is seen as silence.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import queue
@@ -38,10 +37,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import numpy as np
 
@@ -59,13 +58,13 @@ from flmarket.market.kind import (
     Refused,
     ReleasedUpdate,
     award_id,
+    cost,
     kinds,
     on_wire,
     owner_account,
-    profile,
     release_id,
 )
-from flmarket.market.record import OwnerRecord, open_record
+from flmarket.market.record import Offer, OwnerRecord, open_record
 from flmarket.privacy import (
     ApproxDp,
     Cap,
@@ -90,6 +89,7 @@ __all__ = [
     "Owner",
     "OwnerSide",
     "PrivacyCap",
+    "Streams",
     "Work",
     "drops_out",
     "guarded",
@@ -259,6 +259,24 @@ class Work:
         return self.owner.records(self.order.records)
 
 
+class Streams(Sequence[np.random.Generator]):
+    """Everybody's generator for her batches, made when it is asked for."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    @overload
+    def __getitem__(self, index: int) -> np.random.Generator: ...
+    @overload
+    def __getitem__(self, index: slice) -> Streams: ...
+    def __getitem__(self, index: int | slice) -> np.random.Generator | Streams:
+        found = self._works[index]
+        return found.owner.stream(found.order, Purpose.BATCHES) if isinstance(found, Work) else Streams(found)
+
+
 class OwnerSide:
     """What a kind of market means at an owner's. As it stands: one release a round for ε, by any perturbation.
 
@@ -292,7 +310,7 @@ class OwnerSide:
             rate=owner.value or 0.0, least_budget=least, least_records=owner.least_records,
         )  # fmt: skip
 
-    def amount(self, loss: Event, call: Announcement) -> float:
+    def amount(self, loss: Event, call: Announcement | None = None) -> float:
         """An order's loss in the currency of bids; raises InvalidInput for one of another kind."""
         if not isinstance(loss, PureDp):
             raise InvalidInput("loss", loss, "pure ε")
@@ -314,13 +332,12 @@ class OwnerSide:
 
     def asked(self, owner: Owner, bid: Bid, order: Order, call: Announcement) -> float:
         """The least price that covers her cost, by her own valuation."""
-        return float(profile([replace(bid, data_size=order.records)]).cost(self.amount(order.loss, call))[0])
+        return cost(bid, self.amount(order.loss, call), order.records)
 
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Raw updates of several owners of one announcement, one a row; each as if she were alone."""
         first = works[0]
-        rngs = [work.owner.stream(work.order, Purpose.BATCHES) for work in works]
-        return updates(first.model, first.parameters, [work.records for work in works], rngs)
+        return updates(first.model, first.parameters, [work.records for work in works], Streams(works))
 
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
         """Clip, and noise."""
@@ -372,16 +389,15 @@ class Guard:
         standing = self.journal.offer(call.task, call.round_index)
         if standing is None:
             seen = self.journal.head(call.task) or head
-            offer = _Offer(call, self.proposed(call), seen if seen is not None and seen.size else None)
-            standing = self.journal.make_offer(call.task, call.round_index, offer.to_json())
-        offer = _Offer.from_json(standing)
-        if offer.call != call:
+            offer = Offer(call, self.proposed(call), seen if seen is not None and seen.size else None)
+            standing = self.journal.make_offer(offer)
+        if standing.call != call:
             raise _Stop("terms", "the owner made a bid for this round on other terms")
-        return offer.bid, offer.seen
+        return standing.bid, standing.seen
 
     def offer(self, call: Announcement, bid: Bid) -> None:
         """Put on record what she offered, where that is known from elsewhere."""
-        self.journal.make_offer(call.task, call.round_index, _Offer(call, bid, None).to_json())
+        self.journal.make_offer(Offer(call, bid, None))
 
     def proposed(self, call: Announcement) -> Bid:
         """The bid that she would make now."""
@@ -420,7 +436,7 @@ class Guard:
         model = self.owner.trains(call)
         if model is None:
             raise _Stop("model", "the owner cannot train what was announced any more")
-        release, terms = release_id(order), _terms(order)
+        release = release_id(order)
         if self.journal.claimed(release):
             raise _Stop(REPLAY, f"{release} was released before; ask for the release itself")
         if not self.owner.simulated and call.perturbation and not side.is_sound(call):
@@ -430,7 +446,7 @@ class Guard:
         if not order.price_micros >= np.floor(asked * MICROS * (1 - ROUNDING_ALLOWANCE)):  # payments round down
             raise _Stop("price", "the price is below what this release costs the owner by her own valuation")
         self._check_escrow(order, escrow, offer.seen)
-        if not self.journal.claim(release, order.task, terms, self._work_seconds):
+        if not self.journal.claim(order, self._work_seconds):
             raise _Stop(REPLAY, f"{release} was released before; ask for the release itself")
         self.account.charge(release, order.buyer, guarantee)
         return Work(self.owner, call, order, parameters, model, self.record)
@@ -443,16 +459,15 @@ class Guard:
         except Exception:
             _log.exception("the update could not be made private: one of nothing leaves")
             private = self._private(work, kinds.of(work.call.market).side.nothing(work.parameters))
-        return ReleasedUpdate(self.journal.keep(release_id(work.order), on_wire(private, work.model)))
+        return ReleasedUpdate(self.journal.keep(work.order, on_wire(private, work.model)))
 
     def release(self, order: Order) -> ReleasedUpdate:
         """The vector that left before, under the same terms: bytes that the buyer may have already.
 
         If her machine died while it was at work on it, nothing left: then noise around an update of nothing.
         """
-        release, terms = release_id(order), _terms(order)
-        vector = self.journal.released(release, terms)
-        if vector is None and self.journal.given_up(release, terms) and self.account.released(release):
+        release, vector = release_id(order), self.journal.released(order)
+        if vector is None and self.journal.given_up(order) and self.account.released(release):
             call = self._standing(order).call
             start, model = np.zeros(call.parameters), self.owner.trains(call)
             if model is not None:
@@ -464,7 +479,7 @@ class Guard:
 
     # terms and books
 
-    def _standing(self, order: Order) -> _Offer:
+    def _standing(self, order: Order) -> Offer:
         """The announcement that the order refers to, and what she offered for it."""
         if order.owner != self.owner.number:
             raise _Stop("stranger", f"the order is for owner {order.owner}")
@@ -477,9 +492,9 @@ class Guard:
         offered = self.journal.offer(order.task, 0 if side.asks_once else order.round_index)
         if offered is None:
             raise _Stop("no bid", "the owner made no bid for this round")
-        return _Offer.from_json(offered)
+        return offered
 
-    def _check_terms(self, order: Order, offer: _Offer) -> float:
+    def _check_terms(self, order: Order, offer: Offer) -> float:
         """How much privacy the order is for, in the bid's currency."""
         call, bid, side = offer.call, offer.bid, kinds.of(order.market).side
         if (order.market, order.buyer) != (call.market, call.buyer):
@@ -549,10 +564,6 @@ class Guard:
         return kinds.of(work.call.market).side.privatise(work, vector, self.owner.noise(work.order))
 
 
-def _terms(order: Order) -> str:
-    return json.dumps(order.to_dict(), sort_keys=True)
-
-
 def _in_form(raw: object, work: Work) -> RawUpdate:
     try:
         vector = np.asarray(raw, dtype=np.float64)
@@ -596,22 +607,3 @@ def spoilt(owner: Owner, order: Order, vector: ReleasedUpdate, parameters: Float
     if owner.adversary is None:
         return vector
     return ReleasedUpdate(owner.adversary.upload(vector, parameters, owner.stream(order, Purpose.ADVERSARY)))
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """What she offered, for which announcement, and the head of the buyer's ledger that she goes by, if she saw one."""
-
-    call: Announcement
-    bid: Bid
-    seen: Head | None
-
-    def to_json(self) -> str:
-        seen = None if self.seen is None else self.seen.to_dict()
-        return json.dumps({"call": asdict(self.call), "bid": asdict(self.bid), "seen": seen})
-
-    @classmethod
-    def from_json(cls, body: str) -> _Offer:
-        offer = json.loads(body)
-        seen = None if offer["seen"] is None else Head.from_dict(offer["seen"])
-        return cls(Announcement(**offer["call"]), Bid.from_dict(offer["bid"]), seen)

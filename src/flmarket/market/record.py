@@ -27,7 +27,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -38,6 +38,7 @@ from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 from flmarket.files import keep_private
 from flmarket.ledger import DurableAccount, Head, ReplayRefused
+from flmarket.market.kind import Announcement, Bid, Order, release_id
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "DiskRecord",
     "Journal",
     "MemoryRecord",
+    "Offer",
     "OwnerJournal",
     "OwnerRecord",
     "close_records",
@@ -64,6 +66,27 @@ alter table releases add column until real not null default 0;
 update releases set vector = x'' where vector is null;
 create table heads (task text primary key, size integer not null, head text not null);
 """
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What she offered, for which announcement, and the head of the buyer's ledger that she goes by, if she saw one."""
+
+    call: Announcement
+    bid: Bid
+    seen: Head | None
+
+    def to_json(self) -> str:
+        """For a file."""
+        seen = None if self.seen is None else self.seen.to_dict()
+        return json.dumps({"call": asdict(self.call), "bid": asdict(self.bid), "seen": seen})
+
+    @classmethod
+    def from_json(cls, body: str) -> Offer:
+        """What `to_json` wrote."""
+        offer = json.loads(body)
+        seen = None if offer["seen"] is None else Head.from_dict(offer["seen"])
+        return cls(Announcement(**offer["call"]), Bid.from_dict(offer["bid"]), seen)
 
 
 class Account(Protocol):
@@ -89,26 +112,26 @@ class Account(Protocol):
 class Journal(Protocol):
     """The part of a journal that a guard uses; see `OwnerJournal`."""
 
-    def offer(self, task: str, round_index: int) -> str | None:
+    def offer(self, task: str, round_index: int) -> Offer | None:
         """The offer made for a round, if any."""
 
-    def make_offer(self, task: str, round_index: int, body: str) -> str:
+    def make_offer(self, offer: Offer) -> Offer:
         """Record an offer and return the one that stands: the first."""
 
-    def claim(self, release: str, task: str, terms: str, seconds: float) -> bool:
-        """Begin a release; False if it was begun before."""
+    def claim(self, order: Order, seconds: float) -> bool:
+        """Begin a release that takes so long at most; False if it was begun before."""
 
     def claimed(self, release: str) -> bool:
         """Whether a release was begun."""
 
-    def given_up(self, release: str, terms: str) -> bool:
+    def given_up(self, order: Order) -> bool:
         """Whether its time has passed without a vector."""
 
-    def keep(self, release: str, vector: FloatArray) -> FloatArray:
+    def keep(self, order: Order, vector: FloatArray) -> FloatArray:
         """Keep what is about to leave, and return what may."""
 
-    def released(self, release: str, terms: str) -> FloatArray | None:
-        """The vector that left under exactly these terms, if it is still kept."""
+    def released(self, order: Order) -> FloatArray | None:
+        """The vector that left for exactly this order, if it is still kept."""
 
     def head(self, task: str) -> Head | None:
         """The largest head of a task's ledger that a proof has shown."""
@@ -171,40 +194,41 @@ class MemoryJournal:
     """Offers, claims and own models in dictionaries; of vectors only the latest stays. See `Journal`."""
 
     def __init__(self) -> None:
-        self.offers: dict[tuple[str, int], str] = {}
+        self.offers: dict[tuple[str, int], Offer] = {}
         self.own: dict[tuple[str, int], FloatArray] = {}
-        self._claims: dict[str, str] = {}
-        self._latest: tuple[str, FloatArray] | None = None
+        self._claims: set[str] = set()
+        self._latest: tuple[Order, FloatArray] | None = None
 
-    def offer(self, task: str, round_index: int) -> str | None:
+    def offer(self, task: str, round_index: int) -> Offer | None:
         """See `Journal`."""
         return self.offers.get((task, round_index))
 
-    def make_offer(self, task: str, round_index: int, body: str) -> str:
+    def make_offer(self, offer: Offer) -> Offer:
         """See `Journal`."""
-        return self.offers.setdefault((task, round_index), body)
+        return self.offers.setdefault((offer.call.task, offer.call.round_index), offer)
 
-    def claim(self, release: str, task: str, terms: str, seconds: float) -> bool:
+    def claim(self, order: Order, seconds: float) -> bool:
         """See `Journal`."""
-        return self._claims.setdefault(release, terms) is terms
+        new = not self.claimed(release_id(order))
+        self._claims.add(release_id(order))
+        return new
 
     def claimed(self, release: str) -> bool:
         """See `Journal`."""
         return release in self._claims
 
-    def given_up(self, release: str, terms: str) -> bool:
+    def given_up(self, order: Order) -> bool:
         """See `Journal`; what begins in this process ends in it."""
         return False
 
-    def keep(self, release: str, vector: FloatArray) -> FloatArray:
+    def keep(self, order: Order, vector: FloatArray) -> FloatArray:
         """See `Journal`."""
-        self._latest = release, vector
+        self._latest = order, vector
         return vector
 
-    def released(self, release: str, terms: str) -> FloatArray | None:
+    def released(self, order: Order) -> FloatArray | None:
         """See `Journal`."""
-        kept = self._latest is not None and self._latest[0] == release and self._claims[release] == terms
-        return self._latest[1] if kept and self._latest is not None else None
+        return self._latest[1] if self._latest is not None and self._latest[0] == order else None
 
     def head(self, task: str) -> Head | None:
         """See `Journal`; she takes the market's word."""
@@ -248,27 +272,28 @@ class OwnerJournal:
         """Close the file."""
         self._connection.close()
 
-    def offer(self, task: str, round_index: int) -> str | None:
+    def offer(self, task: str, round_index: int) -> Offer | None:
         """The offer made for a round, if any."""
         query = "select body from offers where task = ? and round = ?"
         with self._lock, self._connection as connection:
             row = connection.execute(query, (task, round_index)).fetchone()
-        return None if row is None else str(row[0])
+        return None if row is None else Offer.from_json(str(row[0]))
 
-    def make_offer(self, task: str, round_index: int, body: str) -> str:
+    def make_offer(self, offer: Offer) -> Offer:
         """Record an offer and return the one that stands: the first."""
+        task, round_index = offer.call.task, offer.call.round_index
         with self._lock, self._connection as connection:
-            connection.execute("insert or ignore into offers values (?, ?, ?)", (task, round_index, body))
+            connection.execute("insert or ignore into offers values (?, ?, ?)", (task, round_index, offer.to_json()))
         standing = self.offer(task, round_index)
         assert standing is not None
         return standing
 
-    def claim(self, release: str, task: str, terms: str, seconds: float) -> bool:
+    def claim(self, order: Order, seconds: float) -> bool:
         """Begin a release that takes so long at most; False if it was begun before, by whomever."""
         with self._lock, self._connection as connection:
             made = connection.execute(
                 "insert or ignore into releases values (?, ?, ?, null, ?)",
-                (release, task, terms, time.time() + seconds),
+                (release_id(order), order.task, _terms(order), time.time() + seconds),
             ).rowcount
         return made == 1
 
@@ -277,14 +302,15 @@ class OwnerJournal:
         with self._lock, self._connection as connection:
             return connection.execute("select 1 from releases where id = ?", (release,)).fetchone() is not None
 
-    def given_up(self, release: str, terms: str) -> bool:
+    def given_up(self, order: Order) -> bool:
         """Whether a release was begun under these terms, and its time has passed without a vector."""
         query = "select 1 from releases where id = ? and terms = ? and vector is null and until < ?"
         with self._lock, self._connection as connection:
-            return connection.execute(query, (release, terms, time.time())).fetchone() is not None
+            return connection.execute(query, (release_id(order), _terms(order), time.time())).fetchone() is not None
 
-    def keep(self, release: str, vector: FloatArray) -> FloatArray:
+    def keep(self, order: Order, vector: FloatArray) -> FloatArray:
         """Keep what is about to leave, and return what may: the first that was kept. Vectors of earlier rounds go."""
+        release = release_id(order)
         with self._lock, self._connection as connection:
             connection.execute(
                 "update releases set vector = ? where id = ? and vector is null", (vector.tobytes(), release)
@@ -298,11 +324,11 @@ class OwnerJournal:
             )
         return np.frombuffer(kept, dtype=np.float64)
 
-    def released(self, release: str, terms: str) -> FloatArray | None:
+    def released(self, order: Order) -> FloatArray | None:
         """The vector that left under exactly these terms, if it is still kept."""
         query = "select vector from releases where id = ? and terms = ?"
         with self._lock, self._connection as connection:
-            row = connection.execute(query, (release, terms)).fetchone()
+            row = connection.execute(query, (release_id(order), _terms(order))).fetchone()
         return None if row is None or not row[0] else np.frombuffer(row[0], dtype=np.float64)
 
     def head(self, task: str) -> Head | None:
@@ -358,6 +384,10 @@ class OwnerJournal:
                 self._connection.isolation_level = "DEFERRED"
 
 
+def _terms(order: Order) -> str:
+    return json.dumps(order.to_dict(), sort_keys=True)
+
+
 _lock = threading.Lock()
 _open: OrderedDict[Path, DiskRecord] = OrderedDict()
 
@@ -411,5 +441,5 @@ def _journal(path: Path) -> Path:
 
 def _files(path: Path) -> tuple[int, int]:
     """Which files these are now; −1 for one that is not there."""
-    inode = lambda file: file.stat().st_ino if file.exists() else -1  # noqa: E731
-    return inode(_account(path)), inode(_journal(path))
+    account, journal = (file.stat().st_ino if file.exists() else -1 for file in (_account(path), _journal(path)))
+    return account, journal

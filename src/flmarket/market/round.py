@@ -59,7 +59,7 @@ class TooFewBids(Exception):
 class Owners(Protocol):
     """How owners are reached. Answers come in batches, as they come; who is in none is silent."""
 
-    def bids(self, call: Announcement, head: Head, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
+    def bids(self, call: Announcement, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
         """Everybody's bid, by owner, as far as it is accepted."""
 
     def train(
@@ -144,7 +144,8 @@ class Rounds:
             bids = self._bids(index) if self.kind.asks(index) else {}
             clock.append(time.perf_counter())
             plan = self.kind.plan(index, bids)
-            plan = replace(plan, bids=tuple(bids[order.owner] for order in plan.orders) if bids else ())
+            kept = bids if self.kind.side.asks_once else [order.owner for order in plan.orders]
+            plan = replace(plan, bids=tuple(bids[owner] for owner in kept) if bids else ())
             self.store.save_plan(plan, self.kind.terms)
             self.plan = plan
             yield "bids"
@@ -170,7 +171,7 @@ class Rounds:
 
     def _bids(self, index: int) -> Mapping[int, Bid]:
         call = self.kind.announcement(index)
-        bids = self.owners.bids(call, self.ledger.head(), self.kind.accepts)
+        bids = self.owners.bids(call, self.kind.accepts)
         if not call.perturbation:
             # the ledger pays an owner with a registered cap for releases on record only, and raw updates are none
             bids = {owner: bid for owner, bid in bids.items() if self.ledger.cap(self.account_of(owner)) is None}

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("flwr")
 
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import InProcessGrid, MarketStrategy, RoundStore, client_app
+from flmarket.engines.flower import FileStore, InProcessGrid, MarketStrategy, client_app
 from flmarket.engines.flower.play import Dealer, market_kind, store_spec
-from flmarket.engines.flower.record import close_records
 from flmarket.ledger import MemoryLedger
+from flmarket.market.record import close_records
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
@@ -60,7 +60,7 @@ class Stage:
         self.strategy = None
 
     def play(self, **changes):
-        store = changes.pop("store", None) or RoundStore(self.folder / "server")
+        store = changes.pop("store", None) or FileStore(self.folder / "server")
         ledger = changes.pop("ledger", self.ledger)
         self.strategy = MarketStrategy(market_kind(self.spec), ledger, store, **(self.options | changes))
         self.strategy.start(self.grid)

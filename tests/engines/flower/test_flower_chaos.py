@@ -10,9 +10,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
-from flmarket.engines.flower import RoundStore
 from flmarket.engines.flower.journal import OwnerJournal
+
+from flmarket.engines.flower import FileStore
 from flmarket.ledger import AwardState, DurableAccount, EntryKind, SqlLedger
 from flmarket.ledger.journal import BANK
 
@@ -64,7 +64,7 @@ def empty_ledger(tmp_path_factory):
 def start(ready, fuse=None):
     """A server process: new objects on the same files."""
     with SqlLedger(f"sqlite:///{ready.folder / 'ledger.db'}") as ledger:
-        store = RoundStore(ready.folder / "server")
+        store = FileStore(ready.folder / "server")
         try:
             wired = [ledger, store] if fuse is None else [Wired(ledger, fuse), Wired(store, fuse)]
             return ready.play(ledger=wired[0], store=wired[1])

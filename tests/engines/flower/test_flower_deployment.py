@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flmarket.engines.flower import OwnerFile, RoundStore
+from flmarket.engines.flower import FileStore, OwnerFile
 from flmarket.engines.flower.certificates import node_keys
 from flmarket.engines.flower.deployment import Deployment
 from flmarket.engines.flower.processes import free_ports, processes_marked
@@ -149,7 +149,7 @@ def test_server_and_owner_are_killed_in_mid_round_and_a_stranger_is_kept_out(tmp
         assert result["rounds"] == 2
         accounts = deployment.accounts()
     assert processes_marked(deployment.mark) == []
-    records = [RoundStore(deployment.state / "server").record(index) for index in (0, 1)]
+    records = [FileStore(deployment.state / "server").record(index) for index in (0, 1)]
     assert {owner for record in records for owner in record["bidders"]} == {0, 1, 2}, "there was room for a fourth"
     released = set()
     for account in accounts.values():

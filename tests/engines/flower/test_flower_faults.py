@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message
 
-from flmarket.engines.flower import MarketStrategy, RoundStore
+from flmarket.engines.flower import FileStore, MarketStrategy
 from flmarket.engines.flower.exchange import Roster
 from flmarket.engines.flower.messages import BID, TRAIN, Bid, Delivery, Refusal, pack, reply, unpack, unpack_vector
 from flmarket.errors import SettlementError
@@ -266,7 +266,7 @@ def test_a_mischievous_bid_is_left_out(market, stage, lies):
 
 
 def test_two_servers_on_one_folder(market, tmp_path):
-    first, second = (RoundStore(tmp_path) for _ in range(2))
+    first, second = (FileStore(tmp_path) for _ in range(2))
     first.lock()
     with pytest.raises(SettlementError, match="another server"):
         second.lock()
@@ -283,7 +283,7 @@ def test_flowers_own_loop_plays_the_same_market(market, stage):
     ready = stage(spec)
     from flmarket.engines.flower import AuctionMarket
 
-    strategy = MarketStrategy(AuctionMarket(spec), MemoryLedger(), RoundStore(ready.folder / "server"))
+    strategy = MarketStrategy(AuctionMarket(spec), MemoryLedger(), FileStore(ready.folder / "server"))
     Strategy.start(strategy, ready.grid, strategy._arrays(), num_rounds=3)
     expected = spec.run()
     assert [r.state for r in strategy.records] == [r.state for r in expected.rounds]

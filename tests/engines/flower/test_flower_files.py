@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flmarket.engines.flower.kinds import RoundPlan, record_from_dict, record_to_dict
+from flmarket.engines.flower.store import Checkpoint
 from flwr.app import Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from flmarket.cli.app import app as command
-from flmarket.engines.flower import OwnerFile, RoundStore, client_app
+from flmarket.engines.flower import FileStore, OwnerFile, client_app
 from flmarket.engines.flower.certificates import node_keys, server_files
 from flmarket.engines.flower.files import read_records
-from flmarket.engines.flower.kinds import RoundPlan, record_from_dict, record_to_dict
 from flmarket.engines.flower.messages import Bid, Delivery, Order, Refusal, pack, unpack
 from flmarket.engines.flower.node import owner_of_node
-from flmarket.engines.flower.store import Checkpoint
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.ledger import DurableAccount
 from flmarket.privacy import ApproxDp, PureDp, ZCdp
@@ -165,7 +165,7 @@ def test_the_servers_certificate_is_signed_by_the_authority(tmp_path):
 
 class TestStore:
     def test_a_delivery_that_was_cut_off_does_not_count(self, tmp_path):
-        store = RoundStore(tmp_path)
+        store = FileStore(tmp_path)
         store.save_deliveries(0, {7: np.arange(3.0)})
         store.save_deliveries(0, {8: np.arange(4.0)})
         path = tmp_path / "updates-000000.log"
@@ -181,7 +181,7 @@ class TestStore:
         np.testing.assert_array_equal(found[8], np.arange(4.0))
 
     def test_a_flipped_bit_in_a_delivery_is_seen(self, tmp_path):
-        store = RoundStore(tmp_path)
+        store = FileStore(tmp_path)
         store.save_deliveries(0, {7: np.arange(3.0)})
         path = tmp_path / "updates-000000.log"
         content = bytearray(path.read_bytes())
@@ -190,7 +190,7 @@ class TestStore:
         assert store.deliveries(0) == {}
 
     def test_a_checkpoint_clears_what_led_to_it(self, tmp_path):
-        store = RoundStore(tmp_path)
+        store = FileStore(tmp_path)
         for index in (0, 1):
             store.save_plan(index, {"index": index})
             store.save_deliveries(index, {1: np.zeros(2)})

@@ -24,8 +24,8 @@ from flmarket.engines.flower.messages import (
     unpack,
     unpack_vector,
 )
-from flmarket.engines.flower.record import close_records
 from flmarket.ledger import DurableAccount
+from flmarket.market.record import close_records
 from flmarket.privacy import PureDp
 
 CALL, ORDER = call(), order()

@@ -7,11 +7,11 @@ import pytest
 
 from flmarket import auctions
 from flmarket.aggregation import robust
+from flmarket.engines import JdpTraining
 from flmarket.engines.flower import simulate
-from flmarket.engines.jdp import JdpTraining
-from flmarket.engines.jdp_privacy import LocalPerturbation
 from flmarket.learning import LocalTraining, Purpose, SoftmaxRegression, adversaries, load, partition, stream
 from flmarket.ledger import AwardState, DurableAccount, MemoryLedger
+from flmarket.privacy.joint import LocalPerturbation
 
 
 def training(**changes):
@@ -123,9 +123,9 @@ def test_costs_decide_who_is_chosen(stage):
     """The server's own figures are wrong; what clients report counts."""
     spec = training()
     ready = stage(spec)
-    from flmarket.engines.flower import JointMarket, MarketStrategy, RoundStore
+    from flmarket.engines.flower import FileStore, JointMarket, MarketStrategy
 
     kind = JointMarket(dataclasses.replace(spec, costs=np.full(6, 399.0)))
-    MarketStrategy(kind, ready.ledger, RoundStore(ready.folder / "server")).start(ready.grid)
+    MarketStrategy(kind, ready.ledger, FileStore(ready.folder / "server")).start(ready.grid)
     assert kind.terms["costs"] == np.asarray(spec.costs).tolist()
     assert {award.owner for award in ready.ledger.awards()} == {f"owner-{i}" for i in spec.select().clients}

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tomli_w import dumps as toml_text
 
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import Deployment, InProcessGrid, MarketStrategy, OwnerFile, RoundStore, client_app
+from flmarket.engines.flower import Deployment, FileStore, InProcessGrid, MarketStrategy, OwnerFile, client_app
 from flmarket.engines.flower.files import ModelSection
 from flmarket.engines.flower.node import owner_of_node
 from flmarket.engines.flower.play import market_kind
-from flmarket.engines.flower.toml_text import toml_text
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.learning import LocalTraining, SoftmaxRegression
 from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
@@ -81,7 +81,7 @@ def play(deployment):
     grid = InProcessGrid(client_app(owner_of_node), deployment.nodes, lambda i: {"owner-file": str(files[i])})
     kind = market_kind(deployment.spec, MarketConfig.load(deployment.market_file))
     with SqlLedger(deployment.ledger_url) as ledger:
-        strategy = MarketStrategy(kind, ledger, RoundStore(deployment.state / "server"), bid_seconds=5.0)
+        strategy = MarketStrategy(kind, ledger, FileStore(deployment.state / "server"), bid_seconds=5.0)
         strategy.start(grid)
     return strategy
 

@@ -125,9 +125,9 @@ def test_sampling_terms_follow_the_reported_costs(sampled, stage):
     ready.grid.behaviour[3] = lambda message, honest: []
     ready.options["bid_seconds"] = 0.2
     kind = SamplingMarket(replace(sampled, participation=np.full(5, 0.5), payment=np.full(5, 9.0)), offer)
-    from flmarket.engines.flower import MarketStrategy, RoundStore
+    from flmarket.engines.flower import FileStore, MarketStrategy
 
-    strategy = MarketStrategy(kind, ready.ledger, RoundStore(ready.folder / "server"), **ready.options)
+    strategy = MarketStrategy(kind, ready.ledger, FileStore(ready.folder / "server"), **ready.options)
     strategy.start(ready.grid)
     q, r = offer(sampled.costs)
     here = np.arange(5) != 3

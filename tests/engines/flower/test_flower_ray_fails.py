@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from flmarket.engines.flower import MarketStrategy, RoundStore, client_app
+from flmarket.engines.flower import FileStore, MarketStrategy, client_app
 from flmarket.engines.flower.play import Dealer, market_kind, store_spec
 from flmarket.engines.flower.ray_runtime import RayFailed, play_on_ray
 from flmarket.ledger import AwardState, MemoryLedger
@@ -65,7 +65,7 @@ def run(market, tmp_path, monkeypatch):
     def go(backend, seconds=120.0, **changes):
         planted = type("Planted", (backend,), {"released": threading.Event(), **changes})
         monkeypatch.setattr(raybackend, "RayBackend", planted)
-        store, deadlines = RoundStore(tmp_path / "server"), {"bid_seconds": seconds, "train_seconds": seconds}
+        store, deadlines = FileStore(tmp_path / "server"), {"bid_seconds": seconds, "train_seconds": seconds}
         played = MarketStrategy(market_kind(spec), ledger, store, nodes=5, **deadlines)
         app = client_app(Dealer(store_spec(spec, tmp_path), tmp_path / "owners"))
         try:

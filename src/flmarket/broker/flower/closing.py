@@ -14,9 +14,8 @@ from flmarket.broker.core import Broker
 from flmarket.broker.endings import end_task, open_awards
 from flmarket.broker.flower.files import remove_secrets, task_folder
 from flmarket.broker.models import TaskRow
-from flmarket.engines.flower.store import RoundStore
 from flmarket.ledger import AwardState, Release, Resolution
-from flmarket.market import resolve_each
+from flmarket.market import FileStore, resolve_each
 
 __all__ = ["close_task", "give_up"]
 
@@ -53,4 +52,4 @@ def give_up(broker: Broker, task_id: str, error: str) -> None:
 def _delivered(broker: Broker, task: TaskRow) -> set[int]:
     """Who delivered, by the last run's folder."""
     folder = task_folder(broker.settings.flower_folder, task.id) / "server"
-    return set(RoundStore(folder).deliveries(task.rounds_done)) if folder.exists() else set()
+    return set(FileStore(folder).deliveries(task.rounds_done)) if folder.exists() else set()

@@ -14,7 +14,7 @@ from flmarket.engines import Simulation
 from flmarket.engines.flower.auction import AuctionMarket
 from flmarket.engines.flower.kinds import RoundPlan
 from flmarket.engines.flower.messages import Bid
-from flmarket.engines.owners import LEAST_EPSILON
+from flmarket.market.owner import LEAST_EPSILON
 
 __all__ = ["TaskMarket", "TooFewBids"]
 

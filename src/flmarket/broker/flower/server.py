@@ -31,9 +31,9 @@ from flmarket.broker.models import PartyRow, RoundRow, Slot, TaskRow
 from flmarket.broker.round_rows import AWARDED, Winner, add_event, award_round, open_round, settle_round, take_bids
 from flmarket.engines.flower.kinds import RoundPlan, record_from_dict
 from flmarket.engines.flower.node import run_setting
-from flmarket.engines.flower.store import RoundStore
 from flmarket.engines.flower.strategy import MarketStrategy
 from flmarket.errors import FlmarketError, SettlementError
+from flmarket.market import FileStore
 
 __all__ = ["TaskServer", "app", "play_task", "serve"]
 
@@ -83,7 +83,7 @@ class TaskServer:
     def __init__(self, broker: Broker, grid: Grid, tenancy: Tenancy, *, sleep: Callable[[float], None]) -> None:
         self.broker, self.grid, self.tenancy, self.sleep = broker, grid, tenancy, sleep
         self.task_id = tenancy.task_id
-        self.store = RoundStore(task_folder(broker.settings.flower_folder, self.task_id) / "server")
+        self.store = FileStore(task_folder(broker.settings.flower_folder, self.task_id) / "server")
         with broker.database.read() as session:
             self.order = order_of(session.get_one(TaskRow, self.task_id))
         self.spec = broker.simulations.build(self.task_id, self.order)

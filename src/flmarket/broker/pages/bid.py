@@ -19,9 +19,9 @@ from flmarket.broker.pages.forms import Reader
 from flmarket.broker.schemas import BidHelpRequest, BidRequest
 from flmarket.broker.services import explore, offers
 from flmarket.broker.services.views import BidHelpView, OfferView
-from flmarket.engines.owners import LEAST_EPSILON
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS
+from flmarket.market.owner import LEAST_EPSILON
 from flmarket.report.formatting import count, epsilon, money, percent, significant
 from flmarket.trust import AT_BROKER, TrustWords, certainty, sure
 

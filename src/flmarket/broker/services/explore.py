@@ -23,9 +23,9 @@ from flmarket.broker.services.explain import epsilon_words
 from flmarket.broker.services.offers import as_profile
 from flmarket.broker.services.views import BidHelpView, ExplorePoint, ExploreView
 from flmarket.engines import Simulation, SimulationRun
-from flmarket.engines.owners import LEAST_EPSILON
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS, MemoryLedger
+from flmarket.market.owner import LEAST_EPSILON
 
 __all__ = ["bid_help", "explore"]
 

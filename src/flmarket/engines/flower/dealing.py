@@ -6,6 +6,7 @@ faults that a market file asks for exist in simulations only and are left out he
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,50 +15,28 @@ from typing import Any
 import numpy as np
 
 from flmarket.bids import Kind
-from flmarket.engines.flower.files import BidSection, CapSection, ModelSection, OwnerFile
-from flmarket.engines.flower.owner import Owner
-from flmarket.engines.flower.play import Spec
-from flmarket.engines.jdp import JdpTraining
-from flmarket.engines.owners import UNLIMITED, PrivacyCap
-from flmarket.engines.sampled import SampledTraining
-from flmarket.engines.simulation import Simulation
+from flmarket.engines.flower.files import BidSection, CapSection, OwnerFile
+from flmarket.engines.memory import Spec
 from flmarket.errors import ConfigError
-from flmarket.privacy import ApproxDp, Cap, Uncapped, ZCdp
+from flmarket.market import AuctionSpec, JointSpec, Owner
+from flmarket.privacy import Cap, Uncapped
 
-__all__ = ["lifetime_cap", "registered_cap", "write_owner"]
+__all__ = ["registered_cap", "write_owner"]
 
 RECORDS = "records.npz"
 
 
-def lifetime_cap(market: Spec, cap: PrivacyCap) -> Cap:
-    """A market file's cap as an account takes it: Gaussian noise (reward game, joint DP) needs ρ or (ε, δ).
-
-    Updates without noise fit under none: who sells them has no cap, whatever the file says.
-    """
-    if isinstance(market, SampledTraining) or (isinstance(market, JdpTraining) and market.perturbation is None):
-        return Uncapped()
-    if isinstance(market, Simulation):
-        return cap.account().cap
-    if math.isinf(cap.epsilon):
-        return ZCdp(UNLIMITED)
-    if cap.delta == 0:
-        raise ConfigError(
-            "owners.privacy_cap_delta", cap.delta, "a δ above 0: a cap in ε alone holds no Gaussian noise"
-        )
-    return ApproxDp(cap.epsilon, cap.delta)
+def registered_cap(market: Spec) -> Cap | None:
+    """What the ledger is told; None without a cap, and where nothing is private and all is paid for."""
+    cap, owner = getattr(market, "cap", None), market.owner(0)
+    return None if cap is None or math.isinf(cap.epsilon) or isinstance(owner.cap, Uncapped) else owner.cap
 
 
-def registered_cap(market: Spec, cap: PrivacyCap) -> Cap | None:
-    """What the ledger is told; None without a cap, and in sampling, where nothing is private and all is paid for."""
-    found = lifetime_cap(market, cap)
-    return None if math.isinf(cap.epsilon) or isinstance(found, Uncapped) else found
-
-
-def write_owner(market: Spec, number: int, folder: Path, cap: PrivacyCap) -> Path:
-    """Write owner `number`'s records and her `owner.toml`, and return the latter's path."""
-    honest = replace(market, adversary=None, adversaries=0) if isinstance(market, JdpTraining) else market
-    owner = Owner.dealt(honest, number, folder, seeded=False)
-    described = _described(honest, owner, lifetime_cap(market, cap))
+def write_owner(market: Spec, number: int, folder: Path, kind: str = "") -> Path:
+    """Write owner `number`'s records and her `owner.toml`; returns the latter's path. `kind` as the file names it."""
+    honest = replace(market, adversary=None, adversaries=0) if isinstance(market, JointSpec) else market
+    owner = honest.owner(number)
+    described = _described(honest, owner, kind)
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / RECORDS, x=owner.x, y=owner.y)
     path = folder / "owner.toml"
@@ -65,23 +44,29 @@ def write_owner(market: Spec, number: int, folder: Path, cap: PrivacyCap) -> Pat
     return path
 
 
-def _described(market: Spec, owner: Owner, cap: Cap) -> OwnerFile:
+def _described(market: Spec, owner: Owner, kind_of_market: str) -> OwnerFile:
     """What she would write about herself."""
     given: dict[str, Any] = {"owner": owner.number, "data": RECORDS, "record": "record"}
-    given |= {"classes": market.data.n_classes}
+    given |= {"classes": market.data.n_classes, "cap": CapSection.of(owner.cap)}
     if owner.allow_raw:
         given["allow_raw"] = True
-    if isinstance(market, Simulation):
+    said = market.kind().announcement(0).model
+    model = json.loads(said)["name"] if said else ""
+    if not model:
+        raise ConfigError("model", owner.model, "one that is registered, so that owners' machines can build it")
+    if ":" in model:
+        given["models"] = (model,)
+    if ":" in kind_of_market:
+        given["kinds"] = (kind_of_market,)
+    bid: dict[str, Any] = {"value": owner.value, "privacy_budget": owner.privacy_budget, "cost": owner.cost}
+    if isinstance(market, AuctionSpec):
         kind = Kind(int(owner.valuation.kind[0])).name.lower()
         if kind == "tabulated":
             raise ConfigError("owners.bids", kind, "a valuation family; an owner file has no tables")
         rate = float(owner.valuation.rate[0])
-        bid = BidSection(valuation=kind, rate=rate, privacy_budget=owner.privacy_budget)  # type: ignore[arg-type]
-    elif isinstance(market, SampledTraining):
-        bid = BidSection(value=owner.value)
-    else:
-        budget = market.epsilon if isinstance(market, JdpTraining) else owner.privacy_budget
-        bid = BidSection(value=owner.value, privacy_budget=budget, cost=owner.cost)  # type: ignore[arg-type]
-    if owner.model is not None:
-        given["model"] = ModelSection.of(owner.model)
-    return OwnerFile(**given, bid=bid, cap=CapSection.of(cap))
+        bid = {"valuation": kind, "rate": rate, "privacy_budget": owner.privacy_budget}
+    elif isinstance(owner.cap, Uncapped):
+        bid = {"value": owner.value}
+    elif isinstance(market, JointSpec):
+        bid["privacy_budget"] = market.epsilon
+    return OwnerFile(**given, bid=BidSection(**bid))

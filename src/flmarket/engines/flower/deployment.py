@@ -29,10 +29,10 @@ from typing import Any
 
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower.certificates import NodeKeys, ServerFiles, node_keys, server_files
-from flmarket.engines.flower.dealing import lifetime_cap, registered_cap, write_owner
-from flmarket.engines.flower.play import QUIET, Spec, market_spec
+from flmarket.engines.flower.dealing import registered_cap, write_owner
+from flmarket.engines.flower.play import QUIET
 from flmarket.engines.flower.processes import HOST, MARK, free_ports, processes_marked, send_signal, signal_group
-from flmarket.engines.owners import PrivacyCap
+from flmarket.engines.memory import Spec
 from flmarket.errors import ConfigError, FlmarketError
 from flmarket.ledger import DurableAccount, SqlLedger
 from flmarket.market import owner_account
@@ -63,9 +63,9 @@ class Deployment:
             config = MarketConfig.parse(tomllib.loads(self.toml), source=self.market_file.name)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError("market file", str(error), "valid TOML") from None
-        self.spec: Spec = market_spec(config, base=self.folder)
-        self.cap = PrivacyCap(config.owners.privacy_cap, config.owners.privacy_cap_delta)
-        lifetime_cap(self.spec, self.cap)
+        self.spec: Spec = config.spec(base=self.folder)
+        self.kind = config.kind
+        self.spec.owner(0)  # refused if no account could hold what she sells
         self.folder.mkdir(parents=True, exist_ok=True)  # only now that everything is in order
         self.market_file.write_text(self.toml, encoding="utf-8")
         self.mark = uuid.uuid4().hex
@@ -111,10 +111,10 @@ class Deployment:
         config = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n{connection}'
         (home / "config.toml").write_text(config, encoding="utf-8")
         self.keys = [node_keys(self.owner_folder(i), "key") for i in range(self.nodes)]
-        registered = registered_cap(self.spec, self.cap)
+        registered = registered_cap(self.spec)
         with SqlLedger(self.ledger_url) as ledger:
             for i in range(self.nodes):
-                write_owner(self.spec, i, self.owner_folder(i), self.cap)
+                write_owner(self.spec, i, self.owner_folder(i), self.kind)
                 if registered is not None:
                     ledger.register_cap(owner_account(i), registered)
 
@@ -230,9 +230,11 @@ class Deployment:
         if not path.exists():
             raise DeploymentFailed(f"{path} is not there; it comes with: pip install 'flmarket[flower]'")
         search = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+        modules = os.pathsep.join(part for part in (os.getcwd(), os.environ.get("PYTHONPATH")) if part)
         variables = os.environ | QUIET | {
             MARK: self.mark, "FLWR_HOME": str(self.folder / "flwr"), "PATH": search,
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", **environment,
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": modules,
+            **environment,
         }  # fmt: skip
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter's scripts, arguments from this module

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flwr.app import Message
@@ -28,10 +28,8 @@ _log = logging.getLogger(__name__)
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 0.5
 
 
-def exchange(
-    grid: Grid, messages: Iterable[Message], *, seconds: float, receive: Callable[[list[Message]], None]
-) -> None:
-    """Send, and call `receive` with the answers that come within the time, as they come."""
+def exchange(grid: Grid, messages: Iterable[Message], *, seconds: float) -> Iterator[list[Message]]:
+    """Send, and hand over the answers that come within the time, as they come."""
     deadline = time.monotonic() + seconds
     waiting = {identifier for identifier in grid.push_messages(list(messages)) if identifier}
     wait = _FIRST_WAIT
@@ -42,7 +40,7 @@ def exchange(
                 waiting.discard(answer.metadata.reply_to_message_id)
                 came.append(answer)
         if came:
-            receive(came)
+            yield came
             wait = _FIRST_WAIT
         left = deadline - time.monotonic()
         if not waiting or left <= 0:

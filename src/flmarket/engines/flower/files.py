@@ -22,7 +22,10 @@
     # delta = 1e-6
     # none = true                      # no cap: the only one under which updates without noise may leave
 
-    [model]                            # what she trains at home in joint-DP markets
+    models = ["my_models:build"]       # models besides the registered ones that she lets a buyer announce
+    kinds = ["my_market:Raffle"]       # kinds of market besides the registered ones that she takes part in
+
+    [model]                            # what she trains at home in joint markets, if not the announced model
     kind = "softmax"                   # or mlp, mnist-cnn, cifar-cnn (the torch extra), package.module:build
     steps = 5                          # or epochs
     batch_size = 32
@@ -38,19 +41,17 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flmarket.bids import Kind, Valuations
-from flmarket.engines.flower.messages import MarketName
-from flmarket.engines.flower.owner import Owner, stays_out
-from flmarket.engines.flower.toml_text import toml_text
-from flmarket.engines.owners import LEAST_EPSILON
+from flmarket.bids import FloatArray, IntArray, Kind, Valuations
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.learning import LocalTraining, Model, models
+from flmarket.market import Owner, kinds
+from flmarket.market.owner import LEAST_EPSILON
 from flmarket.privacy import ApproxDp, Cap, PureDp, Uncapped, ZCdp
 
 __all__ = ["BidSection", "CapSection", "ModelSection", "OwnerFile", "read_records"]
@@ -125,21 +126,6 @@ class ModelSection(_Section):
             raise ValueError("give either steps or epochs")
         return self
 
-    @classmethod
-    def of(cls, model: Model) -> ModelSection:
-        """The section that makes this model; raises ConfigError if none does."""
-        kind, local = getattr(model, "name", ""), getattr(model, "local", None)
-        problem = ConfigError("model", model, "a registered model with its usual settings, trained by plain descent")
-        if not kind or local is None or local.batch_size is None or local.optimizer != "sgd":
-            raise problem
-        long = {"steps": local.steps} if local.epochs is None else {"epochs": local.epochs}
-        values = {"batch_size": local.batch_size, "learning_rate": local.learning_rate, "momentum": local.momentum}
-        section = cls.model_validate({"kind": kind, **long, **values})
-        again = section.trainer(getattr(model, "features", 0), getattr(model, "classes", 0))
-        if again is None or again.tensors != model.tensors or getattr(model, "l2", 0.0) != 0.0:
-            raise problem
-        return section
-
     def trainer(self, features: int, classes: int) -> Model | None:
         """The model for so many features and classes; None if it is a network for others."""
         local = LocalTraining(**self.model_dump(exclude={"kind"}, exclude_none=True))
@@ -161,6 +147,8 @@ class OwnerFile(_Section):
     answer_seconds: Positive | None = None
     bid: BidSection = BidSection()
     cap: CapSection
+    models: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     model: ModelSection | None = None
 
     @classmethod
@@ -177,19 +165,18 @@ class OwnerFile(_Section):
 
     def to_toml(self) -> str:
         """The file's text, with the keys that were given."""
-        return toml_text(self.model_dump(exclude_unset=True, exclude_none=True))
+        return tomli_w.dumps(self.model_dump(exclude_unset=True, exclude_none=True))
 
     def stays_out(self) -> dict[str, str]:
         """By kind of market: why she takes no part in it; empty if she does."""
-        cap, trains = self.cap.cap(), self.model is not None
-        return {
-            market: stays_out(market, value=self.bid.value, allow_raw=self.allow_raw, trains=trains, cap=cap)
-            for market in get_args(MarketName)
-        }
+        value, raw, cap = self.bid.value, self.allow_raw, self.cap.cap()
+        return {name: kinds.of(name).side.stays_out(value=value, allow_raw=raw, cap=cap) for name in kinds.names()}
 
     def owner_at(self, base: Path) -> Owner:
         """The owner, with her records read; `base` is the file's folder."""
         x, y = read_records(base / self.data)
+        for one in self.kinds:
+            kinds.admit(one)
         kind = int(Kind[self.bid.valuation.upper()])
         return Owner(
             number=self.owner, x=x, y=y, valuation=Valuations([kind], [self.bid.rate]), value=self.bid.value,
@@ -197,11 +184,11 @@ class OwnerFile(_Section):
             least_epsilon=self.bid.least_epsilon, least_records=self.bid.least_records, cost=self.bid.cost,
             account=self.account, classes=self.classes, answer_seconds=self.answer_seconds,
             record=base / self.record / f"owner-{self.owner}",
-            trainer=None if self.model is None else self.model.trainer,
+            trainer=None if self.model is None else self.model.trainer, allow=tuple(map(models.admit, self.models)),
         )  # fmt: skip
 
 
-def read_records(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def read_records(path: Path) -> tuple[FloatArray, IntArray]:
     """Features and classes from an .npz or a .csv file."""
     try:
         if path.suffix == ".csv":

@@ -1,4 +1,4 @@
-"""What travels between buyer and owners: frozen values, and their form in Flower's records.
+"""What travels between buyer and owners (`flmarket.market.kind`) in the form of Flower's records.
 
 Four exchanges, each a question and its answer:
 
@@ -22,32 +22,24 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from numpy.typing import NDArray
 
-from flmarket.bids import BidProfile, Valuations
-from flmarket.errors import InvalidInput
+from flmarket.bids import FloatArray
+from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import Head, HoldReceipt
-from flmarket.market import award_id
+from flmarket.market.kind import Announcement, Bid, Order, ReleasedUpdate
+from flmarket.privacy import event_from_dict, event_to_dict
 
 __all__ = [
     "BID",
-    "LASTING",
     "RELEASE",
-    "REPLAY",
     "TRAIN",
-    "Announcement",
-    "Bid",
     "Delivery",
-    "MarketName",
-    "Order",
     "Refusal",
     "pack",
-    "profile",
-    "release_id",
     "reply",
     "unpack",
     "unpack_escrow",
@@ -56,91 +48,12 @@ __all__ = [
 ]
 
 BID, TRAIN, RELEASE = "query.bid", "train", "query.release"
-REPLAY = "replay"  # the refusal's code if the release was begun before
-
-MarketName = Literal["auction", "sampling", "reward", "joint"]
-LASTING = ("reward", "joint")  # markets whose awards run over all rounds
-FloatArray = NDArray[np.float64]
 
 # Limits on everything that arrives: longer texts or larger numbers are not messages of this market.
-LONGEST_TEXT = 500
+LONGEST_TEXT = 2_000
 LARGEST_COUNT = 2**62
 LONGEST_TABLE = 1_000
 LARGEST_VECTOR = 100_000_000  # before the receiver knows how long it should be
-
-
-@dataclass(frozen=True, kw_only=True)
-class Announcement:
-    """A buyer's round: what is trained and how, and how releases are made private (not at all in a sampling market).
-
-    `parameters` is how many numbers an update has. An order has the same `steps`, `batch_size` and `l2`, and a rate of
-    at most `learning_rate`.
-    """
-
-    task: str
-    buyer: str
-    market: str
-    round_index: int
-    rounds: int
-    features: int
-    classes: int
-    perturbation: str
-    clip: float
-    parameters: int
-    steps: int
-    batch_size: int
-    learning_rate: float
-    l2: float
-    delta: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bid:
-    """An owner's offer for one round: at most `privacy_budget` of privacy, on `data_size` records.
-
-    `rate` is the number she reports: α of her valuation `kind` in an auction, her cost of taking part where clients are
-    sampled or chosen once, her value of privacy in the reward game. `grid` and `values` are a tabulated valuation, else
-    empty. Orders for less privacy or fewer records than the `least_` ones are refused.
-    """
-
-    owner: int
-    data_size: int
-    privacy_budget: float
-    kind: int
-    rate: float
-    grid: tuple[float, ...] = ()
-    values: tuple[float, ...] = ()
-    least_epsilon: float = 0.0
-    least_records: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """An award and the work it pays for. `epsilon`: ε of this release, ρ of all rounds in the reward game, ∞ if raw.
-
-    `total_size`: how many records the last public model was made of, for clients who mix it with their own (joint DP).
-    """
-
-    award: str
-    task: str
-    buyer: str
-    market: str
-    round_index: int
-    rounds: int
-    owner: int
-    epsilon: float
-    price_micros: int
-    records: int
-    features: int
-    classes: int
-    perturbation: str
-    clip: float
-    steps: int
-    batch_size: int
-    learning_rate: float
-    l2: float
-    delta: float = 0.0
-    total_size: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,15 +77,9 @@ _Beside = TypeVar("_Beside")
 Value = TypeVar("Value", Announcement, Bid, Order, Delivery, Refusal)
 _RECORD = {Announcement: "announcement", Bid: "bid", Order: "order", Delivery: "delivery", Refusal: "refusal"}
 _VECTOR, _ARRAY = "vector", "values"
+_SINGLE, _DOUBLE = "float32", "float64"
 _HEAD, _ESCROW, _TEXT = "head", "escrow", "json"
 LONGEST_PROOF = 20_000
-
-
-def release_id(order: Order) -> str:
-    """One release per award; one per award and round in markets whose awards run over all rounds."""
-    if order.market in LASTING:
-        return f"{award_id(order.task, 0, order.owner)}@{order.round_index}"
-    return award_id(order.task, order.round_index, order.owner)
 
 
 def pack(
@@ -181,17 +88,24 @@ def pack(
     *,
     head: Head | None = None,
     escrow: HoldReceipt | None = None,
+    dtype: str = _DOUBLE,
 ) -> RecordDict:
-    """The value as a message's content, with what goes beside it."""
-    plain = {f.name.replace("_", "-"): getattr(value, f.name) for f in fields(value)}
-    config = {key: list(item) if isinstance(item, tuple) else item for key, item in plain.items()}
+    """The value as a message's content, with what goes beside it; the vector in numbers of this type."""
+    config = {f.name.replace("_", "-"): _plain(getattr(value, f.name)) for f in fields(value)}
     content = RecordDict({_RECORD[type(value)]: ConfigRecord(config)})
     if vector is not None:
-        content[_VECTOR] = ArrayRecord({_ARRAY: Array(np.asarray(vector, dtype=np.float64))})
+        content[_VECTOR] = ArrayRecord({_ARRAY: Array(np.asarray(vector).astype(dtype))})
     for name, proof in ((_HEAD, head), (_ESCROW, escrow)):
         if proof is not None:
             content[name] = ConfigRecord({_TEXT: json.dumps(proof.to_dict())})
     return content
+
+
+def _plain(item: Any) -> Any:
+    """A field as a record takes it."""
+    if isinstance(item, tuple):
+        return list(item)
+    return item if isinstance(item, str | int | float) else json.dumps(event_to_dict(item), sort_keys=True)
 
 
 def unpack(cls: type[Value], message: Message) -> Value | None:
@@ -211,9 +125,10 @@ def unpack_vector(message: Message, length: int = LARGEST_VECTOR) -> FloatArray:
     if _VECTOR not in records or list(records[_VECTOR]) != [_ARRAY]:
         raise InvalidInput("vector", list(records), "one array of numbers")
     array = records[_VECTOR][_ARRAY]
-    if array.stype != "numpy.ndarray" or array.dtype != "float64" or len(array.data) > 8 * length + 4096:
+    known = array.stype == "numpy.ndarray" and array.dtype in (_SINGLE, _DOUBLE)
+    if not known or len(array.data) > 8 * length + 4096:
         found = f"{array.stype} of {array.dtype}, {len(array.data)} bytes"
-        raise InvalidInput("vector", found, f"a float64 array of {length} numbers")
+        raise InvalidInput("vector", found, f"a float array of {length} numbers")
     try:
         return np.asarray(array.numpy(), dtype=np.float64)
     except (ValueError, TypeError, OSError, EOFError, MemoryError) as error:
@@ -244,28 +159,30 @@ def _beside(message: Message, name: str, meaning: Callable[[Any], _Beside]) -> _
 
 
 def reply(
-    value: Bid | Delivery | Refusal, to: Message, vector: FloatArray | None = None, *, head: Head | None = None
+    value: Bid | Delivery | Refusal, to: Message, vector: ReleasedUpdate | None = None, *, head: Head | None = None
 ) -> Message:
-    """An answer that holds this and nothing else."""
-    return Message(pack(value, vector, head=head), reply_to=to)
+    """An answer that holds this and nothing else; of vectors only one that a guard has released.
 
-
-def profile(bids: list[Bid]) -> BidProfile:
-    """Bids of several owners as the mechanisms take them."""
-    valuations = [
-        Valuations([bid.kind], [bid.rate], grid=[bid.grid], values=[bid.values])
-        if bid.grid
-        else Valuations([bid.kind], [bid.rate])
-        for bid in bids
-    ]
-    budgets, sizes = [bid.privacy_budget for bid in bids], [bid.data_size for bid in bids]
-    return BidProfile(Valuations.concatenate(valuations), budgets, sizes)
+    Its numbers are of the type in which the parameters came: so the size of an answer depends on the question alone.
+    """
+    asked = to.content.array_records.get(_VECTOR) if to.has_content() else None
+    single = asked is not None and any(array.dtype == _SINGLE for array in asked.values())
+    return Message(pack(value, vector, head=head, dtype=_SINGLE if single else _DOUBLE), reply_to=to)
 
 
 def _checked(key: str, value: Any, kind: str) -> Any:
     if kind == "str":
         if not isinstance(value, str) or len(value) > LONGEST_TEXT:
             raise InvalidInput(key, value, f"a text of at most {LONGEST_TEXT} characters")
+        return value
+    if kind == "Event":
+        try:
+            return event_from_dict(json.loads(_checked(key, value, "str")))
+        except (ValueError, TypeError, AttributeError, RecursionError, FlmarketError):
+            raise InvalidInput(key, value, "a privacy loss") from None
+    if kind == "bool":
+        if type(value) is not bool:
+            raise InvalidInput(key, value, "true or false")
         return value
     if kind == "int":
         if type(value) is not int or not 0 <= value <= LARGEST_COUNT:

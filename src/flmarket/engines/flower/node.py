@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from flwr.app import Context
 
 from flmarket.engines.flower.client import client_app
-from flmarket.engines.flower.owner import Owner
 from flmarket.errors import ConfigError
+from flmarket.market import Owner
 
 if TYPE_CHECKING:
-    from flmarket.engines.flower.play import Spec
+    from flmarket.engines.memory import Spec
 
 __all__ = ["app", "owner_of_node", "run_setting"]
 
@@ -32,16 +32,16 @@ def owner_of_node(context: Context) -> Owner:
         raise ConfigError("node configuration", sorted(context.node_config), "owner-file, the path of an owner.toml")
     seeded = context.run_config.get("noise", "seeded") != "secure"
     market, number = Path(run_setting(context, "market")), int(context.node_config["partition-id"])
-    return Owner.dealt(market_of(market), number, Path(run_setting(context, "state")) / "owners", seeded=seeded)
+    folder = Path(run_setting(context, "state")) / "owners"
+    return market_of(market).owner(number, folder / f"owner-{number}", seeded=seeded)
 
 
 @lru_cache(maxsize=8)
 def market_of(path: Path) -> Spec:
     """The market that a file describes."""
     from flmarket.engines.config import MarketConfig
-    from flmarket.engines.flower.play import market_spec
 
-    return market_spec(MarketConfig.load(path), base=path.parent)
+    return MarketConfig.load(path).spec(base=path.parent)
 
 
 @lru_cache(maxsize=8)

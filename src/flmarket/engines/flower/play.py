@@ -10,39 +10,24 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
 
+from flmarket.bids import FloatArray
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower.auction import AuctionMarket
 from flmarket.engines.flower.client import client_app
 from flmarket.engines.flower.inprocess import InProcessGrid
-from flmarket.engines.flower.joint import JointMarket
-from flmarket.engines.flower.kinds import MarketKind
-from flmarket.engines.flower.owner import Owner
 from flmarket.engines.flower.ray_runtime import QUIET, play_on_ray
-from flmarket.engines.flower.reward import RewardMarket
-from flmarket.engines.flower.sampling import SamplingMarket, posted_terms
-from flmarket.engines.flower.store import RoundStore
 from flmarket.engines.flower.strategy import MarketStrategy
-from flmarket.engines.jdp import JdpTraining
-from flmarket.engines.sampled import SampledTraining
-from flmarket.engines.simulation import Simulation
-from flmarket.engines.stackelberg import StackelbergTraining
-from flmarket.errors import ConfigError
-from flmarket.learning import SoftmaxRegression
+from flmarket.engines.memory import Spec
 from flmarket.ledger import Ledger, MemoryLedger
-from flmarket.market import RoundRecord
+from flmarket.market import FileStore, Owner, RoundRecord
+from flmarket.market.kinds import SamplingSpec
 
-__all__ = ["QUIET", "Dealer", "FlowerRun", "market_kind", "market_spec", "simulate", "store_spec"]
-
-FloatArray = NDArray[np.float64]
-Spec = Simulation | StackelbergTraining | SampledTraining | JdpTraining
+__all__ = ["QUIET", "Dealer", "FlowerRun", "simulate", "store_spec"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,35 +38,6 @@ class FlowerRun:
     parameters: FloatArray
     ledger: Ledger
     seconds: tuple[dict[str, float], ...]
-
-
-def market_spec(config: MarketConfig, *, data_dir: Path | None = None, base: Path = Path()) -> Spec:
-    """The market that a file describes; `base` is the file's folder."""
-    if config.is_stackelberg:
-        return config.stackelberg_training(data_dir=data_dir, base=base)
-    if config.is_jdp:
-        return config.jdp_training(data_dir=data_dir, base=base)
-    if config.is_sampling:
-        return config.sampled_training(data_dir=data_dir, base=base)
-    return config.simulation(data_dir=data_dir, base=base)
-
-
-def market_kind(spec: Spec, config: MarketConfig | None = None) -> MarketKind:
-    """The spec as a market that Flower's strategy plays; with its file, sampling terms follow the costs reported."""
-    if isinstance(spec, Simulation):
-        plain = replace(spec.local, epochs=None, momentum=0.0, optimizer="sgd")
-        softmax = SoftmaxRegression(spec.data.features, spec.data.n_classes, local=plain)
-        if spec.local != plain or spec.model not in (None, softmax):
-            raise ConfigError("model", spec.model, "softmax regression by plain descent in auctions over Flower")
-        return AuctionMarket(spec)
-    if isinstance(spec, StackelbergTraining):
-        return RewardMarket(spec)
-    if isinstance(spec, JdpTraining):
-        return JointMarket(spec)
-    if config is None or config.task.budget_per_round is None:
-        return SamplingMarket(spec)
-    budget = config.task.budget_per_round / spec.partition.owners
-    return SamplingMarket(spec, posted_terms(config.sampling, budget))
 
 
 @dataclass(frozen=True)
@@ -99,15 +55,18 @@ class Dealer:
 
 @lru_cache(maxsize=256)
 def _dealt(dealer: Dealer, number: int) -> Owner:
-    return Owner.dealt(_stored_spec(dealer.spec_file), number, dealer.records, seeded=not dealer.secure_noise)
+    return _stored_spec(dealer.spec_file).owner(
+        number, dealer.records / f"owner-{number}", seeded=not dealer.secure_noise
+    )
 
 
 def store_spec(spec: Spec, folder: Path) -> Path:
     """Write a spec where a `Dealer` finds it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spec.pickle"
-    if isinstance(spec, SampledTraining):  # a function of the round, which orders carry and pickles do not
-        spec = replace(spec, learning_rate=None)
+    if isinstance(spec, SamplingSpec):  # functions, which owners have no use for and pickles do not take
+        rate = None if spec.any_model is None else partial(float, 1.0)
+        spec = replace(spec, learning_rate=rate, offer=None)
     path.write_bytes(pickle.dumps(spec))
     _stored_spec.cache_clear()
     _dealt.cache_clear()
@@ -134,13 +93,12 @@ def simulate(
     **strategy: Any,
 ) -> FlowerRun:
     """Play a market; `folder` gets the owners' records and the server's state, and a run there goes on if cut off."""
-    config = market if isinstance(market, MarketConfig) else None
-    spec = market_spec(market) if isinstance(market, MarketConfig) else market
+    spec = market.spec() if isinstance(market, MarketConfig) else market
     books = MemoryLedger() if ledger is None else ledger
     spec_file = store_spec(spec, folder)
-    store = RoundStore(folder / "server", synchronised=False)
+    store = FileStore(folder / "server", synchronised=False)
     played = MarketStrategy(
-        market_kind(spec, config), books, store, nodes=spec.partition.owners, progress=progress,
+        spec.kind(), books, store, nodes=spec.partition.owners, progress=progress,
         bid_seconds=bid_seconds, train_seconds=train_seconds, **strategy,
     )  # fmt: skip
     app = client_app(Dealer(spec_file, folder / "owners", secure_noise), faults=True)

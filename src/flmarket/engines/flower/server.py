@@ -14,12 +14,11 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower.node import market_of, run_setting
-from flmarket.engines.flower.play import market_kind
-from flmarket.engines.flower.store import RoundStore
 from flmarket.engines.flower.strategy import MarketStrategy
+from flmarket.files import write_file
 from flmarket.ledger import SqlLedger
+from flmarket.market import FileStore
 
 __all__ = ["app", "serve"]
 
@@ -31,10 +30,10 @@ def serve(grid: Grid, context: Context) -> None:
     """Play the market, verify the ledger, write `result.json`."""
     settings, state = context.run_config, Path(run_setting(context, "state"))
     market = Path(run_setting(context, "market"))
-    kind = market_kind(market_of(market), MarketConfig.load(market))
+    kind = market_of(market).kind()
     with SqlLedger(run_setting(context, "ledger")) as ledger:
         strategy = MarketStrategy(
-            kind, ledger, RoundStore(state / "server"), nodes=int(settings.get("nodes", 1)),
+            kind, ledger, FileStore(state / "server"), nodes=int(settings.get("nodes", 1)),
             bid_seconds=float(settings.get("bid-seconds", 60.0)),
             train_seconds=float(settings.get("train-seconds", 600.0)),
         )  # fmt: skip
@@ -45,6 +44,4 @@ def serve(grid: Grid, context: Context) -> None:
         "metrics": strategy.records[-1].metrics if strategy.records else {},
         "accuracy": [record.metrics.get("accuracy") for record in strategy.records],
     }  # fmt: skip
-    part = state / "result.json.part"
-    part.write_text(json.dumps(summary))
-    part.replace(state / "result.json")
+    write_file(state / "result.json", json.dumps(summary))

@@ -31,7 +31,7 @@ from flmarket.learning import (
     stream,
 )
 from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micros, to_micros
-from flmarket.market.kind import NOISE_MARGIN, Announcement, Bid, MarketKind, Order, RoundPlan, profile, say
+from flmarket.market.kind import NOISE_MARGIN, Announcement, Bid, MarketKind, Order, RoundPlan, cost, profile, say
 from flmarket.market.owner import Owner, OwnerSide, PrivacyCap
 from flmarket.market.task import RoundRecord, Task
 from flmarket.privacy import Perturbation, PureDp
@@ -144,6 +144,7 @@ class AuctionKind(MarketKind):
         start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.task.name, spec.task.rounds, model, start, buyer)
         self.spec, self._model_text = spec, say(model)
+        self._energy: dict[float, float] = {}  # of the noise at this round's ε
 
     def announcement(self, index: int) -> Announcement:
         """The task, this round, and the noise that will be asked for."""
@@ -158,10 +159,10 @@ class AuctionKind(MarketKind):
         """A valuation and a cost that can be computed with."""
         try:
             with np.errstate(over="ignore"):
-                cost = float(profile([bid]).full_cost[0])
+                whole = cost(bid, bid.privacy_budget, bid.data_size)
         except InvalidInput:
             return False
-        return 1 <= bid.data_size <= LARGEST_HOLDING and bid.privacy_budget > 0 and cost <= LARGEST_COST
+        return 1 <= bid.data_size <= LARGEST_HOLDING and bid.privacy_budget > 0 and whole <= LARGEST_COST
 
     def plan(self, index: int, bids: Mapping[int, Bid]) -> RoundPlan:
         """Draw the bidders, run the auction, and write down what every winner is asked to do."""
@@ -176,7 +177,9 @@ class AuctionKind(MarketKind):
             budget = to_micros("budget", spec.task.budget_factor * float(drawn.full_cost.sum()))
         assert budget is not None
         found = cleared(spec.auction, offered, budget, stream(spec.seed, index, purpose=Purpose.AUCTION))
-        rate = _rate(self.model)
+        rate, bought = _rate(self.model), found.epsilon[found.winners]
+        energy = spec.perturbation.noise_energy(bought, self.dimension)
+        self._energy = dict(zip(bought.tolist(), np.broadcast_to(energy, bought.shape).tolist(), strict=True))
         orders = tuple(
             self.order(
                 index, int(bidders[k]), loss=PureDp(float(found.epsilon[k])), price_micros=int(found.price_micros[k]),
@@ -192,14 +195,15 @@ class AuctionKind(MarketKind):
 
     def largest_norm(self, order: Order) -> float:
         """The clip, and noise at its very longest."""
-        noise = self.spec.perturbation
-        energy = float(noise.noise_energy(self.side.amount(order.loss, self.announcement(0)), self.dimension))
-        return float(noise.clip + NOISE_MARGIN * np.sqrt(energy))
+        noise, epsilon = self.spec.perturbation, _epsilon(order)
+        if epsilon not in self._energy:
+            self._energy[epsilon] = float(noise.noise_energy(epsilon, self.dimension))
+        return float(noise.clip + NOISE_MARGIN * np.sqrt(self._energy[epsilon]))
 
     def left(self, order: Order) -> Release | None:
         """The perturbation's own promise, good or bad."""
         noise = self.spec.perturbation
-        return Release(order.award, noise.name, noise.guarantee(self.side.amount(order.loss, self.announcement(0))))
+        return Release(order.award, noise.name, noise.guarantee(_epsilon(order)))
 
     def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
         """Aggregate with the market's weights, step, and evaluate."""
@@ -255,6 +259,10 @@ class AuctionKind(MarketKind):
             if weight > 0:
                 step += weight * updates[owner]
         return weights, step
+
+
+def _epsilon(order: Order) -> float:
+    return AuctionKind.side.amount(order.loss)
 
 
 def _rate(model: Model) -> float:

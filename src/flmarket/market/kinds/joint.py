@@ -45,7 +45,7 @@ from flmarket.market.kind import (
     RoundPlan,
     say,
 )
-from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, PrivacyCap, Work
+from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, PrivacyCap, Streams, Work
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import ApproxDp, Cap, Event, GaussianRelease, NoiseSource, PureDp, Uncapped, Unprotected
 from flmarket.privacy.composition import zcdp_rho
@@ -98,7 +98,7 @@ class JointSpec:
     allow_overspending: bool = False
     seed: int = 0
     name: str = "task"
-    cap: PrivacyCap = PrivacyCap()
+    cap: PrivacyCap = field(default_factory=PrivacyCap)
 
     def __post_init__(self) -> None:
         costs = checked_array("costs", self.costs)
@@ -268,11 +268,11 @@ class JointSide(OwnerSide):
         budget = owner.privacy_budget if call.perturbation else float("inf")
         return self.reported(owner, budget=budget, least=owner.least_epsilon)
 
-    def amount(self, loss: Event, call: Announcement) -> float:
+    def amount(self, loss: Event, call: Announcement | None = None) -> float:
         """ε of one upload, at the announced δ."""
-        if not call.perturbation and isinstance(loss, Unprotected):
+        if call is not None and not call.perturbation and isinstance(loss, Unprotected):
             return float("inf")
-        if not isinstance(loss, ApproxDp) or loss.delta != _noise(call.clip, call.settings).delta:
+        if not isinstance(loss, ApproxDp) or (call and loss.delta != _noise(call.clip, call.settings).delta):
             raise InvalidInput("loss", loss, "ε of one upload, at the announced δ")
         return loss.epsilon
 
@@ -297,8 +297,7 @@ class JointSide(OwnerSide):
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Models after local training, each from the public one mixed with her own of the round before (M5)."""
         starts = np.stack([_start(work) for work in works])
-        rngs = [work.owner.stream(work.order, Purpose.BATCHES) for work in works]
-        trained = train_many(works[0].model, starts, [work.records for work in works], rngs)
+        trained = train_many(works[0].model, starts, [work.records for work in works], Streams(works))
         overflowed = ~np.isfinite(trained).all(axis=1)
         trained[overflowed] = starts[overflowed]
         for work, own in zip(works, trained, strict=True):
@@ -425,6 +424,11 @@ class JointKind(MarketKind):
         )  # fmt: skip
         budget = max(chosen.budget_micros, int(chosen.paid_micros.sum()))
         return RoundPlan(index, f"{self.task}/budget", budget, orders)
+
+    def award(self, order: Order) -> Award:
+        """For the uploads of all rounds agreed on."""
+        whole = self._given(order, self.rounds)
+        return replace(super().award(order), loss=Unprotected() if whole is None else whole.guarantee)
 
     def largest_norm(self, order: Order) -> float:
         """The public model, the clip, and noise at its very longest."""

@@ -15,7 +15,7 @@ NumPy's: right in distribution and not safe to release.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,7 +145,7 @@ class RewardSpec:
     delta: float = 1e-5
     seed: int = 0
     name: str = "task"
-    cap: PrivacyCap = PrivacyCap()
+    cap: PrivacyCap = field(default_factory=PrivacyCap)
     any_model: Model | None = None
 
     def __post_init__(self) -> None:
@@ -245,7 +245,7 @@ class RewardSide(OwnerSide):
         """Her value of privacy; her budget is ρ over all rounds."""
         return self.reported(owner, budget=owner.privacy_budget, least=owner.least_epsilon**2 / 2)  # ρ of a pure ε
 
-    def amount(self, loss: Event, call: Announcement) -> float:
+    def amount(self, loss: Event, call: Announcement | None = None) -> float:
         """ρ over all rounds."""
         if not isinstance(loss, ZCdp):
             raise InvalidInput("loss", loss, "ρ")

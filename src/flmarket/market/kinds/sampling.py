@@ -49,7 +49,7 @@ from flmarket.learning import (
 )
 from flmarket.ledger import Award, to_micros
 from flmarket.market.kind import Announcement, Bid, MarketKind, Order, RoundPlan, say
-from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, Work
+from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, Streams, Work
 from flmarket.market.task import RoundRecord
 from flmarket.privacy import Cap, Event, Uncapped, Unprotected
 from flmarket.sampling import FedAvgConstants, convergence_bound
@@ -146,8 +146,8 @@ class SamplingSpec:
     `ids` name the clients in random streams and accounts, so that reordering clients changes nothing. `c_max`, the
     highest cost the mechanism accepts, is needed with a hard cap: truthful payments never exceed it. `name` is the
     task's in the ledger; `scheme` and `budget_micros`, what the terms were meant to cost a round, are for the report.
-    `offer` maps reported costs to (q, r); without it the given ones stand. `any_model` instead of softmax regression needs
-    a rate of its own, and no convergence is claimed for it.
+    `offer` maps reported costs to (q, r); without it the given ones stand. `any_model` instead of softmax regression
+    needs a rate of its own, and no convergence is claimed for it.
     """
 
     data: DataSet
@@ -328,7 +328,7 @@ class SamplingSide(OwnerSide):
         """Her cost of taking part."""
         return self.reported(owner, budget=float("inf"), least=owner.least_epsilon)
 
-    def amount(self, loss: Event, call: Announcement) -> float:
+    def amount(self, loss: Event, call: Announcement | None = None) -> float:
         """Unbounded."""
         if not isinstance(loss, Unprotected):
             raise InvalidInput("loss", loss, "none: updates leave without noise")
@@ -340,7 +340,7 @@ class SamplingSide(OwnerSide):
 
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Start minus end, at the round's rate."""
-        first, rngs = works[0], [work.owner.stream(work.order, Purpose.BATCHES) for work in works]
+        first, rngs = works[0], Streams(works)
         model = at_rate(first.model, first.order.learning_rate)
         return first.parameters - train_many(model, first.parameters, [work.records for work in works], rngs)
 
