@@ -448,7 +448,7 @@ def test_a_bad_file_is_refused(section, digits):
 
 
 def test_a_budget_per_round_is_refused():
-    with pytest.raises(ConfigError, match=r"jdp\.budget"):
+    with pytest.raises(ConfigError, match=r"joint\.budget"):
         MarketConfig.parse(FILE | {"task": {"rounds": 3, "budget_per_round": 5.0}})
 
 

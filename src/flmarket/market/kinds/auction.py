@@ -34,7 +34,7 @@ from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micr
 from flmarket.market.kind import NOISE_MARGIN, Announcement, Bid, MarketKind, Order, RoundPlan, cost, profile, say
 from flmarket.market.owner import Owner, OwnerSide, PrivacyCap
 from flmarket.market.task import RoundRecord, Task
-from flmarket.privacy import Perturbation, PureDp
+from flmarket.privacy import Perturbation, PrivacyAccount, PureDp
 
 __all__ = ["AuctionKind", "AuctionSpec", "cleared"]
 
@@ -76,6 +76,8 @@ class AuctionSpec:
             raise InvalidInput("partition", self.partition.order.size, f"{len(self.data.y_train)} records")
         if not (0 <= self.dropout <= 1 and 0 <= self.faulty <= 1 and self.dropout + self.faulty <= 1):
             raise InvalidInput("dropout, faulty", (self.dropout, self.faulty), "probabilities that sum to at most 1")
+        # refused where no account of this currency can hold such a release
+        PrivacyAccount(self.cap.cap).would_exceed(self.perturbation.guarantee(1.0))
 
     @property
     def name(self) -> str:

@@ -45,7 +45,7 @@ from flmarket.market.kind import (
     RoundPlan,
     say,
 )
-from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, PrivacyCap, Streams, Work
+from flmarket.market.owner import Owner, OwnerSide, PrivacyCap, Streams, Work
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import ApproxDp, Cap, Event, GaussianRelease, NoiseSource, PureDp, Uncapped, Unprotected
 from flmarket.privacy.composition import zcdp_rho
@@ -159,7 +159,7 @@ class JointSpec:
         if adversary is not None:
             labels = adversary.labels(labels, self.data.n_classes)
         return Owner(
-            number=number, x=self.data.x_train[rows], y=labels, privacy_budget=UNLIMITED, model=self.model,
+            number=number, x=self.data.x_train[rows], y=labels, privacy_budget=self.epsilon, model=self.model,
             valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped() if raw else self.cap.gaussian,
             record=record, value=float(np.asarray(self.costs)[number]), classes=self.data.n_classes, allow_raw=raw,
             adversary=adversary, simulation_seed=self.seed if seeded else None,
@@ -180,7 +180,7 @@ class JointSpec:
         voided = tuple(i for i in clients if final is not None and final.state[i] is not AwardState.POSTED)
         spent = {i: owners[i].account.books.releases * rho for i, rho in zip(clients, kind.rho.tolist(), strict=False)}
         return JdpResult(
-            self, chosen, rounds, tuple(kind.choices), np.array(kind.included, dtype=bool).reshape(-1, len(clients)),
+            self, chosen, rounds, tuple(kind.choices if clients else ()), np.array(kind.included if clients else [], dtype=bool).reshape(len(rounds), len(clients)),
             kind.parameters, personal, kind.privacy(), voided, kind.stopped, spent,
         )  # fmt: skip
 
