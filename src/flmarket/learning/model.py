@@ -476,13 +476,13 @@ class SoftmaxRegression:
         record's: it is added whole.
         """
         x, y = checked_records(data.x, data.y, self.features, None)
-        means, sizes = np.empty((len(data), self.dimension)), data.sizes
-        blocks = _equal_blocks(Pool(x, y, data.offsets), np.arange(len(data)))
-        if (sizes == sizes[0]).all():
-            shape = (len(data), int(sizes[0]))
-            blocks = iter([(np.arange(len(data)), x.reshape(*shape, -1), y.reshape(shape))])
-        for owners, x_block, y_block in blocks:
-            means[owners] = self._clipped_block(params, x_block, y_block, clip)
+        sizes, owners = data.sizes, len(data)
+        if (sizes == sizes[0]).all():  # one block, and no copy
+            means = self._clipped_block(params, x.reshape(owners, -1, self.features), y.reshape(owners, -1), clip)
+        else:
+            means = np.empty((owners, self.dimension))
+            for some, x_block, y_block in _equal_blocks(Pool(x, y, data.offsets), np.arange(owners)):
+                means[some] = self._clipped_block(params, x_block, y_block, clip)
         for part, at in zip(self._split(means), self._split(params), strict=True):
             if self.l2 and (self.penalise_biases or at.ndim == 2):
                 part += self.l2 * at
@@ -491,12 +491,12 @@ class SoftmaxRegression:
     def _clipped_block(self, params: FloatArray, x: FloatArray, y: IntArray, clip: float) -> FloatArray:
         blocks, records = y.shape
         with np.errstate(over="ignore", invalid="ignore"):
-            scores = self.scores(params, x)
-            fits = (y >= 0) & (y < self.classes)
+            residual, fits = self.scores(params, x), (y >= 0) & (y < self.classes)
             if self.outputs == 1:
-                residual = expit(scores) - y[..., None]
+                expit(residual, out=residual)
+                residual -= y[..., None]
             else:
-                residual = softmax(scores, axis=-1)
+                residual = softmax(residual, axis=-1)
                 residual[np.arange(blocks)[:, None], np.arange(records), np.where(fits, y, 0)] -= 1.0
             norm = np.linalg.norm(residual, axis=-1) * np.sqrt(np.einsum("kmf,kmf->km", x, x) + 1.0)
         good = fits & np.isfinite(norm)
