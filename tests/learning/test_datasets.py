@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from flmarket.errors import ConfigError, DataUnavailable, InvalidInput, MissingDependency, UnknownName
 from flmarket.learning import DataSet, Encoding, Pool, Records, datasets, from_files, load, names
-from flmarket.learning.data import images, stratified_split, tables
+from flmarket.learning.data import stratified_split
 
 # --- the value type and its helpers -------------------------------------------------------------------------------
 
@@ -156,8 +156,8 @@ def write_kdd(directory: Path, train: list[str], test: list[str]) -> Path:
 
 
 def test_nsl_kdd_families_cover_forty_labels() -> None:
-    assert len(tables.FAMILY) == 40
-    assert np.bincount(list(tables.FAMILY.values())).tolist() == [1, 11, 6, 15, 7]
+    assert len(datasets.FAMILY) == 40
+    assert np.bincount(list(datasets.FAMILY.values())).tolist() == [1, 11, 6, 15, 7]
 
 
 def test_nsl_kdd_encoding(tmp_path: Path) -> None:
@@ -308,13 +308,13 @@ def test_cifar10_npz(tmp_path: Path) -> None:
 
 
 def test_cifar10_archive_gives_the_first_of_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "BATCH_BYTES", 20 * 3073)
-    monkeypatch.setattr(images, "TRAIN_PER_CLASS", 3)
-    monkeypatch.setattr(images, "TEST_PER_CLASS", 1)
-    batches = {name: pictures(20, i) for i, name in enumerate(images.BATCHES)}
+    monkeypatch.setattr(datasets, "BATCH_BYTES", 20 * 3073)
+    monkeypatch.setattr(datasets, "TRAIN_PER_CLASS", 3)
+    monkeypatch.setattr(datasets, "TEST_PER_CLASS", 1)
+    batches = {name: pictures(20, i) for i, name in enumerate(datasets.BATCHES)}
     write_archive(tmp_path, batches)
     data = load("cifar10", tmp_path)
-    everything = [pair for name in images.BATCHES[:5] for pair in zip(*batches[name], strict=True)]
+    everything = [pair for name in datasets.BATCHES[:5] for pair in zip(*batches[name], strict=True)]
     seen = dict.fromkeys(range(10), 0)
     expected = []
     for image, label in everything:
@@ -330,7 +330,7 @@ def test_cifar10_archive_gives_the_first_of_each_class(tmp_path: Path, monkeypat
 
 
 def write_archive(directory: Path, batches: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> None:
-    with tarfile.open(directory / images.ARCHIVE, "w:gz") as archive:
+    with tarfile.open(directory / datasets.ARCHIVE, "w:gz") as archive:
         for name, (pixels, labels) in batches.items():
             planes = [
                 np.concatenate([[y], x[..., 0].ravel(), x[..., 1].ravel(), x[..., 2].ravel()])
@@ -360,7 +360,7 @@ def test_malformed_cifar10(tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             load("cifar10", tmp_path)
     path.unlink()
-    (tmp_path / images.ARCHIVE).write_bytes(b"no archive")
+    (tmp_path / datasets.ARCHIVE).write_bytes(b"no archive")
     with pytest.raises(ConfigError):
         load("cifar10", tmp_path)
 

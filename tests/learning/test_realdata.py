@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from flmarket.errors import ConfigError
-from flmarket.learning import DataSet, Purpose, SoftmaxRegression, fedsgd, load, stream
-from flmarket.learning.data import images, tables
+from flmarket.learning import DataSet, Purpose, SoftmaxRegression, datasets, fedsgd, load, stream
 from flmarket.learning.data.files import Source, read_bytes
 from flmarket.learning.partition import iid_power_law
 from flmarket.populations import NSL_KDD_CLASS_COUNTS
@@ -87,7 +86,7 @@ def test_cifar10_subset(data_dir: Path) -> None:
     assert np.bincount(data.y_test).tolist() == [200] * 10
 
 
-@pytest.mark.parametrize("source", [tables.NSL_KDD, tables.BANK_MARKETING, images.MNIST, images.FASHION_MNIST])
+@pytest.mark.parametrize("source", [datasets.NSL_KDD, datasets.BANK_MARKETING, datasets.MNIST, datasets.FASHION_MNIST])
 def test_pinned_checksums_are_those_of_the_files(data_dir: Path, source: Source) -> None:
     for file in source.files:
         content = read_bytes(data_dir / source.name / f"{file.name}.gz")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from xor import write_network, xor_data
+from xor_data import write_network, xor_data
 
 import flmarket
 from flmarket.errors import InvalidInput, UnknownName

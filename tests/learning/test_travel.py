@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from xor import write_network
+from xor_data import write_network
 
 from flmarket.errors import InvalidInput, UnknownName
 from flmarket.learning import (

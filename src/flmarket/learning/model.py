@@ -64,7 +64,6 @@ __all__ = [
     "visits",
 ]
 
-LearningRate = float | Sequence[float] | FloatArray | Callable[[int], float]
 Optimizer = Literal["sgd", "adam"]
 STACK_BELOW = 32  # records; measured: stacking wins clearly at 8, is even at 32 to 64
 BLOCK_VALUES = 1 << 16  # values gathered at a time: half a megabyte, which stays in the cache of a core
@@ -477,13 +476,13 @@ class SoftmaxRegression:
         record's: it is added whole.
         """
         x, y = checked_records(data.x, data.y, self.features, None)
-        means, sizes = np.empty((len(data), self.dimension)), data.sizes
-        blocks = _equal_blocks(Pool(x, y, data.offsets), np.arange(len(data)))
-        if (sizes == sizes[0]).all():
-            shape = (len(data), int(sizes[0]))
-            blocks = iter([(np.arange(len(data)), x.reshape(*shape, -1), y.reshape(shape))])
-        for owners, x_block, y_block in blocks:
-            means[owners] = self._clipped_block(params, x_block, y_block, clip)
+        sizes, owners = data.sizes, len(data)
+        if (sizes == sizes[0]).all():  # one block, and no copy
+            means = self._clipped_block(params, x.reshape(owners, -1, self.features), y.reshape(owners, -1), clip)
+        else:
+            means = np.empty((owners, self.dimension))
+            for some, x_block, y_block in _equal_blocks(Pool(x, y, data.offsets), np.arange(owners)):
+                means[some] = self._clipped_block(params, x_block, y_block, clip)
         for part, at in zip(self._split(means), self._split(params), strict=True):
             if self.l2 and (self.penalise_biases or at.ndim == 2):
                 part += self.l2 * at
@@ -492,12 +491,12 @@ class SoftmaxRegression:
     def _clipped_block(self, params: FloatArray, x: FloatArray, y: IntArray, clip: float) -> FloatArray:
         blocks, records = y.shape
         with np.errstate(over="ignore", invalid="ignore"):
-            scores = self.scores(params, x)
-            fits = (y >= 0) & (y < self.classes)
+            residual, fits = self.scores(params, x), (y >= 0) & (y < self.classes)
             if self.outputs == 1:
-                residual = expit(scores) - y[..., None]
+                expit(residual, out=residual)
+                residual -= y[..., None]
             else:
-                residual = softmax(scores, axis=-1)
+                residual = softmax(residual, axis=-1)
                 residual[np.arange(blocks)[:, None], np.arange(records), np.where(fits, y, 0)] -= 1.0
             norm = np.linalg.norm(residual, axis=-1) * np.sqrt(np.einsum("kmf,kmf->km", x, x) + 1.0)
         good = fits & np.isfinite(norm)
@@ -528,18 +527,18 @@ def fedavg(
     offsets: ArrayLike,
     *,
     steps: int,
-    learning_rate: LearningRate,
+    learning_rate: float,
     batch_size: int | None = None,
     rngs: Sequence[np.random.Generator] | None = None,
 ) -> FloatArray:
     """Every owner's pseudo-gradient (start minus end) after `steps` local steps, shape (owners, dimension).
 
-    learning_rate: one number, one for each step, or a function of the step (0, 1, ...). rngs: one generator an owner,
-    needed when an owner has more records than a batch. `OwnerStreams` makes them on demand.
+    rngs: one generator an owner, needed when an owner has more records than a batch. `OwnerStreams` makes them on
+    demand.
     """
     params, x, y = model.check(params, x, y)
-    local = LocalTraining(steps=steps, batch_size=batch_size)
-    return np.asarray(params - _trained(model, params, Pool(x, y, np.asarray(offsets)), local, rngs, learning_rate))
+    local = LocalTraining(steps=steps, batch_size=batch_size, learning_rate=learning_rate)
+    return np.asarray(params - _trained(model, params, Pool(x, y, np.asarray(offsets)), local, rngs))
 
 
 def _trained(
@@ -548,7 +547,6 @@ def _trained(
     data: Pool,
     local: LocalTraining,
     rngs: Sequence[np.random.Generator] | None,
-    learning_rate: LearningRate | None = None,
 ) -> FloatArray:
     """Where every owner ends, (owners, p); those of as many steps and records a step go together."""
     x, y = checked_records(data.x, data.y, model.features, model.classes)
@@ -560,19 +558,18 @@ def _trained(
     if rngs is not None and len(rngs) != len(data):
         raise InvalidInput("rngs", f"{len(rngs)} generators", f"{len(data)}, one for each owner")
 
-    def descend(owners: IntArray, rates: FloatArray, batches: Iterable[tuple[FloatArray, IntArray]]) -> None:
+    def descend(owners: IntArray, batches: Iterable[tuple[FloatArray, IntArray]]) -> None:
         here = start if start.ndim == 1 else start[owners]
         velocity: FloatArray | None = None
-        for rate, (x_step, y_step) in zip(rates, batches, strict=False):
+        for x_step, y_step in batches:
             gradient = model.block_gradients(here, x_step, y_step)
             velocity = gradient if velocity is None or not local.momentum else local.momentum * velocity + gradient
-            here = here - rate * velocity
+            here = here - local.learning_rate * velocity
         ends[owners] = here
 
     for steps in np.unique(counts).tolist():
-        rates = _rates(local.learning_rate if learning_rate is None else learning_rate, steps)
         for owners, x_all, y_all in _equal_blocks(data, np.flatnonzero((counts == steps) & (batch == sizes))):
-            descend(owners, rates, repeat((x_all, y_all)))
+            descend(owners, repeat((x_all, y_all), steps))
         drawing = np.flatnonzero((counts == steps) & (batch < sizes))
         size = local.batch_size or 1
         at_once = max(1, BLOCK_VALUES // (size * (model.features + steps)))
@@ -580,7 +577,7 @@ def _trained(
             owners = drawing[first : first + at_once]
             assert rngs is not None  # checked above; for the type checker
             own = [data.offsets[k] + visits(rngs[k], int(sizes[k]), steps, size) for k in owners]
-            descend(owners, rates, ((x[rows], y[rows]) for rows in np.stack(own, axis=1)))
+            descend(owners, ((x[rows], y[rows]) for rows in np.stack(own, axis=1)))
     return ends
 
 
@@ -597,19 +594,6 @@ def _equal_blocks(data: Pool, chosen: IntArray) -> Iterator[tuple[IntArray, Floa
     for owner in chosen[sizes >= STACK_BELOW]:
         own = slice(data.offsets[owner], data.offsets[owner + 1])
         yield np.array([owner]), data.x[None, own], data.y[None, own]
-
-
-def _rates(learning_rate: LearningRate, steps: int) -> FloatArray:
-    if callable(learning_rate):
-        rates = np.array([learning_rate(step) for step in range(steps)], dtype=np.float64)
-    else:
-        rates = np.asarray(learning_rate, dtype=np.float64)
-        if rates.shape not in ((), (steps,)):
-            raise InvalidInput("learning_rate", rates.shape, f"one number, or one for each of {steps} steps")
-        rates = np.broadcast_to(rates, (steps,))
-    if not (np.isfinite(rates).all() and (rates > 0).all()):
-        raise InvalidInput("learning_rate", learning_rate, "finite numbers above 0")
-    return rates
 
 
 def accuracy(truth: ArrayLike, predicted: ArrayLike) -> float:

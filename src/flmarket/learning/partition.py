@@ -14,15 +14,14 @@ nothing ties them but the number of records.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.bids import IntArray
 from flmarket.errors import InvalidInput
+from flmarket.learning.streams import whole
 from flmarket.populations import log_normal_sizes
 
 __all__ = ["Partition", "dirichlet", "equal", "iid_power_law"]
@@ -65,7 +64,7 @@ class Partition:
 
     def records(self, owner: int) -> IntArray:
         """The record indices of one owner."""
-        owner = _positive("owner", owner, at_least=0, at_most=self.owners - 1)
+        owner = whole("owner", owner, 0, self.owners - 1)
         return self.order[self.offsets[owner] : self.offsets[owner + 1]]
 
     def select(self, owners: ArrayLike) -> tuple[IntArray, IntArray]:
@@ -84,8 +83,8 @@ def iid_power_law(
 ) -> Partition:
     """Heavy-tailed sizes of at least `minimum`, records at random. `records`: how many, or their labels."""
     count = _count(records)
-    owners = _positive("owners", owners)
-    minimum = _positive("minimum", minimum)
+    owners = whole("owners", owners, 1)
+    minimum = whole("minimum", minimum, 1)
     if not (np.isfinite(sigma) and sigma >= 0):
         raise InvalidInput("sigma", sigma, "a finite number of at least 0")
     sizes = log_normal_sizes(rng, owners, count, sigma=sigma, minimum=minimum)
@@ -95,7 +94,7 @@ def iid_power_law(
 def equal(rng: np.random.Generator, records: int | ArrayLike, owners: int) -> Partition:
     """Sizes that differ by at most one, records at random. `records`: how many, or their labels."""
     count = _count(records)
-    owners = _positive("owners", owners, at_most=count)
+    owners = whole("owners", owners, 1, count)
     return Partition(rng.permutation(count), np.arange(owners + 1) * count // owners)
 
 
@@ -110,8 +109,8 @@ def dirichlet(
     labels = _integers("labels", labels)
     if labels.size == 0 or labels.min() < 0:
         raise InvalidInput("labels", labels, "at least one label, numbered from 0")
-    minimum = _positive("minimum", minimum)
-    owners = _positive("owners", owners, at_most=labels.size // minimum)
+    minimum = whole("minimum", minimum, 1)
+    owners = whole("owners", owners, 1, labels.size // minimum)
     if not (np.isfinite(concentration) and concentration > 0):
         raise InvalidInput("concentration", concentration, "a finite number above 0")
     classes = np.bincount(labels)
@@ -166,15 +165,4 @@ def _integers(name: str, value: ArrayLike) -> IntArray:
 
 
 def _count(records: int | ArrayLike) -> int:
-    return _positive("records", records) if np.ndim(records) == 0 else len(_integers("records", records))
-
-
-def _positive(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> int:
-    accepted = f"a whole number of at least {at_least}" + ("" if at_most is None else f" and at most {at_most}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidInput(name, value, accepted) from None
-    if number < at_least or (at_most is not None and number > at_most):
-        raise InvalidInput(name, value, accepted)
-    return number
+    return whole("records", records, 1) if np.ndim(records) == 0 else len(_integers("records", records))

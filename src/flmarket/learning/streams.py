@@ -16,7 +16,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -45,10 +45,10 @@ class Purpose(IntEnum):
 
 def stream(seed: int, round_index: int = 0, owner: int | None = None, *, purpose: Purpose) -> np.random.Generator:
     """The generator for one purpose in one round; `owner=None` is for draws of the round as a whole."""
-    entropy = _whole("seed", seed, SEED_LIMIT)
-    key: tuple[int, ...] = (int(Purpose(purpose)), _whole("round_index", round_index, KEY_LIMIT))
+    entropy = whole("seed", seed, 0, SEED_LIMIT - 1)
+    key: tuple[int, ...] = (int(Purpose(purpose)), whole("round_index", round_index, 0, KEY_LIMIT - 1))
     if owner is not None:
-        key = (*key, _whole("owner", owner, KEY_LIMIT))
+        key = (*key, whole("owner", owner, 0, KEY_LIMIT - 1))
     return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key))
 
 
@@ -78,11 +78,13 @@ class OwnerStreams(Sequence[np.random.Generator]):
         return (self[i] for i in range(len(self)))
 
 
-def _whole(name: str, value: int, limit: int) -> int:
+def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value as an int within limits, or a typed error."""
+    accepted = f"a whole number of at least {least}" + ("" if most is None else f" and at most {most}")
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidInput(name, value, "a whole number") from None
-    if not 0 <= number < limit:
-        raise InvalidInput(name, value, f"a whole number from 0 to 2**{limit.bit_length() - 1} - 1")
+        raise InvalidInput(name, value, accepted) from None
+    if number < least or (most is not None and number > most):
+        raise InvalidInput(name, value, accepted)
     return number

@@ -1,4 +1,4 @@
-"""Finding a data set's files: the user's directory, the environment's, the cache, the public home.
+"""Files of data: where a data set's lie, and what is in them; a user's own CSV, Parquet or npz as a data set.
 
 A directory that the user names (`data_dir`, then FLMARKET_DATA) is trusted as it is: the loaders check the
 format, not the checksum, so that a user can bring a variant of her own. What is downloaded is checked against
@@ -9,6 +9,7 @@ are not hashed again.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import http.client
@@ -18,21 +19,35 @@ import tempfile
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
+from urllib.parse import quote
 
-from flmarket.errors import ConfigError, DataUnavailable, InvalidInput
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["DATA_VARIABLE", "Locator", "RemoteFile", "Source", "cache_directory", "read_bytes"]
+from flmarket.bids import FloatArray, IntArray
+from flmarket.errors import ConfigError, DataUnavailable, InvalidInput, MissingDependency
+from flmarket.learning.data import DataSet, Encoding, Scaling, stratified_split
+
+__all__ = [
+    *("DATA_VARIABLE", "Locator", "RemoteFile", "Source", "cache_directory", "check_finite", "from_files"),
+    *("read_bytes", "read_csv", "read_npz", "read_table"),
+]
 
 DATA_VARIABLE = "FLMARKET_DATA"
 CACHE_VARIABLE = "FLMARKET_CACHE"
 TIMEOUT_SECONDS = 30.0
 MAX_FILE_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
+
+Columns = dict[str, NDArray[Any]]
+MAX_CATEGORIES = 1000  # of one column; more is a name or a number, not a category
+SPLIT_SEED = 20_221
+TEST_SHARE = 0.2
 
 Opener = Callable[[str, float], AbstractContextManager[IO[bytes]]]
 
@@ -54,6 +69,20 @@ class Source:
     name: str
     files: tuple[RemoteFile, ...]
     stand_ins: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        checksums: Mapping[str, str],
+        home: str,
+        *,
+        unpack: tuple[str, ...] = (),
+        stand_ins: tuple[str, ...] = (),
+    ) -> Source:
+        """Files by name with their sha256, from a home that has `{}` for the name."""
+        files = (RemoteFile(file, digest, home.format(quote(file)), unpack) for file, digest in checksums.items())
+        return cls(name, tuple(files), stand_ins)
 
 
 def cache_directory() -> Path:
@@ -205,3 +234,180 @@ def read_bytes(path: Path) -> bytes:
             return _limited(stream)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError("data file", str(path), f"a readable plain or gzipped file ({error})") from None
+
+
+# --- a user's own files -----------------------------------------------------------------------------------------------
+
+
+def from_files(
+    train: Path, test: Path | None = None, *, label: str | None = None, scaling: Scaling | None = None, name: str = ""
+) -> DataSet:
+    """A data set from one's own files; without a test file, a fifth of the records is put aside, always the same.
+
+    CSV and Parquet have named columns, one of them the `label`; columns of numbers are standardised unless `scaling`
+    says otherwise, all others are categories. An npz holds `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`,
+    and is taken as it is unless `scaling` is given.
+    """
+    title = name or train.name.partition(".")[0]
+    source = f"{train.name}{'' if test is None else f' and {test.name}'}"
+    if train.suffix == ".npz":
+        parts = read_npz(train) if test is None else (*read_npz(train)[:2], *read_npz(test)[:2])
+        return _from_arrays(title, parts, scaling or "none", train, source)
+    tables = [read_table(path) for path in (train, test) if path is not None]
+    if label is None or label not in tables[0]:
+        raise ConfigError(f"{train}: label", label, f"one of its columns {', '.join(tables[0])}")
+    classes, first = _classes(tables[0][label], f"{train}: {label}")
+    if test is None:
+        chosen = stratified_split(first, test_share=TEST_SHARE, seed=SPLIT_SEED)
+        tables = [{column: values[rows] for column, values in tables[0].items()} for rows in chosen]
+    labels = [_coded(table, label, classes, path) for table, path in zip(tables, (train, test or train), strict=True)]
+    encoding = _fitted({key: values for key, values in tables[0].items() if key != label}, train, scaling or "standard")
+    x = [_encoded(encoding, table, path) for table, path in zip(tables, (train, test or train), strict=True)]
+    return DataSet(title, x[0], labels[0], x[1], labels[1], classes=classes, source=source, encoding=encoding)
+
+
+def read_table(path: Path, delimiter: str | None = None) -> Columns:
+    """Columns by name from a CSV (plain or gzipped; `,`, `;` or tabs) or Parquet file; of numbers where all are."""
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    if path.name.removesuffix(".gz").rpartition(".")[2] not in ("csv", "tsv", "txt"):
+        raise ConfigError("data file", str(path), "a .csv, .tsv, .parquet or .npz file")
+    raw = read_csv(path, delimiter)
+    return {name: _numbers(values) if _is_numeric(values) else values for name, values in raw.items()}
+
+
+def read_npz(path: Path) -> tuple[NDArray[Any], ...]:
+    """(x, y), or (x_train, y_train, x_test, y_test); objects are refused, as reading them would run code."""
+    try:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as stored:
+            keys = ("x", "y") if "x" in stored else ("x_train", "y_train", "x_test", "y_test")
+            return tuple(stored[key] for key in keys)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        wanted = "an npz with x and y, or with x_train, y_train, x_test, y_test"
+        raise ConfigError(str(path), str(error), wanted) from None
+
+
+def _from_arrays(title: str, parts: tuple[NDArray[Any], ...], scaling: Scaling, path: Path, source: str) -> DataSet:
+    if len(parts) == 2:
+        rows = stratified_split(parts[1], test_share=TEST_SHARE, seed=SPLIT_SEED)
+        parts = tuple(part[chosen] for chosen in rows for part in parts)
+    for part in parts[1::2]:
+        if part.ndim != 1 or (np.asarray(part, dtype=np.float64) != np.floor(part)).any() or part.min(initial=0) < 0:
+            raise ConfigError(f"{path}: y", f"{part.dtype} {part.shape}", "classes, numbered from 0")
+    x_train, x_test = (part.reshape(len(part), -1).astype(np.float64) for part in parts[::2])
+    y_train, y_test = (part.astype(np.int64) for part in parts[1::2])
+    names = [f"x{i}" for i in range(x_train.shape[1])]
+    encoding = Encoding.fit(dict(zip(names, x_train.T, strict=True)), names, {}, scaling)
+    if scaling != "none":
+        x_train, x_test = (encoding.encode(dict(zip(names, x.T, strict=True))) for x in (x_train, x_test))
+    classes = tuple(str(k) for k in range(int(max(y_train.max(initial=0), y_test.max(initial=0))) + 1))
+    shape = tuple(parts[0].shape[1:]) if parts[0].ndim > 2 else ()
+    return DataSet(
+        title, x_train, y_train, x_test, y_test, classes=classes, source=source, encoding=encoding, shape=shape
+    )
+
+
+def _classes(values: NDArray[Any], field: str) -> tuple[tuple[str, ...], IntArray]:
+    known, codes = np.unique(values, return_inverse=True)
+    missing = not np.isfinite(known).all() if known.dtype == np.float64 else "" in known
+    if missing or not 2 <= len(known) <= MAX_CATEGORIES:
+        found = "a missing class" if missing else f"{len(known)} different values"
+        raise ConfigError(field, found, f"2 to {MAX_CATEGORIES} classes, one for every record")
+    return tuple(_text(value) for value in known), codes
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value == int(value) else str(value)
+
+
+def _coded(table: Columns, label: str, classes: tuple[str, ...], path: Path) -> IntArray:
+    if label not in table:
+        raise ConfigError(f"{path}: label", label, f"one of its columns {', '.join(table)}")
+    codes = {name: code for code, name in enumerate(classes)}
+    texts = [_text(value) for value in table[label].tolist()]
+    for text in texts:
+        if text not in codes:
+            raise ConfigError(f"{path}: {label}", text, f"a class of the training file: {', '.join(classes)}")
+    return np.array([codes[text] for text in texts], dtype=np.int64)
+
+
+def _fitted(table: Columns, path: Path, scaling: Scaling) -> Encoding:
+    numbers = [name for name, values in table.items() if values.dtype == np.float64]
+    texts = {name: np.unique(values) for name, values in table.items() if name not in numbers}
+    for name, known in texts.items():
+        if len(known) > MAX_CATEGORIES:
+            raise ConfigError(f"{path}: {name}", f"{len(known)} different texts", f"at most {MAX_CATEGORIES}")
+    check_finite(table, numbers, path)
+    return Encoding.fit(table, numbers, {name: known.tolist() for name, known in texts.items()}, scaling)
+
+
+def _encoded(encoding: Encoding, table: Columns, path: Path) -> FloatArray:
+    for name in (*encoding.numbers, *encoding.categories):
+        if name not in table:
+            raise ConfigError(str(path), ", ".join(table), f"a column {name}, as in the training file")
+    check_finite(table, encoding.numbers, path)
+    texts = {name: np.array([_text(v) for v in table[name].tolist()]) for name in encoding.categories}
+    return encoding.encode({name: table[name] for name in encoding.numbers} | texts)
+
+
+def check_finite(table: Columns, numbers: list[str] | tuple[str, ...], path: Path) -> None:
+    for name in numbers:
+        if table[name].dtype != np.float64 or not np.isfinite(table[name]).all():
+            raise ConfigError(f"{path}: {name}", "a value that is missing or no number", "finite numbers")
+
+
+def _is_numeric(values: NDArray[np.str_]) -> bool:
+    try:
+        _numbers(values)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(values: NDArray[np.str_]) -> FloatArray:
+    """Numbers; an empty field is NaN, to be refused where numbers are needed."""
+    return np.where(values == "", "nan", values).astype(np.float64)
+
+
+def read_csv(path: Path, delimiter: str | None, needs: Sequence[str] = ()) -> dict[str, NDArray[np.str_]]:
+    """The fields as text, by a header with the names that are needed."""
+    text = read_bytes(path).decode("utf-8-sig", errors="replace")
+    first = text.partition("\n")[0]
+    by = delimiter or max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=by, strict=True)
+    try:
+        header = next(reader, [])
+        rows = [row for row in reader if row]
+    except csv.Error as error:
+        raise ConfigError(str(path), f"line {reader.line_num}", f"valid CSV ({error})") from None
+    if missing := [name for name in needs if name not in header]:
+        raise ConfigError(str(path), header, f"a {by!r}-separated header with {', '.join(missing)}")
+    if not header or len(set(header)) != len(header):
+        raise ConfigError(str(path), header, "a header of different column names")
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise ConfigError(str(path), f"line {line} with {len(row)} fields", f"{len(header)} fields")
+    if len(rows) < 10:
+        raise ConfigError(str(path), f"{len(rows)} records", "at least 10")
+    return dict(zip(header, (np.array(column) for column in zip(*rows, strict=True)), strict=True))
+
+
+def _read_parquet(path: Path) -> Columns:
+    try:
+        from pyarrow import ArrowException, parquet, types
+    except ImportError:
+        raise MissingDependency("pyarrow", "parquet") from None
+    try:
+        table = parquet.read_table(io.BytesIO(read_bytes(path)))
+    except (ArrowException, OSError) as error:
+        raise ConfigError(str(path), str(error), "a Parquet file") from None
+    columns: Columns = {}
+    for name in table.column_names:
+        values = table.column(name)
+        if values.null_count:
+            raise ConfigError(f"{path}: {name}", "a missing value", "a value in every record")
+        numeric = types.is_integer(values.type) or types.is_floating(values.type)
+        columns[name] = (
+            values.to_numpy().astype(np.float64) if numeric else np.array([str(value) for value in values.to_pylist()])
+        )
+    return columns
