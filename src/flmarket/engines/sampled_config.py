@@ -11,7 +11,7 @@ from flmarket.engines.sampled import SampledTraining, decaying_rate
 from flmarket.learning import DataSet, LocalTraining, Partition, Purpose, stream
 from flmarket.ledger import to_micros
 from flmarket.sampling import TruncatedExponential, Uniform
-from flmarket.sampling.schemes import terms
+from flmarket.sampling.prior_independent import terms
 
 __all__ = ["SamplingSection"]
 

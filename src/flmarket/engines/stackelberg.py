@@ -28,7 +28,7 @@ from scipy.special import expit, softmax
 from flmarket.bids import checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games import Equilibrium, Stackelberg
-from flmarket.games.server import NoiseAccount
+from flmarket.games.stackelberg import NoiseAccount
 from flmarket.learning import DataSet, Partition, Purpose, SoftmaxRegression, stream
 from flmarket.ledger import MICROS, Award, AwardState, Ledger, Release, Resolution, payments_to_micros, to_micros
 from flmarket.market import (

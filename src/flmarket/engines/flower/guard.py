@@ -65,8 +65,8 @@ from flmarket.engines.flower.messages import (
 from flmarket.engines.flower.owner import Owner, joint_noise, raw_update
 from flmarket.engines.flower.record import OwnerRecord, open_record
 from flmarket.errors import PrivacyBudgetExhausted
-from flmarket.games.costs import family
-from flmarket.games.noise import noise_scale
+from flmarket.games.contest import family
+from flmarket.games.stackelberg import noise_scale
 from flmarket.ledger import MICROS, Head, HoldNotProven, ReplayRefused
 from flmarket.market import award_id, owner_account
 from flmarket.privacy import Event, PureDp, Uncapped, Unprotected, ZCdp

@@ -22,7 +22,7 @@ from flmarket.engines.sampled_config import SamplingSection
 from flmarket.errors import InvalidInput
 from flmarket.ledger import Award, MemoryLedger, Release, Resolution
 from flmarket.market import RoundRecord, award_id
-from flmarket.sampling.schemes import terms
+from flmarket.sampling.prior_independent import terms
 
 __all__ = ["SamplingMarket", "Terms", "posted_terms"]
 
