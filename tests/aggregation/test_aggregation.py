@@ -156,11 +156,11 @@ def test_a_batch_is_its_rows(name, rng):
 
 
 def test_chunks_do_not_show(rng, monkeypatch):
-    from flmarket.aggregation import optimal
+    from flmarket.aggregation import rules
 
     eps, size = rng.uniform(0.1, 2, (101, 10)), rng.integers(1, 99, (101, 10)).astype(float)
     whole = aggregation.get("opt-aggr").weights(eps, size)
-    monkeypatch.setattr(optimal, "_CHUNK_ENTRIES", 70)
+    monkeypatch.setattr(rules, "_CHUNK_ENTRIES", 70)
     np.testing.assert_array_equal(aggregation.get("opt-aggr").weights(eps, size), whole)
 
 

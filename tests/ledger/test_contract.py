@@ -28,10 +28,10 @@ from flmarket.ledger import (
     SealedReceipt,
     SqlLedger,
     Transfer,
-    schema,
+    store,
 )
+from flmarket.ledger.receipt import seal
 from flmarket.ledger.replay import Replay
-from flmarket.ledger.sealed import seal
 from flmarket.privacy import ApproxDp, ExponentialRelease, GaussianL2, GaussianRelease, PureDp, Unprotected, ZCdp
 
 
@@ -363,7 +363,7 @@ def test_books_of_before_awards_had_typed_losses_open_and_go_on(url):
     with SqlLedger(url) as book:
         with book.engine.begin() as connection:
             for entry in BEFORE["entries"]:
-                connection.execute(schema.entries.insert(), entry)
+                connection.execute(store.entries.insert(), entry)
         assert book.verify().to_dict() == BEFORE["head"]
         numbers = [1.0, float("inf"), 0.0, 0.5, 2.0, 0.25, 1.0, 1.5, 0.5]
         assert [one.epsilon for one in book.awards()] == numbers

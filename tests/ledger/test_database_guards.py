@@ -6,9 +6,10 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from flmarket.errors import SettlementError
-from flmarket.ledger import AwardState, EntryKind, LedgerUnavailable, Release, Resolution, SqlLedger, queries, store
+from flmarket.ledger import AwardState, EntryKind, LedgerUnavailable, Release, Resolution, SqlLedger, store
 from flmarket.ledger.entry import Line, sealed
 from flmarket.ledger.rules import Draft
+from flmarket.ledger.sql import append
 from flmarket.privacy import PureDp
 
 GIVEN = '{"guarantee":{"epsilon":1.0,"kind":"pure-dp"},"mechanism":"m"}'
@@ -155,7 +156,7 @@ def test_rightly_linked_and_hashed_entries_still_obey_the_rules(guarded, line):
         line = dataclasses.replace(line, kind=_Foreign(line.kind))
     before = guarded.head()
     with pytest.raises(SettlementError, match="refused"), store.writing(guarded.engine) as connection:
-        queries.append(connection, [line], 1)
+        append(connection, [line], 1)
     assert guarded.head() == before
 
 
@@ -167,7 +168,7 @@ class _Foreign(str):
 
 def test_good_lines_pass_the_same_way(book):
     with store.writing(book.engine) as connection:
-        queries.append(connection, [Line(EntryKind.POSTED, "a2", "escrow", "owner-2", 10, "owner-2")], 1)
+        append(connection, [Line(EntryKind.POSTED, "a2", "escrow", "owner-2", 10, "owner-2")], 1)
     assert book.balance("owner-2") == 10
 
 
@@ -178,10 +179,10 @@ def test_entries_follow_one_another(book):
     for seq, previous in ((size + 1, last), (size - 1, last), (size, "0" * 64), (-1, last)):
         row = sealed(line, seq, 1, previous).to_dict()
         with pytest.raises(DBAPIError), book.engine.begin() as connection:
-            connection.execute(queries.entries.insert(), [row])
+            connection.execute(store.entries.insert(), [row])
     row = sealed(line, size, 1, last).to_dict()
     with book.engine.begin() as connection:
-        connection.execute(queries.entries.insert(), [row])
+        connection.execute(store.entries.insert(), [row])
     assert book.balance("buyer") == 100 - 6 * 10 + 10 + 1
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from flmarket.cli import main
 from flmarket.ledger import Award, AwardState, MemoryLedger, Release, Resolution, SqlLedger
-from flmarket.ledger.sealed import seal
+from flmarket.ledger.receipt import seal
 from flmarket.privacy import PureDp
 
 # typer asks click for names that click will rename

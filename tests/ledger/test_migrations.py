@@ -6,7 +6,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
 from flmarket.errors import ConfigError
-from flmarket.ledger import SqlLedger, schema, store
+from flmarket.ledger import SqlLedger, store
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -39,7 +39,7 @@ def test_up_equal_to_the_models_and_down(engine):
     store.migrate(engine)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": store.VERSION_TABLE})
-        assert compare_metadata(context, schema.metadata) == []
+        assert compare_metadata(context, store.metadata) == []
         assert store.version(connection) == store.NEWEST
     migrated = described(engine)
     assert len(migrated) == 3
@@ -53,7 +53,7 @@ def test_up_equal_to_the_models_and_down(engine):
             left = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'")).scalar()
         assert left == 0
     with engine.begin() as connection:
-        schema.metadata.create_all(connection)
+        store.metadata.create_all(connection)
     assert described(engine) == migrated
 
 

@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from flmarket.errors import InvalidInput, MissingDependency
-from flmarket.privacy import NoiseSource, SecureNoise, SimulationNoise, as_noise_source, secure_noise
+from flmarket.privacy import NoiseSource, SecureNoise, SimulationNoise, as_noise_source
+from flmarket.privacy import noise as sources
 
 LAWS = {"laplace": stats.laplace, "gaussian": stats.norm}
 
@@ -54,7 +55,7 @@ def test_half_noise_and_swapped_law_are_caught(kind, rng):
 @pytest.mark.parametrize("size", [1, 610, 25_000, 1_000_000])
 def test_secure_map_keeps_the_promise_and_wastes_nothing(kind, epsilon, size):
     """OpenDP's own privacy map, grid rounding included, is within the ε (or ρ) that we claim."""
-    measurement = secure_noise._measurement(kind, 2.0 / epsilon, 2.0, size)
+    measurement = sources._measurement(kind, 2.0 / epsilon, 2.0, size)
     promise = epsilon if kind == "laplace" else epsilon**2 / 2
     assert 0.999999 * promise < measurement.map(2.0) <= promise
 
@@ -62,17 +63,17 @@ def test_secure_map_keeps_the_promise_and_wastes_nothing(kind, epsilon, size):
 @pytest.mark.parametrize("kind", LAWS)
 def test_the_map_check_would_catch_an_unwidened_scale(kind):
     """Without widening, OpenDP's map is above the claim: the check in the code is not idle."""
-    measurement = secure_noise._build(kind, 2.0, 2.0, 610)
+    measurement = sources._build(kind, 2.0, 2.0, 610)
     assert measurement.map(2.0) > (1.0 if kind == "laplace" else 0.5)
 
 
 def test_a_promise_that_cannot_be_kept_is_refused(monkeypatch):
-    build = secure_noise._build
-    monkeypatch.setattr(secure_noise, "_build", lambda kind, scale, *rest: build(kind, scale / 2, *rest))
-    secure_noise._measurement.cache_clear()
+    build = sources._build
+    monkeypatch.setattr(sources, "_build", lambda kind, scale, *rest: build(kind, scale / 2, *rest))
+    sources._measurement.cache_clear()
     with pytest.raises(InvalidInput, match="map"):
-        secure_noise._measurement("laplace", 2.0, 2.0, 3)
-    secure_noise._measurement.cache_clear()
+        sources._measurement("laplace", 2.0, 2.0, 3)
+    sources._measurement.cache_clear()
 
 
 def test_secure_values_lie_on_a_grid():

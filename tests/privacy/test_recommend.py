@@ -7,7 +7,7 @@ import pytest
 
 from flmarket import privacy
 from flmarket.errors import InvalidInput
-from flmarket.privacy.table import energy_table
+from flmarket.privacy.recommend import energy_table
 
 DOCS = Path(__file__).parents[2] / "docs" / "perturbations.md"
 

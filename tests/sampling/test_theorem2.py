@@ -15,8 +15,8 @@ from flmarket.sampling import (
     Uniform,
     UniformSampling,
 )
-from flmarket.sampling.nodes import CostNodes
-from flmarket.sampling.virtual import discrete_spend
+from flmarket.sampling.distributions import discrete_spend
+from flmarket.sampling.mechanisms import CostNodes
 
 HISTOGRAM = Histogram([1, 2, 3, 4], [0.1, 0.8, 0.1])  # irregular: the density jumps up at 2
 

@@ -12,9 +12,8 @@ from typing import Protocol, runtime_checkable
 from numpy.typing import ArrayLike
 
 from flmarket.aggregation.bound import HasNoiseEnergy, data_shares, error_bound, release_energy
-from flmarket.aggregation.optimal import OptAggr
-from flmarket.aggregation.robust.peers import ROBUST
-from flmarket.aggregation.rules import BiasOpt, Conventional, VarOpt
+from flmarket.aggregation.robust import ROBUST
+from flmarket.aggregation.rules import BiasOpt, Conventional, OptAggr, VarOpt
 from flmarket.bids import FloatArray
 from flmarket.registry import Registry
 

@@ -23,7 +23,7 @@ from flmarket.audit.claims import ClaimVerdict, Verdict
 from flmarket.bids import FloatArray, Guarantee, Guarantees
 from flmarket.errors import InvalidInput
 from flmarket.sampling import CompleteInformation, Empirical, Posted, PriorIndependent, TruncatedExponential, Uniform
-from flmarket.sampling.schemes import SCHEMES, known_scheme
+from flmarket.sampling.prior_independent import SCHEMES, known_scheme
 
 __all__ = ["COST_POPULATIONS", "Lie", "SamplingAudit", "SpendingRow", "audit_sampling"]
 

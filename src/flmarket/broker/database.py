@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
 from sqlalchemy.orm import Session
 
 from flmarket.files import keep_private
-from flmarket.ledger.errors import LedgerUnavailable
+from flmarket.ledger.journal import LedgerUnavailable
 
 __all__ = ["Database", "fenced", "is_transient", "respect_fence"]
 

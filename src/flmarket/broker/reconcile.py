@@ -33,10 +33,9 @@ from flmarket.broker.clock import now
 from flmarket.broker.database import fenced
 from flmarket.broker.models import Check, PartyRow, Release, RoundRow, TaskRow
 from flmarket.broker.services.states import ENDED
-from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line
+from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, fits, loss_of, release_of
 from flmarket.ledger.journal import epsilon_of
-from flmarket.ledger.lines import fits, loss_of, release_of
-from flmarket.ledger.schema import accounts, entries
+from flmarket.ledger.store import accounts, entries
 
 if TYPE_CHECKING:
     from flmarket.broker.core import Broker

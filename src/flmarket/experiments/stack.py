@@ -2,7 +2,7 @@
 
 Each seed draws one population per point (the same quantiles along an axis, so neighbouring points differ by the axis,
 not by luck); curves are means over seeds with standard errors. Wherever the two accounts of the noise differ
-(`flmarket.games.server`), both are drawn. A verdict is on the paper's own equations, the "printed" account, and is
+(`flmarket.games.stackelberg`), both are drawn. A verdict is on the paper's own equations, the "printed" account, and is
 computed: a trend holds if the change from end to end, paired by seed, has the claimed sign by more than two standard
 errors, and no single step goes the other way by more than two.
 
@@ -23,7 +23,7 @@ from flmarket.errors import InvalidInput
 from flmarket.experiments.items import Item, Reproduction, Step
 from flmarket.games import Stackelberg, families, verify_equilibrium
 from flmarket.games.figures import PAPER_SETTINGS, EquilibriumSeries, against_users, against_value_range
-from flmarket.games.server import NoiseAccount
+from flmarket.games.stackelberg import NoiseAccount
 from flmarket.report import Curve, CurveSet, write_curves
 
 __all__ = ["FIGURES", "ITEMS", "Figure", "Trend", "reproduce"]
@@ -228,7 +228,7 @@ def equilibrium(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None
 
 def _largest_gain(cost: str, users: int, seed: int) -> float:
     values = np.random.default_rng((seed, users)).uniform(1.0, 5.0, users)
-    game = Stackelberg(values, cost=cost, noise_account="pooled", **PAPER_SETTINGS)  # type: ignore[arg-type]
+    game = Stackelberg(values, cost=cost, noise_account="pooled", **PAPER_SETTINGS)
     reward = 1.0
     return verify_equilibrium(game, game.equilibrium(reward), reward=reward) / reward
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from flmarket.games.costs import CostFamily, families, family
-from flmarket.games.noise import noise_multiplier, noise_scale, zcdp_of_noise
-from flmarket.games.stackelberg import Equilibrium, Stackelberg
+from flmarket.games.contest import CostFamily, families, family
+from flmarket.games.stackelberg import Equilibrium, Stackelberg, noise_multiplier, noise_scale, zcdp_of_noise
 from flmarket.games.verification import best_deviations, best_response_dynamics, verify_equilibrium
 
 __all__ = [

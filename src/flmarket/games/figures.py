@@ -2,24 +2,40 @@
 
 Privacy values are uniform on [1, ν_max]; the game is played at the server's best reward. Every point is an average over
 independent draws of the users (the paper does not say over how many). `noise_account="pooled"` gives the trends of the
-paper's Figure 3; its printed utility gives the opposite ones (`flmarket.games.server`).
+paper's Figure 3; its printed utility gives the opposite ones (`flmarket.games.stackelberg`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
 from flmarket.bids import FloatArray
-from flmarket.games.server import NoiseAccount
-from flmarket.games.stackelberg import Stackelberg
+from flmarket.games.stackelberg import NoiseAccount, Stackelberg
 
 __all__ = ["PAPER_SETTINGS", "EquilibriumSeries", "against_users", "against_value_range"]
 
 
-PAPER_SETTINGS = {"records": 1000, "dimension": 1000, "learning_rate": 0.1, "rounds": 500, "weight": 20.0}
+class PaperSettings(TypedDict):
+    """The training that R buys."""
+
+    records: int
+    dimension: int
+    learning_rate: float
+    rounds: int
+    weight: float
+
+
+PAPER_SETTINGS: PaperSettings = {
+    "records": 1000,
+    "dimension": 1000,
+    "learning_rate": 0.1,
+    "rounds": 500,
+    "weight": 20.0,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +58,9 @@ def against_users(
     draws: int = 20,
     seed: int = 0,
     noise_account: NoiseAccount = "printed",
-    **settings: float,
 ) -> EquilibriumSeries:
     """Figures 2(a), 3(a), 4(a): the number of users varies."""
-    return _series("users", list(users), [(n, value_max) for n in users], draws, seed, noise_account, settings)
+    return _series("users", list(users), [(n, value_max) for n in users], draws, seed, noise_account)
 
 
 def against_value_range(
@@ -55,10 +70,9 @@ def against_value_range(
     draws: int = 20,
     seed: int = 0,
     noise_account: NoiseAccount = "printed",
-    **settings: float,
 ) -> EquilibriumSeries:
     """Figures 2(b), 3(b), 4(b): the largest privacy value varies."""
-    return _series("value_max", list(value_max), [(users, v) for v in value_max], draws, seed, noise_account, settings)
+    return _series("value_max", list(value_max), [(users, v) for v in value_max], draws, seed, noise_account)
 
 
 def _series(
@@ -68,22 +82,15 @@ def _series(
     draws: int,
     seed: int,
     noise_account: NoiseAccount,
-    settings: dict[str, float],
 ) -> EquilibriumSeries:
-    chosen: dict[str, float] = {**PAPER_SETTINGS, **settings}
-    rows = np.array(
-        [np.mean([_play(n, v, [seed, d], noise_account, chosen) for d in range(draws)], axis=0) for n, v in games]
-    )
+    rows = np.array([np.mean([_play(n, v, [seed, d], noise_account) for d in range(draws)], axis=0) for n, v in games])
     return EquilibriumSeries(axis, np.asarray(x, dtype=np.float64), *rows.T)
 
 
-def _play(
-    users: int, value_max: float, seed: list[int], noise_account: NoiseAccount, settings: dict[str, float]
-) -> tuple[float, ...]:
+def _play(users: int, value_max: float, seed: list[int], noise_account: NoiseAccount) -> tuple[float, ...]:
     # the same quantiles at every point of the axis: neighbouring points differ by the axis, not by luck
     values = 1.0 + (value_max - 1.0) * np.random.default_rng(seed).random(users)
-    game = Stackelberg(values, noise_account=noise_account, **settings)  # type: ignore[arg-type]
-    outcome = game.outcome()
+    outcome = Stackelberg(values, noise_account=noise_account, **PAPER_SETTINGS).outcome()
     return (
         float(outcome.participants.sum()),
         outcome.server_utility,

@@ -1,28 +1,143 @@
 """STACK: the server posts a reward, users answer with zCDP budgets, and both know it.
 
 Stage 1: the server announces R and will pay user i her share ρ_i R/Σρ. Stage 2: users choose ρ at the unique Nash
-equilibrium (`flmarket.games.contest`). Seeing that coming, the server picks R* (`flmarket.games.server`). Hu and Gong,
-Trading Data for Learning, 2020.
+equilibrium (`flmarket.games.contest`). Seeing that coming, the server picks R*. Hu and Gong, Trading Data for
+Learning, 2020.
 
 What would break it: the server must know everybody's ν. Users who are asked for it have a reason to lie: this is a game
 of complete information, not a truthful mechanism. The promise is an equilibrium, which `verify_equilibrium` certifies.
+
+The server's side: accuracy grows with everybody's ρ, and R is what it costs (STACK equations 9, 11, 17).
+
+With participants S, κ = m²/(2dη²TL²) (the paper leaves out the clip L, that is, has L = 1) and ρ_i = R·x_i,
+
+    U(R) = (λ/2)[1 + g(R)] − R,     g(R) = exp(−(1/|S|) Σ_S log(1 + 1/(X_i R))),     X_i = κ x_i.
+
+Two accounts of the noise:
+
+- `"printed"`: the above. It charges the server the noise of single users, as if the model did not average them. R is
+  split among |S| users, so U *falls* as users join: the paper's Figure 3 shows the opposite and does not follow from
+  its equations (docs/errata.md E18).
+- `"pooled"`: the noise of the average that the server applies when users weigh in proportion to ρ_i (inverse variance,
+  the aggregation rule "var-opt"): Σ w_i²σ_i² ∝ 1/Σρ, the same formula with one X = κ Σx_i. Figure 3's trends follow.
+
+Linear costs: x does not depend on R. Writing g(R) = R·exp(mean(log X_i − log(1 + X_i R))) is exact down to R = 0, where
+
+    U'(R) = (λ/2) exp(mean(log X_i − log(1 + X_i R)))·mean(1/(1 + X_i R)) − 1
+
+decreases strictly, so there is one maximiser: 0 if (λ/2)·(geometric mean of X) ≤ 1, else the root of U', which lies
+below λ/2 because U(R) < λ − R and U(0) = λ/2. (The paper has U(0) = 0 and always an interior optimum: E6.)
+
+Other costs: concavity is not proved. U is searched over (0, λ/2) on a logarithmic grid, the best bracket is refined,
+and R = 0 is compared.
+
+From a zCDP budget to Gaussian noise (STACK Theorem 1; Bun & Steinke 2016, Prop. 1.6 and Lemma 1.7).
+
+A user releases the mean of m clipped per-record gradients T times. Replacing one record moves the mean by at most 2L/m,
+so noise N(0, σ²) in every coordinate costs (2L/m)²/(2σ²) = ρ/T a round, ρ in all, when
+
+    σ = (L/m)·√(2T/ρ).
+
+What would break it: gradients that are not clipped to L. The paper asks for an L-smooth loss, which bounds how
+gradients change, not how large they are (docs/errata.md E5).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq, minimize_scalar
 
 from flmarket.bids import EXACT, NONE, FloatArray, Guarantees, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.games import contest, costs, server
-from flmarket.games.noise import noise_scale
-from flmarket.games.server import NoiseAccount
+from flmarket.games import contest
 from flmarket.privacy.events import checked_number
 
-__all__ = ["Equilibrium", "Stackelberg"]
+__all__ = [
+    "Equilibrium",
+    "NoiseAccount",
+    "Stackelberg",
+    "accuracy_term",
+    "linear_gradient",
+    "linear_optimum",
+    "noise_multiplier",
+    "noise_scale",
+    "noisy_units",
+    "searched_optimum",
+    "zcdp_of_noise",
+]
+
+
+def noise_scale(rho: ArrayLike, *, rounds: int, records: ArrayLike, clip: float = 1.0) -> FloatArray:
+    """σ per coordinate and round that spends ρ over all rounds; ∞ where ρ = 0 (release nothing)."""
+    m = checked_array("records", records, minimum=1.0)
+    length = checked_number("clip", clip, 1e-12, 1e12)
+    return np.asarray(2.0 * length / m * noise_multiplier(rho, rounds=rounds))
+
+
+def noise_multiplier(rho: ArrayLike, *, rounds: int) -> FloatArray:
+    """σ over the sensitivity 2L/m, √(T/(2ρ)): what an accountant calls the noise multiplier of one round."""
+    budget = checked_array("rho", rho)
+    times = checked_number("rounds", rounds, 1, 1e12)
+    with np.errstate(divide="ignore"):
+        return np.sqrt(times / (2.0 * budget))
+
+
+def zcdp_of_noise(sigma: ArrayLike, *, rounds: int, records: ArrayLike, clip: float = 1.0) -> FloatArray:
+    """The inverse of `noise_scale`: ρ over all rounds."""
+    m = checked_array("records", records, minimum=1.0)
+    length = checked_number("clip", clip, 1e-12, 1e12)
+    noise = checked_array("sigma", sigma, minimum=1e-300)
+    return np.asarray(2.0 * checked_number("rounds", rounds, 1, 1e12) * (length / (m * noise)) ** 2)
+
+
+NoiseAccount = Literal["printed", "pooled"]
+
+
+def accuracy_term(scaled_rho: FloatArray, account: NoiseAccount) -> float:
+    """g at privacy budgets scaled by κ, over those who take part (ρ > 0); 0 if nobody does."""
+    scaled = noisy_units(scaled_rho, account)
+    return float(np.exp(-np.mean(np.log1p(1.0 / scaled)))) if scaled.size else 0.0
+
+
+def noisy_units(scaled_rho: FloatArray, account: NoiseAccount) -> FloatArray:
+    """What the mean of g runs over: every participant, or all of them pooled into one."""
+    taking_part = scaled_rho[scaled_rho > 0]
+    return taking_part if account == "printed" else np.atleast_1d(taking_part.sum())[: taking_part.size]
+
+
+def linear_gradient(scaled: FloatArray, weight: float, reward: float) -> float:
+    """U'(R) for linear costs; `scaled` are the X_i of `noisy_units`."""
+    level = np.exp(np.mean(np.log(scaled) - np.log1p(scaled * reward)))
+    return float(weight / 2 * level * np.mean(1.0 / (1.0 + scaled * reward)) - 1.0)
+
+
+def linear_optimum(scaled: FloatArray, weight: float) -> float:
+    """R* for linear costs."""
+    if linear_gradient(scaled, weight, 0.0) <= 0:
+        return 0.0
+    return float(
+        brentq(lambda reward: linear_gradient(scaled, weight, reward), 0.0, weight / 2, xtol=1e-300, rtol=1e-14)
+    )
+
+
+def searched_optimum(utility: Callable[[float], float], weight: float, *, points: int = 97) -> float:
+    """The best R in [0, λ/2] by grid and refinement, 0 included."""
+    grid = weight / 2 * np.logspace(-9, 0, points)
+    values = np.array([utility(float(reward)) for reward in grid])
+    best = int(np.argmax(values))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, points - 1)]
+    found = minimize_scalar(
+        lambda log_reward: -utility(float(np.exp(log_reward))),
+        bounds=(np.log(low), np.log(high)),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    return float(np.exp(found.x)) if -found.fun > weight / 2 else 0.0
 
 
 _SMALLEST, _LARGEST = 1e-12, 1e12
@@ -76,14 +191,14 @@ class Stackelberg:
         self.rounds = int(checked_number("rounds", rounds, 1, _LARGEST))
         self.weight = checked_number("weight", weight, _SMALLEST, _LARGEST)
         self.clip = checked_number("clip", clip, _SMALLEST, _LARGEST)
-        self.cost_family = costs.family(cost)
+        self.cost_family = contest.family(cost)
         if noise_account not in ("printed", "pooled"):
             raise InvalidInput("noise_account", noise_account, "'printed' or 'pooled'")
         self.noise_account: NoiseAccount = noise_account
         noise_energy = 2.0 * self.dimension * self.learning_rate**2 * self.rounds * self.clip**2
         self._kappa = float(self.records) ** 2 / noise_energy
         shares, per_reward = contest.linear_shares(self.privacy_values)
-        self._scaled = server.noisy_units(self._kappa * per_reward * shares, noise_account)  # the X_i of linear costs
+        self._scaled = noisy_units(self._kappa * per_reward * shares, noise_account)  # the X_i of linear costs
 
     @property
     def n(self) -> int:
@@ -123,20 +238,20 @@ class Stackelberg:
         """U'(R), exact for linear costs and refused for others."""
         if self.cost_family.name != "linear":
             raise InvalidInput("cost", self.cost_family.name, "linear costs for the exact derivative")
-        return server.linear_gradient(self._scaled, self.weight, _checked_reward(reward))
+        return linear_gradient(self._scaled, self.weight, _checked_reward(reward))
 
     def optimal_reward(self) -> float:
         """R*: the server's best reward; 0 where buying nothing is best."""
         if self.cost_family.name == "linear":
-            return server.linear_optimum(self._scaled, self.weight)
-        return server.searched_optimum(lambda r: self._utility_of(self.equilibrium(r), r), self.weight)
+            return linear_optimum(self._scaled, self.weight)
+        return searched_optimum(lambda r: self._utility_of(self.equilibrium(r), r), self.weight)
 
     def noise_scale(self, rho: ArrayLike) -> FloatArray:
         """σ_i = (L/m)√(2T/ρ_i); ∞ for those who stay out."""
         return noise_scale(rho, rounds=self.rounds, records=self.records, clip=self.clip)
 
     def _utility_of(self, rho: FloatArray, reward: float) -> float:
-        return self.weight / 2 * (1.0 + server.accuracy_term(self._kappa * rho, self.noise_account)) - reward
+        return self.weight / 2 * (1.0 + accuracy_term(self._kappa * rho, self.noise_account)) - reward
 
     def _checked_rho(self, rho: ArrayLike) -> FloatArray:
         budgets = checked_array("rho", rho)

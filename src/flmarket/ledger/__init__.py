@@ -8,26 +8,31 @@ file beside her data.
 from typing import TYPE_CHECKING, Any
 
 from flmarket.errors import MissingDependency
-from flmarket.ledger.books import EXPIRY
 from flmarket.ledger.entry import Entry, EntryKind
-from flmarket.ledger.errors import HoldNotProven, IdReused, LedgerCorrupt, LedgerUnavailable, ReplayRefused
 from flmarket.ledger.journal import (
     BANK,
     ESCROW,
     FEES,
+    MICROS,
     Award,
     AwardState,
+    HoldNotProven,
+    IdReused,
     Ledger,
+    LedgerCorrupt,
+    LedgerUnavailable,
     Release,
+    ReplayRefused,
     Resolution,
     Transfer,
+    format_micros,
+    payments_to_micros,
+    to_micros,
 )
-from flmarket.ledger.memory import MemoryLedger
+from flmarket.ledger.memory import EXPIRY, MemoryLedger
 from flmarket.ledger.merkle import Head
-from flmarket.ledger.money import MICROS, format_micros, payments_to_micros, to_micros
 from flmarket.ledger.owner_account import DurableAccount
-from flmarket.ledger.receipt import HoldReceipt, Receipt, hold_receipt, hold_receipts
-from flmarket.ledger.sealed import SealedReceipt
+from flmarket.ledger.receipt import HoldReceipt, Receipt, SealedReceipt, hold_receipt, hold_receipts
 
 if TYPE_CHECKING:
     from flmarket.ledger.sql import SqlLedger

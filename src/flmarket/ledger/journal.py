@@ -8,6 +8,10 @@ award stands in the same journal, between the hold and the payment.
 Calls carry an id chosen by the caller; repeating a call with the same content changes nothing, and with other content
 is an error. Each call happens whole or not at all, the `_many` calls included. All lines form one log in which every
 entry names the hash of its predecessor (`entry`), and a tree over it proves single entries (`merkle`, `receipt`).
+
+Money is in integer micro-units (a millionth of the currency unit), so that sums are exact. Mechanisms compute in
+floating point; this is the one place where their payments become money. A payment rounds down, and what the rounding
+leaves stays with the buyer.
 """
 
 from __future__ import annotations
@@ -15,10 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
-from typing import TYPE_CHECKING, Protocol
+from math import floor, inf, isfinite
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from flmarket.errors import InvalidInput
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flmarket.bids import IntArray
+from flmarket.errors import FlmarketError, InvalidInput, MechanismViolation, SettlementError
 from flmarket.privacy import Cap, Event, ExponentialRelease, PrivacyAccount, PureDp, Unprotected
 
 if TYPE_CHECKING:
@@ -30,16 +38,112 @@ __all__ = [
     "BANK",
     "ESCROW",
     "FEES",
+    "MICROS",
     "NOTHING",
     "Award",
     "AwardState",
+    "HoldNotProven",
+    "IdReused",
     "Ledger",
+    "LedgerCorrupt",
+    "LedgerUnavailable",
     "Release",
+    "ReplayRefused",
     "Resolution",
     "Transfer",
     "as_loss",
     "epsilon_of",
+    "format_micros",
+    "payments_to_micros",
+    "to_micros",
 ]
+
+MICROS = 1_000_000
+MAX_MICROS = 2**62
+# The sum of n floating-point payments may pass the budget by rounding alone; more than this share is overspending.
+_ROUNDING = 1e-9
+
+
+def to_micros(name: str, amount: float) -> int:
+    """A positive or zero amount of currency units as micro-units, rounded down."""
+    if isinstance(amount, bool) or not isinstance(amount, int | float | np.number):
+        raise InvalidInput(name, amount, "an amount of money")
+    if not isfinite(amount) or not 0 <= amount * MICROS <= MAX_MICROS:
+        raise InvalidInput(name, amount, "a finite amount of money of at least 0")
+    return floor(amount * MICROS)
+
+
+def payments_to_micros(payment: ArrayLike, budget_micros: int) -> IntArray:
+    """One round's payments as money, each rounded down; refused whole if one is none or they do not fit the budget."""
+    try:
+        exact = np.asarray(payment, dtype=np.float64) * MICROS
+    except (TypeError, ValueError):
+        raise InvalidInput("payment", type(payment).__name__, "an array of numbers") from None
+    wrong = exact[~((exact >= 0) & (exact <= MAX_MICROS))]  # NaN is neither
+    if wrong.size:
+        raise MechanismViolation(f"a payment of {wrong.flat[0] / MICROS} is no amount of money: nothing was awarded")
+    if exact.sum() > budget_micros * (1 + _ROUNDING) + 1:
+        spent, limit = format_micros(int(exact.sum())), format_micros(budget_micros)
+        raise MechanismViolation(f"payments of {spent} exceed the budget of {limit}: nothing was awarded")
+    micros = np.floor(exact).astype(np.int64)
+    excess = int(micros.sum()) - budget_micros
+    if excess > 0:  # floating-point dust: taken from the largest payments, where it matters least
+        largest = np.argsort(-micros, kind="stable")
+        share, rest = divmod(excess, int((micros > 0).sum()))
+        micros[micros > 0] -= share
+        micros[largest[:rest]] -= 1
+    return micros
+
+
+def format_micros(amount: int) -> str:
+    """1234567 → '1.234567'; trailing zeros beyond cents are dropped."""
+    sign, amount = ("-", -amount) if amount < 0 else ("", amount)
+    fraction = f"{amount % MICROS:06d}".rstrip("0").ljust(2, "0")
+    return f"{sign}{amount // MICROS:,}.{fraction}"
+
+
+class LedgerCorrupt(SettlementError):
+    """The stored log is not what was written; `seq` is the first bad entry, None if the entries themselves are good."""
+
+    exit_code = 9
+
+    def __init__(self, message: str, seq: int | None = None) -> None:
+        self.seq = seq
+        super().__init__(message if seq is None else f"entry {seq}: {message}")
+
+
+class HoldNotProven(SettlementError):
+    """What was shown does not prove that a price is in escrow.
+
+    `part` is what is wrong: "award" (another award, party, price or privacy loss), "entry", "inclusion", "head" (its
+    last hash), or "consistency" (the log does not continue the one that was seen before).
+    """
+
+    exit_code = 9
+
+    def __init__(self, part: Literal["award", "entry", "inclusion", "head", "consistency"], message: str) -> None:
+        self.part = part
+        super().__init__(message)
+
+
+class IdReused(SettlementError):
+    """An id that the ledger has with other content (another amount, party, price, privacy loss, kind of entry, task).
+
+    Nothing was booked: a call repeated with the same content succeeds, one with other content never does.
+    """
+
+
+class ReplayRefused(SettlementError):
+    """A release for an award that this owner has released for already; nothing more may leave."""
+
+    exit_code = 10
+
+
+class LedgerUnavailable(FlmarketError):
+    """The database did not answer, or the connection broke. The call may have happened: repeat it with the same id."""
+
+    exit_code = 11
+
 
 BANK = "bank"  # where deposits come from: the outside world, the only account that may be negative
 ESCROW = "escrow"

@@ -3,23 +3,170 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import TypeVar
 
-from flmarket.ledger.books import Books, Wanted
-from flmarket.ledger.entry import GENESIS, OF_AWARDS, Entry, EntryKind, Line, sealed
-from flmarket.ledger.errors import LedgerCorrupt
-from flmarket.ledger.journal import BANK, ESCROW, Award, AwardState
-from flmarket.ledger.lines import release_of
-from flmarket.ledger.merkle import Head, tiles
+from flmarket.errors import InvalidInput, SettlementError
+from flmarket.ledger.entry import GENESIS, OF_AWARDS, Entry, EntryKind, Line, release_of, sealed, transfer_of
+from flmarket.ledger.journal import BANK, ESCROW, Award, AwardState, LedgerCorrupt, Release, Resolution, Transfer
+from flmarket.ledger.merkle import Head, Tree, tiles
+from flmarket.ledger.receipt import HoldReceipt, Receipt, make_hold_receipts, make_receipt
 from flmarket.ledger.replay import Replay
 from flmarket.ledger.rules import Draft, Key
 from flmarket.privacy import Cap, Event, PrivacyAccount
 
-__all__ = ["MemoryLedger", "now_us"]
+__all__ = ["EXPIRY", "Books", "MemoryLedger", "Wanted", "now_us"]
+
+EXPIRY = "deadline passed"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a call needs to see: lines about these ids, and these accounts; `privacy` of these owners if so.
+
+    The parties of the awards among the ids are always included.
+    """
+
+    refs: Iterable[str] = ()
+    accounts: Iterable[str] = ()
+    owners: Iterable[str] = ()
+    privacy: bool = False
+
+
+class Books(ABC):
+    """A ledger but for its storage.
+
+    What all stores have in common: calls become drafts (`rules`), and the log answers questions.
+
+    A store says how a draft is loaded and committed (`_write`), and how entries and hashes are read.
+    """
+
+    def deposit(self, id: str, account: str, amount_micros: int) -> None:
+        """Bring money in from outside."""
+        self._write(Wanted([id], [account]), lambda draft: draft.deposit(id, account, amount_micros))
+
+    def withdraw(self, id: str, account: str, amount_micros: int) -> None:
+        """Pay money out to the outside."""
+        self._write(Wanted([id], [account]), lambda draft: draft.withdraw(id, account, amount_micros))
+
+    def charge_fee(self, id: str, account: str, amount_micros: int) -> None:
+        """Move a fee from a party to the broker."""
+        self._write(Wanted([id], [account]), lambda draft: draft.fee(id, account, amount_micros))
+
+    def hold(self, award: Award) -> Award:
+        """Put an award's price from the buyer's account into escrow."""
+        return self.hold_many((award,))[0]
+
+    def hold_many(self, awards: Iterable[Award]) -> tuple[Award, ...]:
+        """Hold all of a round's awards or none."""
+        batch = tuple(awards)
+        wanted = Wanted([award.id for award in batch], {award.buyer for award in batch})
+        return self._write(wanted, lambda draft: tuple(draft.hold(award) for award in batch))
+
+    def post(self, award_id: str) -> Award:
+        """Delivery verified: pay the owner."""
+        return self.resolve_many((Resolution(award_id, AwardState.POSTED),))[0]
+
+    def void(self, award_id: str, reason: str) -> Award:
+        """No delivery, or a bad one: return the price to the buyer."""
+        return self.resolve_many((Resolution(award_id, AwardState.VOIDED, reason),))[0]
+
+    def expire(self, award_id: str) -> Award:
+        """The deadline passed: return the price to the buyer."""
+        return self.resolve_many((Resolution(award_id, AwardState.EXPIRED, EXPIRY),))[0]
+
+    def resolve_many(self, resolutions: Iterable[Resolution]) -> tuple[Award, ...]:
+        """Record releases and resolve awards, all of them or none: how a round settles."""
+        batch = tuple(resolutions)
+        wanted = Wanted([one.award_id for one in batch], privacy=True)
+        return self._write(wanted, lambda draft: tuple(draft.resolve(one) for one in batch))
+
+    def register_cap(self, owner: str, cap: Cap) -> None:
+        """Set the most privacy that an owner sells over her lifetime; counts what she released before, too."""
+        self._write(Wanted(owners=[owner], privacy=True), lambda draft: draft.register_cap(owner, cap))
+
+    def release(self, release: Release) -> None:
+        """Record what an owner gave away for an award; refused past her registered cap."""
+        self._write(Wanted([release.award_id], privacy=True), lambda draft: draft.release(release))
+
+    def balance(self, account: str) -> int:
+        """Micro-units in an account; an account never used holds 0."""
+        return self.balances().get(account, 0)
+
+    def releases(self, owner: str | None = None) -> Iterator[Release]:
+        """All releases, or one owner's, in the order they were recorded."""
+        lines = (entry.line for entry in self.entries())
+        return (release_of(line) for line in lines if line.kind is EntryKind.RELEASE and owner in (None, line.owner))
+
+    def transfers(self) -> Iterator[Transfer]:
+        """All movements of money, oldest first."""
+        return filter(None, (transfer_of(entry.line) for entry in self.entries()))
+
+    def head(self, size: int | None = None) -> Head:
+        """What commits to the first `size` entries (default all): publish it, and the past cannot change unseen."""
+        return self._tree(size).head()
+
+    def receipt(self, award_id: str, size: int | None = None) -> Receipt:
+        """All entries of an award with proofs that they are in the log of `size` entries; can be checked without it."""
+        tree, entries = self._tree(size), self._award_entries([award_id])
+        if not entries:
+            raise SettlementError(f"there is no award {award_id}")
+        return make_receipt(award_id, entries, tree)
+
+    def hold_receipts(
+        self, award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
+    ) -> dict[str, HoldReceipt]:
+        """For each of these awards, all pending, a proof that its price is in escrow (`receipt.HoldReceipt`).
+
+        `since` is the head that the owners have seen, or by award the one that its owner has seen, if any.
+        """
+        tree, ids = self._tree(None), list(award_ids)
+        return make_hold_receipts(ids, self._award_entries(ids), tree, since)
+
+    def consistency(self, old_size: int, size: int | None = None) -> tuple[str, ...]:
+        """Proof that the log of `size` entries (default all) begins with the log of `old_size` (`merkle`)."""
+        return tuple(step.hex() for step in self._tree(size).consistency(old_size))
+
+    @abstractmethod
+    def has_task(self, task: str) -> bool:
+        """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
+
+    @abstractmethod
+    def balances(self) -> Mapping[str, int]:
+        """All accounts ever used."""
+
+    @abstractmethod
+    def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
+        """The log, oldest first: entries `start` to before `stop`."""
+
+    @abstractmethod
+    def _write(self, wanted: Wanted, change: Callable[[Draft], T]) -> T:
+        """Make a draft that sees what is wanted, apply the change, commit it whole."""
+
+    @abstractmethod
+    def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
+        """Holds, releases and resolutions of these awards, those there are."""
+
+    @abstractmethod
+    def _size(self) -> int:
+        """How many entries there are."""
+
+    @abstractmethod
+    def _hashes(self, level: int, first: int, count: int) -> Sequence[bytes]:
+        """Hashes of complete nodes of the tree, as `merkle.Tree` asks for them."""
+
+    def _tree(self, size: int | None) -> Tree:
+        entries = self._size()
+        if size is None:
+            size = entries
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= entries:
+            raise InvalidInput("size", size, f"a whole number from 0 to {entries}")
+        return Tree(size, self._hashes)
 
 
 def now_us() -> int:

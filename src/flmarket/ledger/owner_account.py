@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted
 from flmarket.files import keep_private
 from flmarket.ledger.entry import canonical
-from flmarket.ledger.errors import ReplayRefused
+from flmarket.ledger.journal import ReplayRefused
 from flmarket.ledger.rules import checked_name
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, cap_from_dict, event_from_dict, event_to_dict
 

@@ -11,16 +11,24 @@ nothing leave her machine without it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from flmarket.errors import InvalidInput, SettlementError
-from flmarket.ledger.entry import RESOLUTIONS, Entry, EntryKind
-from flmarket.ledger.errors import HoldNotProven, LedgerCorrupt
-from flmarket.ledger.journal import ESCROW, NOTHING, Award, AwardState, Release, as_loss
-from flmarket.ledger.lines import award_of, fits, release_of
+from flmarket.ledger.entry import RESOLUTIONS, Entry, EntryKind, award_of, fits, release_of
+from flmarket.ledger.journal import (
+    ESCROW,
+    NOTHING,
+    Award,
+    AwardState,
+    HoldNotProven,
+    LedgerCorrupt,
+    Release,
+    as_loss,
+    epsilon_of,
+)
 from flmarket.ledger.merkle import Head, Tree, checked_consistency, checked_inclusion, digest
-from flmarket.privacy import Event, Unprotected
+from flmarket.privacy import Event, Unprotected, event_from_dict, event_to_dict
 
 if TYPE_CHECKING:
     from flmarket.ledger.journal import Ledger
@@ -29,10 +37,13 @@ __all__ = [
     "HoldReceipt",
     "Proof",
     "Receipt",
+    "SealedEntry",
+    "SealedReceipt",
     "hold_receipt",
     "hold_receipts",
     "make_hold_receipts",
     "make_receipt",
+    "seal",
 ]
 
 _VERSION = 1
@@ -63,10 +74,7 @@ class Receipt:
         receipt shows how the award ended, and a paid one for what (unless nothing was sold, or nothing promised). Since
         a log cannot prove that no more entries follow, one without an end is refused, unless `pending` expects it.
         """
-        if known is not None and known != self.head:
-            raise LedgerCorrupt(
-                f"this receipt is for a log of {self.head.size} entries with another head than the known"
-            )
+        _check_head(self.head, known)
         for proof in self.proofs:
             _check_proof(proof, self.head)
         award, release = _check_story(self.award_id, tuple(proof.entry for proof in self.proofs))
@@ -277,8 +285,17 @@ def _check_proof(proof: Proof, head: Head) -> None:
     entry = proof.entry
     if entry.computed_hash() != entry.hash:
         raise LedgerCorrupt("the content does not match the hash", entry.seq)
-    if not _leads_to_root(entry.hash, entry.seq, proof.path, head):
-        raise LedgerCorrupt("the entry is not in the log of the head", entry.seq)
+    _check_leaf(entry.hash, entry.seq, proof.path, head)
+
+
+def _check_leaf(leaf: str, seq: int, path: Iterable[str], head: Head) -> None:
+    if not _leads_to_root(leaf, seq, path, head):
+        raise LedgerCorrupt("the entry is not in the log of the head", seq)
+
+
+def _check_head(carried: Head, known: Head | None) -> None:
+    if known is not None and known != carried:
+        raise LedgerCorrupt(f"this receipt is for a log of {carried.size} entries with another head than the known")
 
 
 def _leads_to_root(leaf: str, index: int, path: Iterable[str], head: Head) -> bool:
@@ -312,3 +329,109 @@ def _check_story(award_id: str, entries: tuple[Entry, ...]) -> tuple[Award, Rele
     if wrong_owner or wrong_money or late or excess:
         raise LedgerCorrupt(f"the entries of award {award_id} do not belong together")
     return award, given
+
+
+# by version: the first had a bare number for the loss
+_SEALED_FIELDS = {
+    version: {"version", "sealed", "award", "owner", loss, "price_micros", "state", "entries", "head"}
+    for version, loss in ((1, "epsilon"), (2, "loss"))
+}
+
+
+@dataclass(frozen=True)
+class SealedEntry:
+    """An entry by its place, its kind, its hash and its audit path, from the bottom of the tree up."""
+
+    seq: int
+    kind: str
+    hash: str
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SealedReceipt:
+    """What a buyer gets of an award: it shows that its entries stand in the log, not what is in them.
+
+    `award` and `owner` are names that are good in this task only.
+
+    An entry names its owner, her total privacy loss and her cap, and its hash covers all of it, so nobody can show a
+    part of an entry. A sealed receipt has the hashes alone, with proofs that they are leaves of the head's tree. Its
+    terms are the broker's word: price, privacy loss and state, and a name for the owner that is good in this task only.
+    They can be held against the owner's own receipt, which has the same hashes and opens them; whoever has the log
+    checks both.
+    """
+
+    award: str
+    owner: str
+    loss: Event
+    price_micros: int
+    state: str
+    entries: tuple[SealedEntry, ...]
+    head: Head
+
+    @property
+    def epsilon(self) -> float:
+        """The loss as a pure ε, ∞ if nothing protects; an error for any other loss."""
+        return epsilon_of(self.loss)
+
+    def check(self, known: Head | None = None) -> None:
+        """LedgerCorrupt unless every entry is a leaf of the head; `known` is the head as published."""
+        _check_head(self.head, known)
+        seqs = [entry.seq for entry in self.entries]
+        if not seqs or seqs != sorted(set(seqs)):
+            raise LedgerCorrupt("the receipt shows no entries, or one twice")
+        for entry in self.entries:
+            _check_leaf(entry.hash, entry.seq, entry.path, self.head)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "version": 2,
+            "sealed": True,
+            **{name: getattr(self, name) for name in ("award", "owner", "price_micros", "state")},
+            "loss": event_to_dict(self.loss),
+            "entries": [asdict(entry) | {"path": list(entry.path)} for entry in self.entries],
+            "head": self.head.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> SealedReceipt:
+        """The receipt that `to_dict` wrote; checks its form, not its truth."""
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if (
+            not isinstance(data, Mapping)
+            or type(version) is not int
+            or data.keys() != _SEALED_FIELDS.get(version, set())
+        ):
+            raise InvalidInput("receipt", data, "a sealed receipt of version 1 or 2")
+        try:
+            entries = tuple(
+                SealedEntry(
+                    int(one["seq"]),
+                    str(one["kind"]),
+                    digest("receipt.hash", one["hash"]).hex(),
+                    tuple(digest("receipt.path", step).hex() for step in one["path"]),
+                )
+                for one in data["entries"]
+            )
+            return cls(
+                str(data["award"]),
+                str(data["owner"]),
+                event_from_dict(data["loss"]) if version == 2 else as_loss(float(data["epsilon"])),
+                int(data["price_micros"]),
+                str(data["state"]),
+                entries,
+                Head.from_dict(data["head"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput("receipt", data, f"an award, its terms, entries and a head ({error})") from None
+
+
+def seal(receipt: Receipt, *, award: str, owner: str) -> SealedReceipt:
+    """A receipt without what its entries say, under other names."""
+    found, _ = receipt.check()
+    entries = tuple(
+        SealedEntry(proof.entry.seq, proof.entry.line.kind.value, proof.entry.hash, proof.path)
+        for proof in receipt.proofs
+    )
+    return SealedReceipt(award, owner, found.loss, found.price_micros, found.state.value, entries, receipt.head)

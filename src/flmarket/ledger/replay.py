@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flmarket.errors import FlmarketError
-from flmarket.ledger.entry import GENESIS, Entry, EntryKind, Line
-from flmarket.ledger.errors import LedgerCorrupt
-from flmarket.ledger.journal import BANK, ESCROW, FEES, NOTHING
-from flmarket.ledger.lines import cap_of, fits, loss_of, pico, release_of
+from flmarket.ledger.entry import GENESIS, Entry, EntryKind, Line, cap_of, fits, loss_of, pico, release_of
+from flmarket.ledger.journal import BANK, ESCROW, FEES, MAX_MICROS, NOTHING, LedgerCorrupt
 from flmarket.ledger.merkle import Head, Tree, node_hash
-from flmarket.ledger.money import MAX_MICROS
 from flmarket.privacy import Event, PrivacyAccount
 
 __all__ = ["Replay"]

@@ -13,11 +13,31 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
-from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, canonical
-from flmarket.ledger.errors import IdReused
-from flmarket.ledger.journal import BANK, ESCROW, FEES, NOTHING, Award, AwardState, Release, Resolution
-from flmarket.ledger.lines import award_of, fits, limit_of, loss_terms, pico, release_of
-from flmarket.ledger.money import MAX_MICROS, format_micros
+from flmarket.ledger.entry import (
+    RESOLUTIONS,
+    EntryKind,
+    Line,
+    award_of,
+    canonical,
+    fits,
+    limit_of,
+    loss_terms,
+    pico,
+    release_of,
+)
+from flmarket.ledger.journal import (
+    BANK,
+    ESCROW,
+    FEES,
+    MAX_MICROS,
+    NOTHING,
+    Award,
+    AwardState,
+    IdReused,
+    Release,
+    Resolution,
+    format_micros,
+)
 from flmarket.privacy import (
     ApproxDp,
     Cap,

@@ -14,25 +14,182 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
-from flmarket.errors import ConfigError, SettlementError
-from flmarket.ledger import queries, store
-from flmarket.ledger.books import Books, Wanted
-from flmarket.ledger.entry import Entry, EntryKind
-from flmarket.ledger.errors import LedgerCorrupt
-from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, Release
-from flmarket.ledger.lines import award_of, cap_of, release_of
-from flmarket.ledger.memory import now_us
-from flmarket.ledger.merkle import TILE, Head
+from sqlalchemy import Connection, Engine, Row, Select, func, insert, select
+
+from flmarket.errors import ConfigError, InvalidInput, SettlementError
+from flmarket.ledger import store
+from flmarket.ledger.entry import (
+    GENESIS,
+    OF_AWARDS,
+    RESOLUTIONS,
+    Entry,
+    EntryKind,
+    Line,
+    award_of,
+    cap_of,
+    release_of,
+    sealed,
+)
+from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, LedgerCorrupt, Release
+from flmarket.ledger.memory import Books, Wanted, now_us
+from flmarket.ledger.merkle import TILE, Head, tiles
 from flmarket.ledger.replay import Replay
-from flmarket.ledger.rules import Draft
+from flmarket.ledger.rules import Draft, Key
+from flmarket.ledger.store import accounts, entries, nodes
 from flmarket.privacy import Cap, PrivacyAccount
 
-if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+__all__ = ["SqlLedger", "append"]
 
-__all__ = ["SqlLedger"]
+CHUNK = 2000  # rows or ids at a time; SQLite takes at most 32,766 parameters
+_NAMES = ("seq", "time_us", "previous", "hash", *Line.__slots__)
+_WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
+_COLUMNS = tuple(entries.c[name] for name in _NAMES)
+_RESOLVED = [kind.value for kind in RESOLUTIONS.values()]
+
+
+def entry_of(row: Row[Any]) -> Entry:
+    """A stored row as an entry; what no writer of ours can have stored is corrupt."""
+    try:
+        return Entry.from_dict(row._asdict())
+    except InvalidInput as error:
+        raise LedgerCorrupt(f"cannot be read: {error}", row.seq if isinstance(row.seq, int) else None) from None
+
+
+def size(connection: Connection) -> int:
+    """How many entries there are."""
+    last = connection.execute(select(func.max(entries.c.seq))).scalar()
+    return 0 if last is None else int(last) + 1
+
+
+def entries_between(connection: Connection, start: int, stop: int | None) -> Sequence[Entry]:
+    """At most a chunk of the log."""
+    query = select(*_COLUMNS).where(entries.c.seq >= start).order_by(entries.c.seq).limit(CHUNK)
+    if stop is not None:
+        query = query.where(entries.c.seq < stop)
+    return [entry_of(row) for row in connection.execute(query)]
+
+
+def award_entries(connection: Connection, award_ids: Iterable[str]) -> Sequence[Entry]:
+    """Everything about these awards."""
+    query = select(*_COLUMNS).where(entries.c.kind.in_([kind.value for kind in OF_AWARDS]))
+    parts = (query.where(entries.c.ref.in_(some)) for some in chunks(award_ids))
+    return [entry_of(row) for part in parts for row in connection.execute(part)]
+
+
+def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
+    """All lines with these ids."""
+    found: dict[Key, Line] = {}
+    for some in chunks(refs):
+        for row in connection.execute(select(*_COLUMNS).where(entries.c.ref.in_(some))):
+            line = entry_of(row).line
+            found[line.kind, line.ref] = line
+    return found
+
+
+def has_task(connection: Connection, task: str) -> bool:
+    """Whether any id but a cap's begins with this name and a slash."""
+    prefix = f"{task}/"
+    if next(chunks([prefix]), None) is None:
+        return False
+    named = (entries.c.kind != EntryKind.CAP.value) & (func.substr(entries.c.ref, 1, len(prefix)) == prefix)
+    return connection.execute(select(entries.c.seq).where(named).limit(1)).first() is not None
+
+
+def node_count(connection: Connection) -> int:
+    """How many nodes of the tree are kept, leaves left out."""
+    return int(connection.execute(select(func.count()).select_from(nodes)).scalar_one())
+
+
+def owner_lines(connection: Connection, owners: Iterable[str], kind: EntryKind, start: int = 0) -> Iterator[Entry]:
+    """All entries of a kind about these owners, oldest first for each."""
+    for some in chunks(owners):
+        condition = entries.c.owner.in_(some) & (entries.c.kind == kind.value) & (entries.c.seq >= start)
+        yield from map(entry_of, connection.execute(select(*_COLUMNS).where(condition).order_by(entries.c.seq)))
+
+
+def balances(connection: Connection, names: Iterable[str] | None = None) -> dict[str, int]:
+    """Balances of these accounts, or all; those never used are left out."""
+    query = select(accounts.c.name, accounts.c.balance)
+    parts: Iterable[Select[Any]] = (
+        [query] if names is None else (query.where(accounts.c.name.in_(c)) for c in chunks(names))
+    )
+    return {name: int(balance) for part in parts for name, balance in connection.execute(part)}
+
+
+def awards_after(
+    connection: Connection, seq: int, state: AwardState | None, owner: str | None, round_index: int | None
+) -> list[tuple[int, Award]]:
+    """At most a chunk of awards held after entry `seq`, each with the number of its hold."""
+    held, ended = entries.alias("held"), entries.alias("ended")
+    joined = held.outerjoin(ended, (ended.c.ref == held.c.ref) & ended.c.kind.in_(_RESOLVED))
+    terms = ("ref", "debit", "credit", "amount_micros", "owner", "round_index", "detail")
+    query = select(held.c.seq, *(held.c[name] for name in terms), ended.c.kind, ended.c.detail.label("ending"))
+    query = query.select_from(joined).where(held.c.kind == EntryKind.HOLD.value, held.c.seq > seq)
+    if state is AwardState.PENDING:
+        query = query.where(ended.c.kind.is_(None))
+    elif state is not None:
+        query = query.where(ended.c.kind == state.value)
+    if owner is not None:
+        query = query.where(held.c.owner.in_(next(chunks([owner]), [])))
+    if round_index is not None:
+        query = query.where(held.c.round_index == round_index)
+    found = []
+    for row in connection.execute(query.order_by(held.c.seq).limit(CHUNK)):
+        hold = Line(EntryKind.HOLD, *row[1:7], detail=row.detail)
+        ending = None if row.kind is None else Line(EntryKind(row.kind), row.ref, detail=row.ending)
+        found.append((row.seq, award_of(hold, ending)))
+    return found
+
+
+def hashes(connection: Connection, level: int, first: int, count: int) -> list[bytes]:
+    """Stored hashes of complete nodes of the tree, leaves included."""
+    if level == 0:
+        place, column = entries.c.seq, entries.c.hash
+        query = select(place, column).where(place >= first, place < first + count)
+    else:
+        place, column = nodes.c.position, nodes.c.hash
+        query = select(place, column).where(nodes.c.level == level, place >= first, place < first + count)
+    found = [bytes.fromhex(row[1]) for row in connection.execute(query.order_by(place))]
+    if len(found) != count:
+        raise LedgerCorrupt(f"hashes {first} to {first + count - 1} of level {level} of the tree are not all there")
+    return found
+
+
+def append(connection: Connection, lines: Sequence[Line], time_us: int) -> int:
+    """Add lines to the log, hashed, with the nodes of the tree that they complete; returns the new size."""
+    start = size(connection)
+    last = connection.execute(select(entries.c.hash).where(entries.c.seq == start - 1)).scalar() if start else GENESIS
+    rows, previous = [], str(last)
+    for seq, line in enumerate(lines, start):
+        entry = sealed(line, seq, time_us, previous)
+        rows.append(entry.to_dict())
+        previous = entry.hash
+    _insert(connection, rows)
+    for level, position, node in tiles(start, len(rows), lambda *run: hashes(connection, *run)):
+        connection.execute(insert(nodes), {"level": level, "position": position, "hash": node.hex()})
+    return start + len(rows)
+
+
+def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    """In PostgreSQL all rows in one statement, a column at a time: its triggers settle balances once a statement."""
+    into = f"INSERT INTO {entries.name} ({', '.join(_NAMES)})"
+    if connection.dialect.name == "postgresql":
+        arrays = ", ".join(f"%s::{'bigint' if name in _WHOLE else 'text'}[]" for name in _NAMES)
+        columns = tuple([row[name] for row in rows] for name in _NAMES)
+        connection.exec_driver_sql(f"{into} SELECT * FROM unnest({arrays})", columns)  # noqa: S608  # our own names
+    else:
+        marks = ", ".join("?" for _ in _NAMES)
+        values = [tuple(row[name] for name in _NAMES) for row in rows]
+        connection.exec_driver_sql(f"{into} VALUES ({marks})", values)
+
+
+def chunks(values: Iterable[str]) -> Iterator[list[str]]:
+    """Distinct names, a chunk at a time; what cannot be stored cannot be found either, so it is left out."""
+    distinct = list(dict.fromkeys(value for value in values if isinstance(value, str) and value.isprintable()))
+    return (distinct[start : start + CHUNK] for start in range(0, len(distinct), CHUNK))
+
 
 T = TypeVar("T")
 
@@ -96,9 +253,9 @@ class SqlLedger(Books):
         seq = -1
         while True:
             with store.reading(self.engine) as connection:
-                found = queries.awards_after(connection, seq, state, owner, round_index)
+                found = awards_after(connection, seq, state, owner, round_index)
             yield from (award for _, award in found)
-            if len(found) < queries.CHUNK:
+            if len(found) < CHUNK:
                 return
             seq = found[-1][0]
 
@@ -112,7 +269,7 @@ class SqlLedger(Books):
     def has_task(self, task: str) -> bool:
         """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
         with store.reading(self.engine) as connection:
-            return queries.has_task(connection, task)
+            return has_task(connection, task)
 
     def cap(self, owner: str) -> Cap | None:
         """An owner's registered cap; None without one."""
@@ -132,20 +289,20 @@ class SqlLedger(Books):
     def balances(self) -> Mapping[str, int]:
         """All accounts ever used."""
         with store.reading(self.engine) as connection:
-            return {BANK: 0, ESCROW: 0} | queries.balances(connection)
+            return {BANK: 0, ESCROW: 0} | balances(connection)
 
     def balance(self, account: str) -> int:
         """Micro-units in an account; an account never used holds 0."""
         with store.reading(self.engine) as connection:
-            return queries.balances(connection, [account]).get(account, 0)
+            return balances(connection, [account]).get(account, 0)
 
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """The log, oldest first: entries `start` to before `stop`."""
         while True:
             with store.reading(self.engine) as connection:
-                found = queries.entries_between(connection, start, stop)
+                found = entries_between(connection, start, stop)
             yield from found
-            if len(found) < queries.CHUNK:
+            if len(found) < CHUNK:
                 return
             start = found[-1].seq + 1
 
@@ -157,12 +314,12 @@ class SqlLedger(Books):
         with store.reading(self.engine) as connection, store.bad_text_readable(connection):
             replay, start, more = Replay(), 0, True
             while more:
-                found = queries.entries_between(connection, start, None)
+                found = entries_between(connection, start, None)
                 replay.feed(found)
-                more = len(found) == queries.CHUNK
+                more = len(found) == CHUNK
                 start += len(found)
             head = replay.finish(known)
-            _check_balances(replay, queries.balances(connection))
+            _check_balances(replay, balances(connection))
             _check_nodes(replay, connection)
         return head
 
@@ -180,23 +337,23 @@ class SqlLedger(Books):
 
     def _write(self, wanted: Wanted, change: Callable[[Draft], T]) -> T:
         with store.writing(self.engine) as connection:
-            lines = queries.lines_about(connection, wanted.refs)
+            lines = lines_about(connection, wanted.refs)
             held = [line for line in lines.values() if line.kind is EntryKind.HOLD]
             owners = {*wanted.owners, *(str(line.owner) for line in held)}
             parties = {BANK, ESCROW, FEES, *wanted.accounts, *owners, *(str(line.debit) for line in held)}
             counted = self._accounts(connection, owners) if wanted.privacy else {}
-            for entry in queries.owner_lines(connection, wanted.owners, EntryKind.CAP):
+            for entry in owner_lines(connection, wanted.owners, EntryKind.CAP):
                 lines[EntryKind.CAP, entry.line.ref] = entry.line
             draft = Draft(
                 lines,
-                queries.balances(connection, parties),
+                balances(connection, parties),
                 {owner: known.account for owner, known in counted.items()},
                 lambda owner: (release.guarantee for release in _releases(connection, owner)),
             )
             result = change(draft)
             if not draft.new:
                 return result
-            end = queries.append(connection, draft.new, self._clock())
+            end = append(connection, draft.new, self._clock())
         # only now that it is committed
         first = end - len(draft.new)
         caps = {line.owner: seq for seq, line in enumerate(draft.new, first) if line.kind is EntryKind.CAP}
@@ -206,8 +363,8 @@ class SqlLedger(Books):
 
     def _accounts(self, connection: Connection, owners: set[str]) -> dict[str, _Counted]:
         """The privacy accounts of the owners who registered a cap, as the log has them now."""
-        caps = {str(entry.line.owner): entry for entry in queries.owner_lines(connection, owners, EntryKind.CAP)}
-        end, found = queries.size(connection), dict[str, _Counted]()
+        caps = {str(entry.line.owner): entry for entry in owner_lines(connection, owners, EntryKind.CAP)}
+        end, found = size(connection), dict[str, _Counted]()
         for owner, entry in caps.items():
             known = self._counted.get(owner)
             if known is None or known.cap_seq != entry.seq:
@@ -216,7 +373,7 @@ class SqlLedger(Books):
             found[owner] = replace(known, account=copy(known.account))
         for start in {known.size for known in found.values() if known.size < end}:
             group = [owner for owner, known in found.items() if known.size == start]
-            for entry in queries.owner_lines(connection, group, EntryKind.RELEASE, start):
+            for entry in owner_lines(connection, group, EntryKind.RELEASE, start):
                 found[str(entry.line.owner)].account.compose(release_of(entry.line).guarantee)
         self._counted |= (found := {owner: replace(known, size=end) for owner, known in found.items()})
         return found
@@ -228,19 +385,19 @@ class SqlLedger(Books):
 
     def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
         with store.reading(self.engine) as connection:
-            return queries.award_entries(connection, award_ids)
+            return award_entries(connection, award_ids)
 
     def _size(self) -> int:
         with store.reading(self.engine) as connection:
-            return queries.size(connection)
+            return size(connection)
 
     def _hashes(self, level: int, first: int, count: int) -> Sequence[bytes]:
         with store.reading(self.engine) as connection:
-            return queries.hashes(connection, level, first, count)
+            return hashes(connection, level, first, count)
 
 
 def _releases(connection: Connection, owner: str) -> list[Release]:
-    return [release_of(entry.line) for entry in queries.owner_lines(connection, [owner], EntryKind.RELEASE)]
+    return [release_of(entry.line) for entry in owner_lines(connection, [owner], EntryKind.RELEASE)]
 
 
 def _check_balances(replay: Replay, kept: Mapping[str, int]) -> None:
@@ -253,10 +410,10 @@ def _check_balances(replay: Replay, kept: Mapping[str, int]) -> None:
 def _check_nodes(replay: Replay, connection: Connection) -> None:
     level, nodes = TILE, replay.nodes(TILE)
     while nodes:
-        if queries.hashes(connection, level, 0, len(nodes)) != nodes:
+        if hashes(connection, level, 0, len(nodes)) != nodes:
             raise LedgerCorrupt(f"a kept node of level {level} of the tree is not what the entries make it")
         level += TILE
         nodes = replay.nodes(level)
-    kept, made = queries.node_count(connection), sum(len(replay.nodes(step)) for step in range(TILE, level, TILE))
+    kept, made = node_count(connection), sum(len(replay.nodes(step)) for step in range(TILE, level, TILE))
     if kept != made:
         raise LedgerCorrupt(f"{kept} nodes of the tree are kept, the entries make {made}")

@@ -1,4 +1,7 @@
-"""Opening a ledger's database: SQLite or PostgreSQL, by URL, with its schema at the newest version.
+"""A ledger's database: its tables, and how to open it, SQLite or PostgreSQL, by URL, at the newest version.
+
+`ledger_entries` is the log and the truth. `ledger_accounts` (balances, kept by triggers) and `ledger_nodes` (inner
+hashes of the tree) follow from it, and `verify` recomputes both. The triggers that guard them are in `migrations/sql`.
 
 SQLite runs with a write-ahead log, a sync at every commit and a wait for other writers; a writing
 transaction takes the write lock at its start (BEGIN IMMEDIATE), so that what it read cannot change before it writes. In
@@ -13,25 +16,131 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Engine,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    create_engine,
+    event,
+    inspect,
+    text,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 
 from flmarket.errors import ConfigError, FlmarketError, MissingDependency, SettlementError
 from flmarket.files import keep_private
-from flmarket.ledger.errors import LedgerUnavailable
+from flmarket.ledger.journal import LedgerUnavailable
 
 __all__ = [
     "NEWEST",
     "VERSION_TABLE",
+    "accounts",
     "bad_text_readable",
+    "entries",
     "exists",
+    "metadata",
     "migrate",
+    "nodes",
     "open_engine",
     "reading",
     "version",
     "writing",
 ]
+
+metadata = MetaData()
+
+# SQLite's STRICT tables know INTEGER and TEXT; its INTEGER has 64 bits.
+_Whole = BigInteger().with_variant(Integer, "sqlite")
+
+accounts = Table(
+    "ledger_accounts",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("balance", _Whole, nullable=False),
+    Column("last_seq", _Whole, nullable=False),
+    CheckConstraint("balance >= 0 OR name = 'bank'", name="ledger_accounts_overdrawn"),
+    sqlite_strict=True,
+)
+
+entries = Table(
+    "ledger_entries",
+    metadata,
+    Column("seq", _Whole, primary_key=True, autoincrement=False),
+    Column("time_us", _Whole, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("ref", Text, nullable=False),
+    Column("debit", Text),
+    Column("credit", Text),
+    Column("amount_micros", _Whole, nullable=False),
+    Column("owner", Text),
+    Column("round_index", _Whole),
+    Column("spent_pico", _Whole),
+    Column("limit_pico", _Whole),
+    Column("detail", Text, nullable=False),
+    Column("previous", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+    UniqueConstraint("ref", "kind", name="ledger_entries_once"),
+    Index(
+        "ledger_entries_resolved_once",
+        "ref",
+        unique=True,
+        sqlite_where=text("kind IN ('posted', 'voided', 'expired')"),
+        postgresql_where=text("kind IN ('posted', 'voided', 'expired')"),
+    ),
+    Index("ledger_entries_owner", "owner", "kind", "seq"),
+    CheckConstraint(
+        "CASE WHEN kind IN ('cap', 'release')"
+        " THEN debit IS NULL AND credit IS NULL AND amount_micros = 0"
+        " ELSE debit IS NOT NULL AND credit IS NOT NULL AND debit <> credit"
+        " AND amount_micros BETWEEN 0 AND 4611686018427387904 END",
+        name="ledger_entries_double_entry",
+    ),
+    CheckConstraint(
+        "CASE kind"
+        " WHEN 'deposit' THEN debit = 'bank' AND credit NOT IN ('escrow', 'fees')"
+        " WHEN 'withdrawal' THEN debit <> 'escrow' AND credit = 'bank'"
+        " WHEN 'fee' THEN debit NOT IN ('bank', 'escrow') AND credit = 'fees'"
+        " WHEN 'hold' THEN debit NOT IN ('bank', 'fees') AND credit = 'escrow'"
+        " WHEN 'posted' THEN debit = 'escrow'"
+        " WHEN 'voided' THEN debit = 'escrow'"
+        " WHEN 'expired' THEN debit = 'escrow'"
+        " ELSE kind IN ('cap', 'release') END",
+        name="ledger_entries_kind",
+    ),
+    CheckConstraint(
+        "CASE WHEN kind IN ('cap', 'release')"
+        " THEN (kind = 'release' AND spent_pico IS NULL AND limit_pico IS NULL)"
+        " OR (spent_pico IS NOT NULL AND limit_pico IS NOT NULL AND spent_pico BETWEEN 0 AND limit_pico)"
+        " ELSE spent_pico IS NULL AND limit_pico IS NULL END",
+        name="ledger_entries_within_cap",
+    ),
+    CheckConstraint(
+        "(owner IS NULL) = (kind IN ('deposit', 'withdrawal', 'fee')) AND (round_index IS NULL) = (kind <> 'hold')",
+        name="ledger_entries_parties",
+    ),
+    CheckConstraint("length(previous) = 64 AND length(hash) = 64", name="ledger_entries_hashed"),
+    sqlite_strict=True,
+)
+
+nodes = Table(
+    "ledger_nodes",
+    metadata,
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("position", _Whole, primary_key=True, autoincrement=False),
+    Column("hash", Text, nullable=False),
+    CheckConstraint("level > 0 AND position >= 0 AND length(hash) = 64", name="ledger_nodes_hashed"),
+    sqlite_strict=True,
+)
+
 
 VERSION_TABLE = "ledger_version"
 NEWEST = "0001"  # the revision that this code is written for

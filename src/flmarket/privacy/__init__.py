@@ -11,13 +11,15 @@ from typing import Any
 
 from flmarket.privacy import exponential
 from flmarket.privacy.accountant import PrivacyAccount
+from flmarket.privacy.additive import GaussianL2, GaussianZCdp, LaplaceL1
 from flmarket.privacy.calibration import (
     analytic_gaussian_sigma,
     classic_gaussian_sigma,
     gaussian_delta,
     gaussian_epsilon,
 )
-from flmarket.privacy.clipping import clip_l1, clip_l2
+from flmarket.privacy.composition import numerical_epsilon
+from flmarket.privacy.directional import PrivUnit, PrivUnitG, ProjUnit, Sketch, Sphere
 from flmarket.privacy.events import (
     ROUNDING_ALLOWANCE,
     ApproxDp,
@@ -33,17 +35,9 @@ from flmarket.privacy.events import (
     event_from_dict,
     event_to_dict,
 )
-from flmarket.privacy.gaussian import GaussianL2, GaussianZCdp
-from flmarket.privacy.laplace import LaplaceL1
-from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
-from flmarket.privacy.numerical import numerical_epsilon
-from flmarket.privacy.perturbation import Perturbation, UnsoundNoise, is_sound, signal_to_noise
-from flmarket.privacy.privunit import PrivUnit
-from flmarket.privacy.privunit_g import PrivUnitG
-from flmarket.privacy.projunit import ProjUnit, Sketch
-from flmarket.privacy.recommend import Recommendation, recommend
-from flmarket.privacy.secure_noise import SecureNoise
-from flmarket.privacy.sphere import Sphere
+from flmarket.privacy.noise import NoiseSource, SecureNoise, SimulationNoise, as_noise_source
+from flmarket.privacy.perturbation import Perturbation, UnsoundNoise, clip_l1, clip_l2, is_sound, signal_to_noise
+from flmarket.privacy.recommend import Recommendation, energy_table, recommend
 from flmarket.registry import Registry
 
 __all__ = [
@@ -80,6 +74,7 @@ __all__ = [
     "classic_gaussian_sigma",
     "clip_l1",
     "clip_l2",
+    "energy_table",
     "event_from_dict",
     "event_to_dict",
     "exponential",

@@ -27,12 +27,11 @@ from typing import Any
 import numpy as np
 
 from flmarket.bids import FloatArray
-from flmarket.errors import InvalidInput
+from flmarket.errors import InvalidInput, MissingDependency
 from flmarket.privacy.calibration import gaussian_epsilon
 from flmarket.privacy.events import ApproxDp, Event, ExponentialRelease, GaussianRelease, PureDp, Unprotected, ZCdp
 
-__all__ = ["ApproxTotal", "amount", "pure_epsilon", "rdp_epsilon", "units", "whole", "zcdp_rho"]
-
+__all__ = ["ApproxTotal", "amount", "numerical_epsilon", "pure_epsilon", "rdp_epsilon", "units", "whole", "zcdp_rho"]
 
 _ONE = 2.0**100
 _ORDERS = 1.0 + np.geomspace(1e-3, 1e7, 400)
@@ -178,3 +177,39 @@ def whole(value: int | str) -> int:
 
 def _counted(counts: Mapping[float, int], key: float, count: int) -> dict[float, int]:
     return {**counts, key: counts.get(key, 0) + count}
+
+
+def numerical_epsilon(counts: Mapping[Event, int], *, delta: float, interval: float = 1e-4) -> float:
+    """The ε at `delta` of all events together; `interval` is the grid of privacy losses (finer, tighter).
+
+    Tighter totals by numerical composition (dp-accounting's privacy loss distributions), for reports.
+
+    For a mixture of Gaussian and pure releases this is up to a tenth below the closed-form bound of `composition`. It
+    takes milliseconds to seconds, needs an optional package and changes in the last digits between its versions; an
+    account that may refuse a release must not depend on that, so accounts do not use it. Pessimistic: an upper bound.
+
+    Events are given in the local (replace-one) sense of `events`, so a Gaussian's noise multiplier already contains the
+    factor 2 of the sensitivity 2·clip. This is why no neighbouring relation is passed on: dp-accounting's
+    `RdpAccountant(REPLACE_ONE)` returns the add/remove ε for plain Gaussian events.
+    """
+    try:
+        from dp_accounting.pld import common
+        from dp_accounting.pld import privacy_loss_distribution as pld
+    except ImportError:
+        raise MissingDependency("dp-accounting", "secure") from None
+    if not counts:
+        return 0.0
+    if not 0 < delta < 1:
+        raise InvalidInput("delta", delta, "a number between 0 and 1")
+    total: Any = None
+    for event, count in counts.items():
+        if isinstance(event, GaussianRelease):
+            one = pld.from_gaussian_mechanism(event.noise_multiplier, value_discretization_interval=interval)
+        elif isinstance(event, PureDp | ExponentialRelease | ApproxDp):
+            parameters = common.DifferentialPrivacyParameters(event.epsilon, getattr(event, "delta", 0.0))
+            one = pld.from_privacy_parameters(parameters, value_discretization_interval=interval)
+        else:
+            raise InvalidInput("event", event, "a Gaussian, pure, exponential or approximate event (zCDP has no PLD)")
+        one = one.self_compose(count)
+        total = one if total is None else total.compose(one)
+    return float(total.get_epsilon_for_delta(delta))

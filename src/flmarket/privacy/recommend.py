@@ -12,21 +12,17 @@ energy here suggests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from types import MappingProxyType
 
+from flmarket.privacy.additive import GaussianL2, LaplaceL1
+from flmarket.privacy.directional import PrivUnit, PrivUnitG, ProjUnit, Sphere
 from flmarket.privacy.events import checked_number
-from flmarket.privacy.gaussian import GaussianL2
-from flmarket.privacy.laplace import LaplaceL1
 from flmarket.privacy.perturbation import Perturbation, checked_dimension, is_sound, positive_epsilon
-from flmarket.privacy.privunit import PrivUnit
-from flmarket.privacy.privunit_g import PrivUnitG
-from flmarket.privacy.projunit import ProjUnit
-from flmarket.privacy.sphere import Sphere
 
-__all__ = ["Recommendation", "recommend"]
+__all__ = ["Recommendation", "energy_table", "recommend"]
 
 # Simplest first: additive noise, then by what they cost to draw.
 _CANDIDATES = ("laplace-l1", "gaussian-l2", "sphere", "privunit-g", "privunit")
@@ -75,3 +71,24 @@ def _reason(name: str, table: Mapping[str, float], size: int, epsilon: float, l1
         f"{name} has {least} noise energy at {size} {unit} and ε = {epsilon:g} "
         f"({table[name]:.3g} per squared norm; {against}){why}."
     )
+
+
+_COLUMNS = ("laplace-l1", "sphere", "privunit", "privunit-g", "projunit")
+
+
+def energy_table(
+    dimensions: Sequence[int] = (1, 10, 100, 650), epsilons: Sequence[float] = (0.1, 0.5, 1.0, 2.0, 8.0)
+) -> str:
+    """A Markdown table: one row per dimension and ε, one column per mechanism, and what `recommend` picks.
+
+    The table of docs/perturbations.md. Each entry is the noise energy divided by p·C²: the noise variance of one
+    coordinate in units of the squared clip, for dense updates of L2 norm at most C.
+    """
+    lines = ["| p | ε | " + " | ".join(_COLUMNS) + " | recommended |"]
+    lines.append("| --: | --: |" + " --: |" * len(_COLUMNS) + " :-- |")
+    for dimension in dimensions:
+        for epsilon in epsilons:
+            pick = recommend(dimension, epsilon)
+            cells = " | ".join(f"{pick.energy_table[name] / dimension:.4g}" for name in _COLUMNS)
+            lines.append(f"| {dimension} | {epsilon:g} | {cells} | {pick.name} |")
+    return "\n".join(lines)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from flmarket.sampling.convergence import FedAvgConstants, convergence_bound
-from flmarket.sampling.distributions import CostDistribution, TruncatedExponential, Uniform
-from flmarket.sampling.incentives import misreport_gains, utility
+from flmarket.sampling.distributions import (
+    CostDistribution,
+    Discrete,
+    Empirical,
+    Histogram,
+    TruncatedExponential,
+    Uniform,
+)
 from flmarket.sampling.mechanisms import CompleteInformation, OptimalSampling, UniformSampling
-from flmarket.sampling.prior_independent import PriorIndependent, SampledClients
-from flmarket.sampling.schedules import LinearSchedule, Posted, Schedule, StepSchedule
-from flmarket.sampling.schemes import SCHEMES, terms
-from flmarket.sampling.tabulated import Discrete, Empirical, Histogram
+from flmarket.sampling.prior_independent import SCHEMES, PriorIndependent, SampledClients, terms
+from flmarket.sampling.schedules import LinearSchedule, Posted, Schedule, StepSchedule, misreport_gains, utility
 
 __all__ = [
     "SCHEMES",

@@ -17,6 +17,7 @@ on other clients break Theorem 1's setting altogether.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
@@ -24,14 +25,151 @@ from numpy.typing import ArrayLike
 
 from flmarket.bids import APPROXIMATE, EXACT, NONE, FloatArray, Guarantees
 from flmarket.privacy.events import checked_number
-from flmarket.sampling.checks import checked_reports
-from flmarket.sampling.distributions import CostDistribution
-from flmarket.sampling.nodes import CostNodes
+from flmarket.sampling.distributions import (
+    CostDistribution,
+    Discrete,
+    checked_masses,
+    checked_reports,
+    checked_support,
+    discrete_spend,
+    iron,
+)
 from flmarket.sampling.schedules import LinearSchedule, Schedule, StepSchedule
-from flmarket.sampling.tabulated import Discrete
-from flmarket.sampling.theorem2 import solve
 
-__all__ = ["CompleteInformation", "OptimalSampling", "UniformSampling", "checked_sampling_budget"]
+__all__ = [
+    "CompleteInformation",
+    "CostNodes",
+    "OptimalSampling",
+    "Theorem2",
+    "UniformSampling",
+    "checked_sampling_budget",
+    "raw_virtual_cost",
+    "solve",
+]
+
+_CELLS = 2048  # in cost, and again in quantile
+_GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)
+
+
+@dataclass(frozen=True, eq=False)
+class CostNodes:
+    """Nodes with their mass, spend and (ironed) virtual cost; `linear` says how q runs between nodes.
+
+    One table for every cost distribution: where the mechanism's q is decided, and what each decision weighs.
+
+    A mechanism is a vector q over cost nodes. A discrete distribution has its support for nodes, and q between two of
+    them is that of the higher one. A continuous one has a grid, fine in cost and in quantile, and q is linear between
+    nodes. Either way two vectors say all that Theorem 2 needs:
+
+        E[q(c)] = Σ mass·q,        E[q(c) r(c)] = Σ spend·q,
+
+    the second under Theorem 1's payments for that very q. Both are exact for the interpolated q, not approximations:
+    with W(c) = c·F(c), E[q r] = ∫q dW = q(c_max)W(c_max) − Σ_cells (change of q)·(mean of W over the cell), and the
+    cell means are Gauss–Legendre sums. Interpolation therefore costs optimality (second order in the cell width), never
+    truthfulness, rationality or the budget.
+
+    The virtual cost at a node is the formula φ(c) = c + F(c)/f(c) if that is monotone, and else the ironed cell
+    averages.
+    """
+
+    cost: FloatArray
+    mass: FloatArray
+    spend: FloatArray
+    virtual: FloatArray
+    linear: bool
+    regular: bool
+
+    @classmethod
+    def discrete(cls, support: ArrayLike, probabilities: ArrayLike) -> CostNodes:
+        """The support itself."""
+        cost = checked_support(support)
+        mass = checked_masses(probabilities, cost.size)
+        spend = discrete_spend(cost, mass)
+        virtual = iron(mass, spend)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            regular = bool(np.array_equal(virtual, spend / mass))
+        return cls(cost, mass, spend, virtual, linear=False, regular=regular)
+
+    @classmethod
+    def of(cls, distribution: Discrete | CostDistribution) -> CostNodes:
+        """The nodes of any distribution."""
+        if isinstance(distribution, Discrete):
+            return cls.discrete(distribution.support, distribution.probabilities)
+        cost = _grid(distribution)
+        half, middle = np.diff(cost)[:, None] / 2, (cost[1:, None] + cost[:-1, None]) / 2
+        inside = middle + half * _GAUSS_POINTS
+        below = distribution.cdf(inside)
+        weights = _GAUSS_WEIGHTS / 2
+        mass = np.diff(below @ weights, prepend=0.0, append=1.0)
+        spend = np.diff((inside * below) @ weights, prepend=0.0, append=cost[-1])
+        mass = np.maximum(mass, 0.0)  # differences of nearly equal numbers
+        virtual = raw_virtual_cost(distribution, cost)
+        regular = bool((virtual[1:] >= virtual[:-1] * (1 - 1e-9)).all())
+        if not regular:
+            virtual = iron(mass, spend)
+        return cls(cost, mass, spend, np.maximum.accumulate(virtual), linear=True, regular=regular)
+
+
+def raw_virtual_cost(distribution: CostDistribution, cost: FloatArray) -> FloatArray:
+    """c + F(c)/f(c) as it stands; ∞ where there is no density."""
+    density = distribution.pdf(cost)
+    rent = np.divide(distribution.cdf(cost), density, out=np.full(cost.shape, np.inf), where=density > 0)
+    return np.asarray(cost + rent)
+
+
+def _grid(distribution: CostDistribution) -> FloatArray:
+    low, high = distribution.minimum, distribution.maximum
+    even = np.linspace(low, high, _CELLS + 1)
+    likely = np.clip(distribution.ppf(np.linspace(0.0, 1.0, _CELLS + 1)), low, high)
+    # two nodes at a jump of the density, lest q be smeared over two cells there
+    jumps = distribution.knots[1:-1]
+    cost = np.unique(np.concatenate([even, likely, jumps, jumps + 1e-7 * (high - low)]))
+    apart = np.diff(cost) > 1e-9 * (high - low)
+    # the ends stay; of points closer than that, the last stays
+    return np.asarray(np.append(np.append(low, cost[:-1][apart][1:]), high))
+
+
+@dataclass(frozen=True, eq=False)
+class Theorem2:
+    """The optimal q over cost nodes: the printed case, how many nodes are served surely, and κ (∞ in case 3).
+
+    SAMP Theorem 2: the participation that minimises E[1/q] within a budget, in closed form.
+
+        min Σ f_k/q_k   s.t.   Σ f_k φ_k q_k ≤ B̄,   q non-increasing,   0 < q ≤ 1.
+
+    With φ non-decreasing (ironed if need be) the optimality conditions read q = min(1, κ/√φ). The printed three cases
+    are the three places where κ can lie; with A_m = Σ_{k≤m} f_k φ_k, S_m = Σ_{k>m} f_k √φ_k and H(m) = A_m +
+    √φ_{m+1}·S_m:
+
+    1. B̄ ≤ H(0): everybody below 1, κ = B̄/S_0; 2. between: the m cheapest at 1, m the number of H's below B̄, κ = (B̄
+    − A_m)/S_m; 3. B̄ ≥ Eφ: everybody at 1, and money is left.
+
+    The paper's continuous H(x) lacks the factor √φ(x) (docs/errata.md E4); this is the discrete one, also in the
+    continuum, where sums run over cost nodes. The objective comes from the convergence bound (1/R)(Σ s_n/q_n + β) with
+    s_n unknown to the server and bounded: the worst case scales the sum and does not move the optimum.
+    """
+
+    participation: FloatArray
+    case: int
+    certain: int
+    level: float
+
+
+def solve(virtual: FloatArray, spend: FloatArray, budget: float) -> Theorem2:
+    """Optimal q for non-decreasing virtual costs; Σ spend·q is the expected payment. Nodes of φ = ∞ get q = 0."""
+    total = float(spend.sum())
+    if budget >= total:
+        return Theorem2(np.ones(virtual.size), 3, virtual.size, np.inf)
+    root = np.sqrt(virtual)
+    tail = (spend / root)[::-1].cumsum()[::-1]  # S_m, m = 0 … K−1
+    before = spend.cumsum() - spend  # A_m
+    with np.errstate(invalid="ignore"):
+        levels = before + root * tail  # H(m); not a number where φ = ∞, which compares as false
+    certain = int(np.count_nonzero(levels < budget))
+    if certain == virtual.size or not np.isfinite(root[certain]):  # the budget serves everyone who can be
+        return Theorem2(np.isfinite(root).astype(np.float64), 3, certain, np.inf)
+    level = (budget - before[certain]) / tail[certain]
+    return Theorem2(np.minimum(1.0, level / root), 2 if certain else 1, certain, float(level))
 
 
 _IN_EXPECTATION = "the budget holds in expectation over participation and over costs from the given distribution"
@@ -53,7 +191,7 @@ class _KnownDistribution:
 
     @classmethod
     def from_distribution(cls, distribution: Discrete | CostDistribution, budget_per_client: float) -> Self:
-        """For any cost distribution; a continuous one is solved on a fine grid (`flmarket.sampling.nodes`)."""
+        """For any cost distribution; a continuous one is solved on a fine grid (`flmarket.sampling.mechanisms`)."""
         mechanism = cls.__new__(cls)
         mechanism._build(CostNodes.of(distribution), budget_per_client)
         return mechanism

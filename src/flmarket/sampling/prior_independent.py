@@ -32,15 +32,28 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.bids import EXACT, FloatArray, Guarantees
-from flmarket.errors import InvalidInput, MechanismViolation
+from flmarket.errors import InvalidInput, MechanismViolation, UnknownName
 from flmarket.privacy.events import checked_number
-from flmarket.sampling.checks import checked_cost, checked_reports, checked_support
-from flmarket.sampling.mechanisms import checked_sampling_budget
+from flmarket.sampling.distributions import (
+    Empirical,
+    TruncatedExponential,
+    Uniform,
+    checked_cost,
+    checked_reports,
+    checked_support,
+    discrete_spend,
+    pool,
+)
+from flmarket.sampling.mechanisms import (
+    CompleteInformation,
+    OptimalSampling,
+    UniformSampling,
+    checked_sampling_budget,
+    solve,
+)
 from flmarket.sampling.schedules import StepSchedule
-from flmarket.sampling.theorem2 import solve
-from flmarket.sampling.virtual import discrete_spend, pool
 
-__all__ = ["PriorIndependent", "SampledClients"]
+__all__ = ["SCHEMES", "PriorIndependent", "SampledClients", "known_scheme", "terms"]
 
 Phase = Literal["estimating", "updating", "uniform", "finished"]
 
@@ -195,3 +208,50 @@ def _checked_grid(grid: ArrayLike | None, c_max: float, resolution: int) -> Floa
     if points[-1] != c_max:
         raise InvalidInput("grid", float(points[-1]), f"costs that end at c_max, {c_max:g}")
     return points
+
+
+PriorBased = OptimalSampling | UniformSampling | CompleteInformation
+
+_KNOWN: dict[str, type[PriorBased]] = {
+    "optimal": OptimalSampling,
+    "uniform": UniformSampling,
+    "complete": CompleteInformation,
+}
+SCHEMES = (*_KNOWN, "prior-independent")
+
+
+def known_scheme(name: str, distribution: Uniform | TruncatedExponential, budget_per_client: float) -> PriorBased:
+    """One of the schemes that post the same schedule to everybody."""
+    if name not in _KNOWN:
+        raise UnknownName("scheme", name, f"one of {', '.join(_KNOWN)}")
+    return _KNOWN[name].from_distribution(distribution, budget_per_client)
+
+
+def terms(
+    name: str,
+    costs: ArrayLike,
+    distribution: Uniform | TruncatedExponential,
+    budget_per_client: float,
+    *,
+    fraction: float = 0.05,
+) -> SampledClients:
+    """Everybody's (q, r) if all report these costs; `budget_per_client` is for one round, in expectation.
+
+    The sampling schemes by name, and the terms (q, r) that each gives to clients with known costs.
+
+    One place for what a market file, the audit and the experiments call a scheme. "complete" is told the costs and
+    spends its budget on exactly these; "optimal" and "uniform" know the distribution; "prior-independent" knows c_max
+    and learns the rest from the reports, client by client. What would break the last: clients in an order that depends
+    on their costs.
+    """
+    reports = np.atleast_1d(checked_reports(costs, distribution.maximum))
+    if name == "prior-independent":
+        budget = budget_per_client * reports.size
+        return PriorIndependent(budget, distribution.maximum, reports.size, fraction).run(reports)
+    if name not in _KNOWN:
+        raise UnknownName("scheme", name, f"one of {', '.join(SCHEMES)}")
+    if name == "complete":
+        return SampledClients(
+            *CompleteInformation.from_distribution(Empirical(reports), budget_per_client).offer(reports)
+        )
+    return SampledClients(*known_scheme(name, distribution, budget_per_client).offer(reports))

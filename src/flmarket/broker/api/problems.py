@@ -21,7 +21,7 @@ from flmarket.errors import (
     PrivacyBudgetExhausted,
     SettlementError,
 )
-from flmarket.ledger.errors import LedgerUnavailable
+from flmarket.ledger.journal import LedgerUnavailable
 
 __all__ = ["PROBLEMS", "Problem", "file_response", "install", "problem"]
 

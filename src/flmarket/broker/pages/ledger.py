@@ -29,8 +29,7 @@ from flmarket.broker.services import ledger, parties, tasks
 from flmarket.broker.services.pseudonyms import buyers_receipt
 from flmarket.errors import FlmarketError
 from flmarket.ledger import format_micros
-from flmarket.ledger.receipt import Receipt
-from flmarket.ledger.sealed import SealedReceipt
+from flmarket.ledger.receipt import Receipt, SealedReceipt
 from flmarket.report.formatting import epsilon
 
 __all__ = ["router"]

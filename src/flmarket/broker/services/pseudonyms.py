@@ -18,7 +18,7 @@ from typing import Any
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.services.views import LedgerEntry
 from flmarket.ledger import BANK, ESCROW, FEES
-from flmarket.ledger.sealed import SealedReceipt, seal
+from flmarket.ledger.receipt import SealedReceipt, seal
 
 __all__ = ["buyers_award", "buyers_data", "buyers_entry", "buyers_receipt", "buyers_text", "owner_name"]
 

@@ -2,8 +2,7 @@
 
 from alembic import context
 
-from flmarket.ledger.schema import metadata
-from flmarket.ledger.store import VERSION_TABLE
+from flmarket.ledger.store import VERSION_TABLE, metadata
 
 context.configure(
     connection=context.config.attributes["connection"],
