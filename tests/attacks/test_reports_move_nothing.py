@@ -12,7 +12,7 @@ from flwr.app import Message
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower import InProcessGrid, MarketStrategy, FileStore, client_app
 from flmarket.engines.flower.messages import TRAIN, Delivery, Order, pack, release_id, unpack
-from flmarket.engines.flower.play import Dealer, market_kind, store_spec
+from flmarket.engines.flower.play import Dealer, store_spec
 from flmarket.market.record import close_records
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.market import owner_account
@@ -50,7 +50,7 @@ def honest_bids(kind, spec, folder):
 def test_a_report_does_not_move_the_budget(tmp_path, factor):
     """With B = 0.5·Σ reported cost, most owners gained by a lie."""
     spec = market().simulation()
-    kind = market_kind(spec)
+    kind = spec.kind()
     true = honest_bids(kind, spec, tmp_path)
     lies = {owner: replace(bid, rate=max(bid.rate * factor, 1e-6)) for owner, bid in true.items()}
     expected = round(0.6 * float(spec.bids.full_cost.sum()), 6)
@@ -93,7 +93,7 @@ def test_a_bad_update_is_charged_to_the_registered_cap_and_not_paid(tmp_path, ki
     dealer = Dealer(store_spec(spec, tmp_path), tmp_path / "owners")
     grid = Spoiler(client_app(dealer), OWNERS, NONSENSE[kind])
     MarketStrategy(
-        market_kind(spec), ledger, FileStore(tmp_path / "server"), bid_seconds=20.0, train_seconds=20.0
+        spec.kind(), ledger, FileStore(tmp_path / "server"), bid_seconds=20.0, train_seconds=20.0
     ).start(grid)
     ledger.verify()
     hers = [award for award in ledger.awards() if award.owner == "owner-0"]

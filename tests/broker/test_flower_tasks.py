@@ -39,7 +39,7 @@ from flmarket.engines.flower.messages import (
     unpack,
     unpack_vector,
 )
-from flmarket.engines.flower.play import Dealer, market_kind, store_spec
+from flmarket.engines.flower.play import Dealer, store_spec
 from flmarket.market.record import close_records
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.ledger import (

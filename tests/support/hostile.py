@@ -18,44 +18,46 @@ from flmarket.engines.flower.messages import (
     BID,
     RELEASE,
     TRAIN,
-    Announcement,
-    Bid,
     Delivery,
-    Order,
     Refusal,
     pack,
     unpack,
     unpack_head,
     unpack_vector,
 )  # fmt: skip
-from flmarket.engines.flower.owner import raw_update
 from flmarket.errors import FlmarketError
+from flmarket.learning import LocalTraining, SoftmaxRegression, described
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
-from flmarket.market import owner_account
+from flmarket.market import Announcement, Bid, Order, kinds, owner_account
 from flmarket.privacy import PureDp
 
 FEATURES, RECORDS, NUMBER = 3, 20, 7
 LENGTH = FEATURES + 1  # two classes: one row of weights and a bias
 
 
+def softmax(features=FEATURES, classes=2, **local):
+    """How an announcement names the usual model."""
+    return described(SoftmaxRegression(features, max(classes, 2), local=LocalTraining(**local)))
+
+
 def call(**changes) -> Announcement:
-    """An announcement of an auction round."""
+    """An announcement of an auction round; `features` and `classes` change the model with them."""
     terms = dict(  # noqa: C408
         task="t", buyer="buyer", market="auction", round_index=0, rounds=5, features=FEATURES, classes=2,
-        perturbation="laplace-l1", clip=1.0, parameters=LENGTH, steps=1, batch_size=0, learning_rate=0.1, l2=0.0,
-    )  # fmt: skip
-    return Announcement(**(terms | changes))
+        perturbation="laplace-l1", clip=1.0, parameters=LENGTH, learning_rate=0.1,
+    ) | changes  # fmt: skip
+    return Announcement(**({"model": softmax(terms["features"], terms["classes"])} | terms))
 
 
 def order(**changes) -> Order:
     """The order that follows from it, at a price that its owner accepts."""
     terms = dict(  # noqa: C408
-        task="t", buyer="buyer", market="auction", round_index=0, rounds=5, owner=NUMBER, epsilon=0.5,
-        price_micros=20_000_000, records=RECORDS, features=FEATURES, classes=2, perturbation="laplace-l1", clip=1.0,
-        steps=1, batch_size=0, learning_rate=0.1, l2=0.0,
+        task="t", buyer="buyer", market="auction", round_index=0, owner=NUMBER, loss=PureDp(0.5),
+        price_micros=20_000_000, records=RECORDS, learning_rate=0.1,
     ) | changes  # fmt: skip
-    first = 0 if terms["market"] in ("reward", "joint") else terms["round_index"]
-    return Order(**({"award": f"{terms['task']}/{first}/{terms['owner']}"} | terms))
+    lasting = terms["market"] in kinds.names() and kinds.of(terms["market"]).side.lasting
+    first = 0 if lasting else terms["round_index"]
+    return Order(**({"award": f"{terms['task']}/{first}/{terms['owner']}", "lasting": lasting} | terms))
 
 
 def make_owner(folder, **changes) -> Owner:
@@ -71,7 +73,7 @@ def make_owner(folder, **changes) -> Owner:
 class Desk:
     """One owner's shipped app, and a ledger of the server's own that really holds the prices."""
 
-    def __init__(self, folder, compute=raw_update, app=client_app, ledger=None, **changes):
+    def __init__(self, folder, compute=None, app=client_app, ledger=None, **changes):
         self.owner = make_owner(folder, **changes)
         self.grid = InProcessGrid(app(lambda context: self.owner, compute), 1)
         self.ledger = MemoryLedger() if ledger is None else ledger
@@ -83,7 +85,7 @@ class Desk:
         return answer
 
     def bid(self, announcement=None, **changes):
-        announcement = replace(call() if announcement is None else announcement, **changes)
+        announcement = call(**changes) if announcement is None else replace(announcement, **changes)
         answer = self.send(BID, pack(announcement, head=self.ledger.head()))
         self.remember(announcement, answer)
         return answer
@@ -104,7 +106,8 @@ class Desk:
     def proof(self, wanted):
         """A true proof that the order's price is in escrow, where the server's ledger can give one."""
         account, price = self.owner.account or owner_account(wanted.owner), wanted.price_micros
-        seen = self.seen.get((wanted.task, wanted.round_index if wanted.market == "auction" else 0))
+        once = wanted.market in kinds.names() and kinds.of(wanted.market).side.asks_once
+        seen = self.seen.get((wanted.task, 0 if once else wanted.round_index))
         try:
             self.ledger.deposit(f"{wanted.award}/{price}", "buyer", price)
             self.ledger.hold(Award(wanted.award, 0, "buyer", account, 1.0, price))
@@ -150,7 +153,7 @@ def visible(answer):
 class TwoWorlds:
     """The same messages to two owners whose records differ; `AssertionError` once an answer tells them apart."""
 
-    def __init__(self, folder, first, second, compute=raw_update, app=client_app, **changes):
+    def __init__(self, folder, first, second, compute=None, app=client_app, **changes):
         ledger = MemoryLedger(clock=lambda: 0)
         self.desks = [
             Desk(folder / name, compute=compute, app=app, ledger=ledger, **(changes | data))
@@ -166,7 +169,7 @@ class TwoWorlds:
         return answers[0]
 
     def bid(self, announcement=None, **changes):
-        announcement = replace(call() if announcement is None else announcement, **changes)
+        announcement = call(**changes) if announcement is None else replace(announcement, **changes)
         answer = self.send(BID, pack(announcement, head=self.desks[0].ledger.head()))
         self.desks[0].remember(announcement, answer)
         return answer

@@ -44,7 +44,7 @@ from flmarket.market.kinds.sampling import decaying_rate
 from flmarket.populations import read_bids
 from flmarket.privacy.joint import LocalPerturbation
 from flmarket.sampling import TruncatedExponential, Uniform
-from flmarket.sampling.schemes import terms
+from flmarket.sampling.prior_independent import terms
 
 __all__ = ["RECOMMENDED", "MarketConfig"]
 

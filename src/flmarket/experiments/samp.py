@@ -25,11 +25,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flmarket.engines import SampledTraining
 from flmarket.errors import DataUnavailable, InvalidInput
 from flmarket.experiments.items import Check, Item, Reproduction, Step
 from flmarket.learning import DataSet, Purpose, load, stream
 from flmarket.learning.partition import dirichlet
-from flmarket.market.kinds.sampling import SampledResult, SampledTraining
+from flmarket.market.kinds.sampling import SampledResult
 from flmarket.report import Curve, CurveSet, write_curves
 from flmarket.sampling import (
     CompleteInformation,

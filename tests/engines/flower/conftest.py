@@ -9,7 +9,7 @@ pytest.importorskip("flwr")
 
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower import FileStore, InProcessGrid, MarketStrategy, client_app
-from flmarket.engines.flower.play import Dealer, market_kind, store_spec
+from flmarket.engines.flower.play import Dealer, store_spec
 from flmarket.ledger import MemoryLedger
 from flmarket.market.record import close_records
 
@@ -62,7 +62,7 @@ class Stage:
     def play(self, **changes):
         store = changes.pop("store", None) or FileStore(self.folder / "server")
         ledger = changes.pop("ledger", self.ledger)
-        self.strategy = MarketStrategy(market_kind(self.spec), ledger, store, **(self.options | changes))
+        self.strategy = MarketStrategy(self.spec.kind(), ledger, store, **(self.options | changes))
         self.strategy.start(self.grid)
         return self.strategy
 

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tomli_w import dumps as toml_text
 
-from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower import Deployment, FileStore, InProcessGrid, MarketStrategy, OwnerFile, client_app
 from flmarket.engines.flower.files import ModelSection
 from flmarket.engines.flower.node import owner_of_node
-from flmarket.engines.flower.play import market_kind
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.learning import LocalTraining, SoftmaxRegression
 from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
@@ -79,7 +77,7 @@ def play(deployment):
     """The market on the owners' files, in this process; the ledger is the deployment's."""
     files = [deployment.owner_folder(i) / "owner.toml" for i in range(deployment.nodes)]
     grid = InProcessGrid(client_app(owner_of_node), deployment.nodes, lambda i: {"owner-file": str(files[i])})
-    kind = market_kind(deployment.spec, MarketConfig.load(deployment.market_file))
+    kind = deployment.spec.kind()
     with SqlLedger(deployment.ledger_url) as ledger:
         strategy = MarketStrategy(kind, ledger, FileStore(deployment.state / "server"), bid_seconds=5.0)
         strategy.start(grid)

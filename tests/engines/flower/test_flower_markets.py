@@ -10,7 +10,6 @@ from flmarket.auctions.learned import DEFAULTS
 from flmarket.engines import SampledTraining
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower import SamplingMarket, simulate
-from flmarket.engines.flower.play import market_spec
 from flmarket.errors import MechanismViolation
 from flmarket.learning import load, partition
 from flmarket.ledger import AwardState, MemoryLedger
@@ -113,7 +112,7 @@ def test_other_markets_from_a_file(kind, tmp_path):
         "jdp": {"task": {"rounds": 2}, "mechanism": {"auction": "jdp"}, "jdp": {"budget_factor": 0.5}},
     }[kind]
     config = MarketConfig.parse(given | {"data": {"name": "digits", "owners": 6, "partition": "equal"}})
-    spec = market_spec(config)
+    spec = config.spec()
     expected, found = spec.run(), simulate(config, tmp_path)
     np.testing.assert_allclose(found.parameters, expected.parameters, rtol=1e-9, atol=1e-12)
     assert sum(record.spent_micros for record in found.records) > 0

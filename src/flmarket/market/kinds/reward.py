@@ -25,9 +25,8 @@ from numpy.typing import ArrayLike
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games import Equilibrium, Stackelberg
-from flmarket.games.costs import family
-from flmarket.games.noise import noise_scale
-from flmarket.games.server import NoiseAccount
+from flmarket.games.contest import family
+from flmarket.games.stackelberg import NoiseAccount, noise_scale
 from flmarket.learning import (
     DataSet,
     Model,
