@@ -120,13 +120,13 @@ def load(port: int, requests: Sequence[Request], *, rate: float | None = None) -
 
 def prepare(url: str) -> tuple[str, str, list[str]]:
     """A task for a thousand registered owners; returns its id, the buyer's key and the owners' keys."""
-    from flmarket.broker.clock import now
     from flmarket.broker.core import Broker, Party
-    from flmarket.broker.keys import format_key, hash_secret, make_secret
-    from flmarket.broker.models import ApiKey, PartyRow
-    from flmarket.broker.schemas import TaskRequest
-    from flmarket.broker.services import parties, tasks
+    from flmarket.broker.office import parties, tasks
+    from flmarket.broker.office.parties import format_key, hash_secret, make_secret
+    from flmarket.broker.requests import TaskRequest
     from flmarket.broker.settings import Settings
+    from flmarket.broker.stamps import now
+    from flmarket.broker.tables import ApiKey, PartyRow
     from flmarket.privacy import PureDp
 
     broker = Broker.open(Settings(database_url=url, run_worker=False))

@@ -113,7 +113,7 @@ def test_names_from_strangers_import_nothing(module):
     """A perturbation in a Flower message, an auction in a broker's task, a data set in an order."""
     from pydantic import ValidationError
 
-    from flmarket.broker.schemas import ExploreRequest, TaskRequest
+    from flmarket.broker.requests import ExploreRequest, TaskRequest
 
     module("evil", "raise SystemExit('imported')")
     for get in (privacy.get, auctions.get, aggregation.get, robust.get, datasets.load, models.get):

@@ -128,7 +128,7 @@ def prepare(url):
     import flmarket.broker.demo
     import flmarket.cli.serve  # noqa: F401
     from flmarket.broker.core import Broker
-    from flmarket.broker.services import parties
+    from flmarket.broker.office import parties
     from flmarket.broker.settings import Settings
     from flmarket.learning import load
 

@@ -36,10 +36,10 @@ def test_the_verdict_finds_what_is_planted(tmp_path):
     chaos = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chaos)
     from flmarket.broker.core import Broker
-    from flmarket.broker.schemas import TaskRequest
-    from flmarket.broker.services import parties, tasks
+    from flmarket.broker.office import parties, tasks
+    from flmarket.broker.requests import TaskRequest
     from flmarket.broker.settings import Settings
-    from flmarket.broker.worker import Worker
+    from flmarket.broker.work.worker import Worker
 
     at = f"sqlite:///{tmp_path}/b.db"
     broker = Broker.open(Settings(database_url=at, run_worker=False))

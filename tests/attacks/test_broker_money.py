@@ -21,19 +21,19 @@ from sqlalchemy import create_engine, event, text, update
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from flmarket.broker import rounds
-from flmarket.broker import worker as worker_module
 from flmarket.broker.app import create_app
 from flmarket.broker.books import Books, TaskLedger
-from flmarket.broker.clock import now
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Conflict
-from flmarket.broker.flower.tenancy import Replaced, Tenancy
-from flmarket.broker.models import FlowerRun, Lease, TaskRow
-from flmarket.broker.schemas import AuditRequest
-from flmarket.broker.services import audits, ledger, offers, operator, parties, sessions, statements, tasks
+from flmarket.broker.office import audits, ledger, offers, operator, parties, sessions, statements, tasks
+from flmarket.broker.requests import AuditRequest
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import FlowerRun, Lease, TaskRow
+from flmarket.broker.work import rounds
+from flmarket.broker.work import worker as worker_module
+from flmarket.broker.work.flower.tenancy import Replaced, Tenancy
+from flmarket.broker.work.worker import Worker
 from flmarket.cli import main
 from flmarket.ledger import AwardState, LedgerUnavailable, SqlLedger
 
@@ -592,7 +592,7 @@ def copy_of(played, path, *statements):
 
 
 def rules(broker):
-    from flmarket.broker.reconcile import reconcile
+    from flmarket.broker.office.reconcile import reconcile
 
     return {one.rule for one in reconcile(broker.database.engine)}
 

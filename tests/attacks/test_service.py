@@ -28,11 +28,11 @@ from sqlalchemy import select, text, update
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Unauthenticated
-from flmarket.broker.models import ApiKey, Slot
-from flmarket.broker.round_rows import Winner, award_round, open_round, settle_round, take_bids
-from flmarket.broker.services import explore, ledger, offers, parties, sessions, statements, tasks
+from flmarket.broker.office import explore, ledger, offers, parties, sessions, statements, tasks
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.tables import ApiKey, Slot
+from flmarket.broker.work.round_rows import Winner, award_round, open_round, settle_round, take_bids
+from flmarket.broker.work.worker import Worker
 from flmarket.ledger import Award, AwardState, LedgerCorrupt, Receipt, Release, Resolution
 from flmarket.market import RoundRecord, award_id
 from flmarket.privacy import PureDp

@@ -19,9 +19,9 @@ import pytest
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.services import offers, parties, statements, tasks
+from flmarket.broker.office import offers, parties, statements, tasks
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.work.worker import Worker
 from flmarket.ledger import Award, AwardState, Release, Resolution
 from flmarket.privacy import PureDp
 
@@ -113,8 +113,8 @@ def test_what_is_promised_under_a_cap_is_what_is_paid(small, joined, order):
     buyer, owner = joined(small, "buyer"), joined(small, "owner")
     statements.set_cap(small, owner.party, 1.6)
     bid = _broker.BidRequest(valuation=_broker.Valuation(kind="linear", rate=0.01), privacy_budget=0.5)
-    from flmarket.broker.schemas import BidHelpRequest
-    from flmarket.broker.services import explore
+    from flmarket.broker.office import explore
+    from flmarket.broker.requests import BidHelpRequest
 
     view = explore.bid_help(small, owner.party, BidHelpRequest(bid=bid, rounds=10, profiles=50))
     assert view.rounds_paid_most == 3

@@ -14,10 +14,10 @@ import uvicorn
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.schemas import BidRequest, TaskRequest, Valuation
-from flmarket.broker.services import parties, statements
+from flmarket.broker.office import parties, statements
+from flmarket.broker.requests import BidRequest, TaskRequest, Valuation
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.work.worker import Worker
 
 # the ledger's tests have the PostgreSQL server; the same fixture serves here
 _spec = importlib.util.spec_from_file_location("ledger_conftest", Path(__file__).parents[1] / "ledger" / "conftest.py")

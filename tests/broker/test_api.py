@@ -11,10 +11,10 @@ from sqlalchemy import select
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.models import ApiKey, AuditLog, IdempotentCall, SessionRow, SignInLink
-from flmarket.broker.services import sessions, tasks
+from flmarket.broker.office import sessions, tasks
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.tables import ApiKey, AuditLog, IdempotentCall, SessionRow, SignInLink
+from flmarket.broker.work.worker import Worker
 
 API = "/api/v1"
 

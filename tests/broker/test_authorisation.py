@@ -5,10 +5,10 @@ import pytest
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.schemas import AuditRequest
-from flmarket.broker.services import audits, offers, parties, tasks
+from flmarket.broker.office import audits, offers, parties, tasks
+from flmarket.broker.requests import AuditRequest
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.work.worker import Worker
 
 API = "/api/v1"
 # The objects belong to `buyer` (task, key, audit) and `owner` (a place in the task); the task has ended.

@@ -12,14 +12,14 @@ import pytest
 from power_cuts import PowerCut, cut, swap
 from sqlalchemy import update
 
-from flmarket.broker import rounds, worker
 from flmarket.broker.books import Books, TaskLedger
-from flmarket.broker.clock import now
 from flmarket.broker.core import Broker
-from flmarket.broker.models import Lease, TaskRow
-from flmarket.broker.services import ledger, offers, parties, statements, tasks
+from flmarket.broker.office import ledger, offers, parties, statements, tasks
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import Lease, TaskRow
+from flmarket.broker.work import rounds, worker
+from flmarket.broker.work.worker import Worker
 from flmarket.ledger import ESCROW
 
 POINTS = [

@@ -2,9 +2,9 @@
 
 from flmarket.broker.core import Broker
 from flmarket.broker.demo import is_empty, seed_demo
-from flmarket.broker.services import ledger, market, parties, sessions, statements, tasks
+from flmarket.broker.office import ledger, market, parties, sessions, statements, tasks
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.work.worker import Worker
 
 
 def test_the_demo_is_alive(tmp_path):

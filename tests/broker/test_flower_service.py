@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("flwr")
 
 from flmarket.broker.core import Broker
-from flmarket.broker.flower.tenancy import at_work
-from flmarket.broker.models import FlowerRun, RoundRow
-from flmarket.broker.services import ledger, log, parties, statements, tasks
+from flmarket.broker.office import ledger, operator, parties, statements, tasks
 from flmarket.broker.settings import Settings
+from flmarket.broker.tables import FlowerRun, RoundRow
+from flmarket.broker.work.flower.tenancy import at_work
 from flmarket.engines.flower import Deployment
 from flmarket.engines.flower.processes import MARK, free_ports, processes_marked
 from flmarket.ledger import ESCROW
@@ -98,7 +98,9 @@ def test_service_and_run_are_killed_and_the_task_finishes(tmp_path, joined, orde
     assert (task.state, task.rounds_done, task.error) == ("finished", 2, "")
     assert ledger.verify(broker, desk).ok
     assert kept.balance(ESCROW) == kept.balance(task_id) == 0
-    starts = [line.detail for line in log.audit_log(broker, desk, about=task_id).items if line.action == "flower.start"]
+    starts = [
+        line.detail for line in operator.audit_log(broker, desk, about=task_id).items if line.action == "flower.start"
+    ]
     assert starts == ["attempt 2", "attempt 1"]
     for number, owner in enumerate(sellers):
         said = statements.statement(broker, owner)

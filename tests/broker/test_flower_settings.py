@@ -8,10 +8,10 @@ import time
 import pytest
 
 from flmarket.broker.errors import Conflict
-from flmarket.broker.flower.files import RunFile, check_connection
-from flmarket.broker.holders import may_run, new_holder
-from flmarket.broker.services import log, parties
+from flmarket.broker.office import operator, parties
 from flmarket.broker.settings import Settings
+from flmarket.broker.work.flower.files import RunFile, check_connection
+from flmarket.broker.work.holders import may_run, new_holder
 from flmarket.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def test_nodes_are_bound_once(small, joined):
     moved = parties.bind_node(small, desk.party, owner.party.id, node_id="6")
     assert (moved.node_id, moved.owner_number) == ("6", 0)
     assert parties.bind_node(small, desk.party, other.party.id, node_id="7").owner_number == 1
-    actions = [line.action for line in log.audit_log(small, desk.party, about=owner.party.id).items]
+    actions = [line.action for line in operator.audit_log(small, desk.party, about=owner.party.id).items]
     assert actions.count("node.bind") == 2
     assert actions.count("node.unbind") == 1
 

@@ -16,17 +16,17 @@ pytest.importorskip("flwr")
 
 from power_cuts import PowerCut, cut, swap
 
-from flmarket.broker import endings
 from flmarket.broker.books import Books
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Conflict
-from flmarket.broker.flower import closing, runs, server
-from flmarket.broker.flower.server import TaskServer, play_task
-from flmarket.broker.flower.tenancy import Replaced, Tenancy, at_work
-from flmarket.broker.models import FlowerRun, Lease, TaskRow
-from flmarket.broker.services import ledger, offers, parties, statements, tasks
+from flmarket.broker.office import ledger, offers, parties, statements, tasks
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.tables import FlowerRun, Lease, TaskRow
+from flmarket.broker.work import endings
+from flmarket.broker.work.flower import closing, runs, server
+from flmarket.broker.work.flower.server import TaskServer, play_task
+from flmarket.broker.work.flower.tenancy import Replaced, Tenancy, at_work
+from flmarket.broker.work.worker import Worker
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower import InProcessGrid, MarketStrategy, FileStore, client_app
 from flmarket.engines.flower.messages import (

@@ -8,14 +8,14 @@ from alembic.migration import MigrationContext
 from power_cuts import PowerCut, cut
 from sqlalchemy import MetaData, String, Table, inspect, text
 
-from flmarket.broker import rounds
 from flmarket.broker.core import Broker
 from flmarket.broker.database import _MIGRATIONS, Database
-from flmarket.broker.models import Base, PartyRow, TaskRow
-from flmarket.broker.reconcile import reconcile
-from flmarket.broker.services import offers, tasks
+from flmarket.broker.office import offers, tasks
+from flmarket.broker.office.reconcile import reconcile
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.tables import Base, PartyRow, TaskRow
+from flmarket.broker.work import rounds
+from flmarket.broker.work.worker import Worker
 
 
 def migrate(database, revision, direction=command.upgrade):

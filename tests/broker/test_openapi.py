@@ -8,9 +8,9 @@ from schemathesis import GenerationMode, checks
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.services import offers, tasks
+from flmarket.broker.office import offers, tasks
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.work.worker import Worker
 
 checks.load_all_checks()
 # Loads the rest of schemathesis while there is one thread: pytest parses its modules, and CPython 3.11 can parse in one

@@ -2,7 +2,7 @@
 
 import threading
 
-from flmarket.broker.recent import Recent
+from flmarket.broker.core import Recent
 
 
 class Clock:

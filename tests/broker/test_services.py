@@ -9,17 +9,11 @@ import pytest
 from safetensors.numpy import load as load_safetensors
 from sqlalchemy import update
 
-from flmarket.broker.clock import now
 from flmarket.broker.errors import Conflict, Forbidden, NotFound, Unauthenticated
-from flmarket.broker.models import TaskRow
-from flmarket.broker.rounds import play_round
-from flmarket.broker.schemas import AuditRequest, BidHelpRequest, BidRequest, ExploreRequest, Valuation
-from flmarket.broker.services import (
+from flmarket.broker.office import (
     audits,
-    explain,
     explore,
     ledger,
-    log,
     market,
     offers,
     operator,
@@ -28,7 +22,11 @@ from flmarket.broker.services import (
     statements,
     tasks,
 )
-from flmarket.broker.worker import Worker
+from flmarket.broker.requests import AuditRequest, BidHelpRequest, BidRequest, ExploreRequest, Valuation
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import TaskRow
+from flmarket.broker.work.rounds import play_round
+from flmarket.broker.work.worker import Worker
 from flmarket.engines import SimulationRun
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
 from flmarket.ledger import ESCROW, AwardState, MemoryLedger, Receipt
@@ -266,12 +264,12 @@ def test_lists_come_in_pages(broker, joined, order):
     some = offers.list_offers(broker, owner, limit=2)
     assert len(some.items) == 2
     assert some.next is not None
-    lines = log.audit_log(broker, desk, limit=2)
-    more = log.audit_log(broker, desk, limit=2, before=lines.next)
+    lines = operator.audit_log(broker, desk, limit=2)
+    more = operator.audit_log(broker, desk, limit=2, before=lines.next)
     assert [line.id for line in (*lines.items, *more.items)] == sorted(
         [line.id for line in (*lines.items, *more.items)], reverse=True
     )
-    assert {line.target for line in log.audit_log(broker, desk, about=posted[0]).items} == {posted[0]}
+    assert {line.target for line in operator.audit_log(broker, desk, about=posted[0]).items} == {posted[0]}
     first = parties.list_parties(broker, desk, limit=2)
     assert parties.list_parties(broker, desk, limit=2, after=first.next).items
     assert operator.status(broker, desk).tasks == {"queued": 5}
@@ -341,7 +339,7 @@ def test_the_bid_helper_says_what_a_bid_earns(small, joined):
     assert cheap.mean_payment_micros_if_won >= cheap.mean_cost_micros_if_won
     assert dear.wins == 0
     assert "not have won" in dear.words
-    assert explain.epsilon_words(1.0).certainty_from_half == pytest.approx(np.e / (1 + np.e))
+    assert statements.epsilon_words(1.0).certainty_from_half == pytest.approx(np.e / (1 + np.e))
     assert "73 %" in cheap.epsilon.words
 
 

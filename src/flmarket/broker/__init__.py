@@ -1,7 +1,10 @@
 """The broker: an HTTP service where buyers, data owners and the operator meet, over market, ledger and engines.
 
-`app.create_app(settings)` builds the service; `services` holds everything it can do, free of HTTP, so that the API and
-the web pages are two views of the same functions.
+`app.create_app(settings)` builds the service; three folders hold the rest:
+
+    office/   what parties and the operator do, free of HTTP, so that API and pages are two views of the same functions
+    work/     what happens by itself: rounds, Flower runs, audits, endings
+    web/      the HTTP service: API, pages, streams, and the door in front of them
 """
 
 from flmarket.broker.settings import Settings

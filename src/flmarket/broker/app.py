@@ -10,13 +10,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from flmarket import __version__
-from flmarket.broker import pages
-from flmarket.broker.api import account_routes, health, operator_routes, owner_routes, problems, streams, task_routes
-from flmarket.broker.api.middleware import BodyLimit, Observe, SecureHeaders
-from flmarket.broker.auth import Gate
 from flmarket.broker.core import Broker
 from flmarket.broker.settings import Settings
-from flmarket.broker.worker import Worker
+from flmarket.broker.web import api, health, pages, problems, streams
+from flmarket.broker.web.auth import Gate
+from flmarket.broker.web.middleware import BodyLimit, Observe, SecureHeaders
+from flmarket.broker.work.worker import Worker
 
 __all__ = ["create_app"]
 
@@ -59,13 +58,13 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
     problems.install(app)
     app.include_router(health.router)
     for router in (
-        account_routes.sign_in_router,
-        account_routes.router,
-        task_routes.router,
+        api.sign_in_routes,
+        api.account_routes,
+        api.task_routes,
         streams.router,
-        owner_routes.router,
-        operator_routes.audit_router,
-        operator_routes.router,
+        api.owner_routes,
+        api.audit_routes,
+        api.operator_routes,
     ):
         app.include_router(router, prefix=API)
     pages.mount(app)

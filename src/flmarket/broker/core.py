@@ -1,4 +1,4 @@
-"""The broker as one object: settings, database, books and caches. Services take it first and a `Party` second.
+"""The broker as one object: settings, database, books, caches and counters. Services take it first, a `Party` second.
 
 Services open their own short transactions instead of taking a session, because the ledger writes through a connection
 of its own: on SQLite, a ledger call inside somebody's open write would wait for itself.
@@ -7,19 +7,21 @@ of its own: on SQLite, a ledger call inside somebody's open write would wait for
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from flmarket.broker.books import Books
 from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
-from flmarket.broker.metrics import Metrics
-from flmarket.broker.models import Secret
-from flmarket.broker.recent import Recent
 from flmarket.broker.settings import Settings
 from flmarket.broker.simulations import Simulations
+from flmarket.broker.tables import Secret
 
-__all__ = ["Broker", "Party", "Role", "Secrets", "require"]
+__all__ = ["Broker", "Metrics", "Party", "Recent", "Role", "Secrets", "require"]
 
 Role = Literal["buyer", "owner", "operator"]
 
@@ -46,6 +48,58 @@ class Secrets:
 
     keys: bytes = field(repr=False)
     pseudonyms: bytes = field(repr=False)
+
+
+class Metrics:
+    """What the service counts. Labels are few and bounded: route templates, never addresses or ids."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "flmarket_http_requests_total", "Requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self.latency = Histogram(
+            "flmarket_http_seconds", "Time to answer.", ["method", "route"], registry=self.registry
+        )
+        self.rounds = Counter("flmarket_rounds_total", "Rounds settled.", ["outcome"], registry=self.registry)
+        self.round_seconds = Histogram("flmarket_round_seconds", "Time to play a round.", registry=self.registry)
+        self.paid = Counter("flmarket_paid_micros_total", "Paid to owners, in micro-units.", registry=self.registry)
+        self.tasks = Gauge("flmarket_tasks", "Tasks by state.", ["state"], registry=self.registry)
+        self.streams = Gauge("flmarket_event_streams", "Open event streams.", registry=self.registry)
+
+    def count_round(self, *, valid: bool, paid_micros: int) -> None:
+        """A round has been settled."""
+        self.rounds.labels("settled" if valid else "empty").inc()
+        self.paid.inc(paid_micros)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+
+Value = TypeVar("Value")
+
+
+class Recent:
+    """What everybody may see, worked out once a second at most, however many ask: for answers that do not depend on who
+    asks. While one thread works out a new value, the others that ask for it wait instead of doing the same work."""
+
+    def __init__(self, seconds: float = 1.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self._clock = seconds, clock
+        self._lock = threading.Lock()
+        self._values: dict[Hashable, tuple[float, Any]] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value, made anew if it is too old. Use few keys: none is ever dropped."""
+        found = self._values.get(key)
+        if found is None or found[0] <= self._clock():
+            with self._lock:
+                found = self._values.get(key)
+                if found is None or found[0] <= self._clock():
+                    value = make()
+                    found = self._values[key] = (self._clock() + self.seconds, value)
+        result: Value = found[1]
+        return result
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import func, select
 
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.models import PartyRow
-from flmarket.broker.schemas import AuditRequest, BidRequest, TaskRequest, Valuation
-from flmarket.broker.services import audits, offers, parties, sessions, statements, tasks
-from flmarket.broker.worker import Worker
+from flmarket.broker.office import audits, offers, parties, sessions, statements, tasks
+from flmarket.broker.requests import AuditRequest, BidRequest, TaskRequest, Valuation
+from flmarket.broker.tables import PartyRow
+from flmarket.broker.work.worker import Worker
 from flmarket.ledger import MICROS
 
 __all__ = ["DemoParty", "is_empty", "seed_demo"]

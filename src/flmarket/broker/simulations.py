@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
-from flmarket.broker.schemas import TaskRequest
+from flmarket.broker.requests import TaskRequest
 from flmarket.engines import Simulation, SimulationRun
 from flmarket.errors import InvalidInput
 from flmarket.learning import DataSet, load

@@ -19,7 +19,7 @@ from flmarket.ledger import Award, Entry, Head, LedgerCorrupt, Receipt, Release,
 from flmarket.privacy import event_to_dict
 
 if TYPE_CHECKING:
-    from flmarket.broker.reconcile import Finding
+    from flmarket.broker.office.reconcile import Finding
     from flmarket.ledger import SqlLedger
 
 __all__ = ["run_balance", "run_check", "run_export", "run_head", "run_migrate", "run_receipt", "run_show", "run_verify"]
@@ -169,7 +169,7 @@ def _broker_findings(books: SqlLedger) -> tuple[Finding, ...] | None:
 
     if not inspect(books.engine).has_table("broker_tasks"):
         return None
-    from flmarket.broker.reconcile import reconcile
+    from flmarket.broker.office.reconcile import reconcile
 
     return reconcile(books.engine)
 

@@ -38,7 +38,7 @@ def serve(
 
         from flmarket.broker.app import create_app
         from flmarket.broker.core import Broker
-        from flmarket.broker.flower.files import check_connection
+        from flmarket.broker.work.flower.files import check_connection
         from flmarket.broker.settings import Settings
     except ImportError as error:
         raise MissingDependency(error.name or "fastapi", "broker") from None
@@ -84,7 +84,7 @@ def _welcome(broker: object, address: str, demo: bool) -> tuple[DemoParty, ...]:
     """Say where the market is and how to sign in; returns the people of a demo."""
     from flmarket.broker.core import Broker
     from flmarket.broker.demo import is_empty, seed_demo
-    from flmarket.broker.services import parties, sessions
+    from flmarket.broker.office import parties, sessions
 
     assert isinstance(broker, Broker)
     screen.print(market_words(on_owners_machines=bool(broker.settings.superlink)), highlight=False)

@@ -8,7 +8,7 @@ import pytest
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.services import parties, sessions, tasks
+from flmarket.broker.office import parties, sessions, tasks
 from flmarket.broker.settings import Settings
 
 

@@ -6,10 +6,9 @@ from importlib import resources
 
 import pytest
 
-from flmarket.broker.pages.forms import Reader, local_path
-from flmarket.broker.pages.live import _message
-from flmarket.broker.pages.rendering import clock, environment, theme_css, when
-from flmarket.broker.pages.words import list_of, seconds
+from flmarket.broker.web.pages.context import Reader, local_path
+from flmarket.broker.web.pages.live import _message
+from flmarket.broker.web.pages.rendering import clock, environment, list_of, seconds, theme_css, when
 from flmarket.report.theme import DARK, LIGHT
 from flmarket.trust import certainty
 
@@ -110,7 +109,7 @@ def test_bars_stand_side_by_side(parts):
 
 def test_text_and_controls_stand_out_on_every_tint():
     """WCAG AA: 4.5 : 1 for text, 3 : 1 for the borders of controls, on paper and on each tinted background."""
-    css = resources.files("flmarket.broker").joinpath("static", "app.css").read_text()
+    css = resources.files("flmarket.broker.web").joinpath("static", "app.css").read_text()
     mixes = re.findall(r"--([\w-]+): color-mix\(in srgb, var\(--(\w+)\) (\d+)%, var\(--paper\)\)", css)
     assert {name for name, _, _ in mixes} == {"tint-blue", "tint-good", "tint-bad", "tint-rust", "field"}
     for theme in (LIGHT, DARK):

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from flmarket.broker.services import statements
+from flmarket.broker.office import statements
 
 pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import expect

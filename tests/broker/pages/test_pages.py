@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from flmarket.broker.app import create_app
-from flmarket.broker.services import audits, offers, parties, statements, tasks
+from flmarket.broker.office import audits, offers, parties, statements, tasks
 
 HEADERS = {
     "x-content-type-options": "nosniff",

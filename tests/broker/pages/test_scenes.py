@@ -2,9 +2,9 @@
 
 import pytest
 
-from flmarket.broker.pages.scenes import latest_round, lines, make_scene
-from flmarket.broker.schemas import TaskRequest
-from flmarket.broker.services.views import AwardView, EventView, TaskView
+from flmarket.broker.office.views import AwardView, EventView, TaskView
+from flmarket.broker.requests import TaskRequest
+from flmarket.broker.web.pages.live import latest_round, lines, make_scene
 
 AT = "2026-11-15T23:04:09.000Z"
 WINNERS = [
@@ -70,7 +70,7 @@ def test_bids_stay_sealed_until_awards_are_made():
 
 
 def test_a_crowd_is_counted_and_not_drawn(monkeypatch):
-    monkeypatch.setattr("flmarket.broker.pages.scenes._SEATS", 3)
+    monkeypatch.setattr("flmarket.broker.web.pages.live._SEATS", 3)
     found = scene(5)
     assert (len(found.seats), found.left_out) == (3, 2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from flmarket.broker.models import Base
+from flmarket.broker.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

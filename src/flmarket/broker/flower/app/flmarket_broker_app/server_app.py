@@ -1,5 +1,0 @@
-"""The broker's side."""
-
-from flmarket.broker.flower.server import app
-
-__all__ = ["app"]

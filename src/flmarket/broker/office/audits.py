@@ -1,0 +1,79 @@
+"""The auditor as a service: ask for a run, read the verdict. The worker plays one run at a time."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.errors import KeyReused, NotFound, TooMany
+from flmarket.broker.office.operator import note
+from flmarket.broker.office.views import AuditPage, AuditView, ClaimView
+from flmarket.broker.requests import AuditRequest
+from flmarket.broker.stamps import derived_id, iso, new_id, now
+from flmarket.broker.tables import AuditJob
+
+__all__ = ["get_audit", "list_audits", "start_audit"]
+
+
+def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str | None = None) -> AuditView:
+    """Queue a run; the same `key` queues it once."""
+    audit_id = new_id("a") if key is None else derived_id("a", party.id, key)
+    with broker.database.write() as session:
+        known = session.get(AuditJob, audit_id)
+        if known is not None:
+            if known.request != request.model_dump(mode="json"):
+                raise KeyReused("this idempotency key belongs to another audit")
+            return _view(known, whole=True)
+        waiting = select(func.count()).where(AuditJob.party_id == party.id, AuditJob.state.in_(("queued", "running")))
+        if (session.scalar(waiting) or 0) >= broker.settings.max_active_audits:
+            raise TooMany(f"at most {broker.settings.max_active_audits} audits of a party wait at a time", 10.0)
+        job = AuditJob(
+            id=audit_id,
+            party_id=party.id,
+            state="queued",
+            request=request.model_dump(mode="json"),
+            progress=0.0,
+            note="waiting",
+            report=None,
+            created_at=now(),
+        )
+        session.add(job)
+        note(session, party, "audit.start", audit_id, detail=request.auction)
+    broker.wake.set()
+    return _view(job, whole=True)
+
+
+def list_audits(broker: Broker, party: Party, *, limit: int = 50) -> AuditPage:
+    """One's own runs, newest first."""
+    query = select(AuditJob).where(AuditJob.party_id == party.id).order_by(AuditJob.created_at.desc()).limit(limit)
+    with broker.database.read() as session:
+        return AuditPage(tuple(_view(job, whole=False) for job in session.scalars(query)))
+
+
+def get_audit(broker: Broker, party: Party, audit_id: str) -> AuditView:
+    """One's own run, or any for the operator."""
+    with broker.database.read() as session:
+        job = session.get(AuditJob, audit_id)
+        if job is None or (job.party_id != party.id and party.role != "operator"):
+            raise NotFound("audit", audit_id)
+        return _view(job, whole=True)
+
+
+def _view(job: AuditJob, *, whole: bool) -> AuditView:
+    report = job.report if whole else None
+    claims = tuple(ClaimView(**claim) for claim in (report or {}).get("claims", ()))
+    request = AuditRequest.model_validate(job.request)
+    return AuditView(
+        job.id,
+        job.state,
+        request.auction,
+        request.population,
+        request.profiles,
+        request.seed,
+        job.progress,
+        job.note,
+        iso(job.created_at) or "",
+        iso(job.finished_at),
+        claims,
+        report,
+    )

@@ -1,0 +1,187 @@
+"""Before money moves: what budgets buy (for buyers) and what a bid would earn (for owners), by the mechanism itself.
+
+The budget explorer draws rounds of the very owners that the task would have, runs its auction on them at each budget
+and reports the error bound that its aggregation would reach: the mechanism's own model, no curve fitting. Accuracy,
+if asked for, comes from playing the task's first rounds in memory; it stops when its time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket import auctions, populations
+from flmarket.aggregation import error_bound
+from flmarket.bids import BidProfile, Valuations
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.office.offers import as_profile
+from flmarket.broker.office.statements import epsilon_words
+from flmarket.broker.office.views import BidHelpView, ExplorePoint, ExploreView
+from flmarket.broker.requests import BidHelpRequest, ExploreRequest, check_engine
+from flmarket.engines import Simulation, SimulationRun
+from flmarket.errors import FlmarketError
+from flmarket.ledger import MICROS, MemoryLedger
+from flmarket.market.owner import LEAST_EPSILON
+
+__all__ = ["bid_help", "explore"]
+
+_TRIAL_ROUNDS, _TRIAL_SECONDS = 25, 6.0
+_MOST_BIDS = 4000
+
+
+def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreView:
+    """Error bound, spending and winners at each budget."""
+    require(party, "buyer")
+    check_engine(broker.settings, request.task.engine)
+    simulation = broker.simulations.build("explore", request.task)
+    run = SimulationRun(simulation, MemoryLedger())
+    rng = np.random.default_rng(request.task.seed)
+    bidders = min(request.task.bidders_per_round, simulation.bids.n)
+    profiles = max(1, min(request.profiles, _MOST_BIDS // bidders))  # so that no request costs more than a second or so
+    bids = _rounds(simulation, bidders, profiles, rng)
+    until = time.monotonic() + _TRIAL_SECONDS
+    points = []
+    for budget in sorted(set(request.budgets_micros)):
+        point = _point(simulation, bids, budget, run.parameters.size)
+        if request.accuracy and not point.failed and time.monotonic() < until:
+            point = replace(point, accuracy=_trial(simulation, budget))
+        points.append(point)
+    return ExploreView(
+        simulation.auction.name,
+        simulation.aggregation.name,
+        simulation.perturbation.name,
+        run.parameters.size,
+        bidders,
+        profiles,
+        int(bids.full_cost.sum(axis=-1).mean() * MICROS),
+        run.baseline_accuracy(),
+        tuple(points),
+    )
+
+
+def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> BidHelpView:
+    """What this bid would earn among owners drawn from a population, as far as her lifetime cap lets her sell."""
+    require(party, "owner")
+    cap, spent = broker.books.privacy(party.id)
+    left = max(0.0, (cap or 0.0) - spent)
+    limit = min(request.bid.privacy_budget, left)  # her bids are cut to what her account allows
+    auction = auctions.get(request.auction)
+    share = pay = paid_cost = mean_pay = mean_epsilon = 0.0
+    if limit >= LEAST_EPSILON:
+        rng = np.random.default_rng(0)
+        others = populations.get(request.population).sample(rng, request.profiles)
+        size = request.bid.data_size or max(1, int(np.median(others.data_size)))
+        bids = _beside(as_profile(request.bid.valuation, limit, size), others)
+        outcome = auction.run(bids, request.budget_factor * others.full_cost.sum(axis=-1), rng=rng)
+        payment, won = outcome.payment[:, 0], outcome.epsilon[:, 0] > 0
+        share, mean_pay, pay = float(won.mean()), float(payment.mean()), _mean(payment[won])
+        paid_cost, mean_epsilon = _mean(bids.cost_of(outcome)[won, 0]), _mean(outcome.epsilon[won, 0])
+    else:
+        limit = 0.0
+    paid_most = min(request.rounds, int(left / mean_epsilon * (1 + 1e-9))) if mean_epsilon else 0
+    total = min(request.rounds * share, float(paid_most)) * pay
+    truthful = str(auction.guarantees.truthful)
+    outlook = _Outlook(request.rounds, paid_most, total, spent, left)
+    return BidHelpView(
+        auction.name,
+        request.population,
+        request.profiles,
+        share,
+        mean_epsilon,
+        int(pay * MICROS),
+        int(paid_cost * MICROS),
+        int(mean_pay * MICROS),
+        truthful,
+        request.rounds,
+        paid_most,
+        int(total * MICROS),
+        spent,
+        left,
+        epsilon_words(min(spent + request.rounds * limit, spent + left)),
+        _bid_words(share, mean_epsilon, pay, paid_cost, truthful, outlook),
+    )
+
+
+def _rounds(simulation: Simulation, bidders: int, profiles: int, rng: np.random.Generator) -> BidProfile:
+    """Bids of randomly drawn rounds, shape (profiles, bidders)."""
+    chosen = np.stack([np.sort(rng.permutation(simulation.bids.n)[:bidders]) for _ in range(profiles)])
+    return simulation.bids[chosen]
+
+
+def _point(simulation: Simulation, bids: BidProfile, budget: int, dimension: int) -> ExplorePoint:
+    try:
+        outcome = simulation.auction.run(bids, budget / MICROS, rng=np.random.default_rng(0))
+        spent = outcome.payment.sum(axis=-1)
+        if (spent > budget / MICROS * (1 + 1e-9)).any():
+            return ExplorePoint(budget, None, 0, 0.0, 0.0, "the mechanism would overspend this budget", None)
+        sells = outcome.winners.any(axis=-1)
+        bound = None
+        if sells.any():
+            sold = bids.data_size if outcome.records is None else np.floor(outcome.records)
+            epsilon, size = outcome.epsilon[sells], sold[sells]
+            weights = simulation.aggregation.weights(epsilon, size)
+            clip, noise = simulation.perturbation.clip, simulation.perturbation
+            bounds = error_bound(weights, epsilon, size, clip=clip, dimension=dimension, perturbation=noise)
+            bound = float(np.mean(bounds)) if np.isfinite(bounds).all() else None
+    except FlmarketError as error:
+        return ExplorePoint(budget, None, 0, 0.0, 0.0, str(error), None)
+    won = outcome.epsilon[outcome.winners]
+    winners = float(outcome.winners.sum(axis=-1).mean())
+    return ExplorePoint(budget, bound, int(spent.mean() * MICROS), winners, _mean(won), "", None)
+
+
+def _trial(simulation: Simulation, budget: int) -> float | None:
+    rounds = min(simulation.task.rounds, _TRIAL_ROUNDS)
+    try:
+        result = replace(simulation, task=replace(simulation.task, rounds=rounds, budget_micros=budget)).run()
+    except FlmarketError:
+        return None
+    return float(np.mean(result.accuracy[-3:]))
+
+
+def _beside(mine: BidProfile, others: BidProfile) -> BidProfile:
+    profiles = others.shape[0]
+    own = mine.valuations.broadcast_to((profiles, 1))
+    return BidProfile(
+        Valuations.concatenate([own, others.valuations]),
+        np.concatenate([np.full((profiles, 1), mine.privacy_budget[0]), others.privacy_budget], axis=-1),
+        np.concatenate([np.full((profiles, 1), mine.data_size[0]), others.data_size], axis=-1),
+    )
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if values.size else 0.0
+
+
+@dataclass(frozen=True)
+class _Outlook:
+    """Several rounds of a bid under a cap."""
+
+    rounds: int
+    paid_most: int
+    total: float
+    spent: float
+    left: float
+
+
+def _bid_words(share: float, epsilon: float, pay: float, cost: float, truthful: str, outlook: _Outlook) -> str:
+    if outlook.left < LEAST_EPSILON:
+        return (
+            f"Your cap is reached (ε = {outlook.spent:.4g} spent in total): you can sell nothing and are paid nothing, "
+            f"whatever you bid."
+        )
+    if share == 0:
+        return "This bid would not have won a single round: it asks for more than what others sell for."
+    advice = (
+        "Bidding what your privacy is really worth to you is your best bid here."
+        if truthful == "exact"
+        else "This auction does not promise that an honest bid is your best one."
+    )
+    return (
+        f"It would win {share:.0%} of rounds, selling ε = {epsilon:.3g} and earning {pay:.4g} each time; "
+        f"by your own valuation that privacy is worth {cost:.4g} to you. Of {outlook.rounds} round(s), your cap lets "
+        f"you be paid for {outlook.paid_most} at most: about {outlook.total:.4g} in all. {advice}"
+    )

@@ -1,0 +1,98 @@
+"""The market at a glance, for everybody; and the names that a task may use."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sqlalchemy import func, select
+
+from flmarket import aggregation, auctions, populations
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.office.views import Catalogue, MarketTask, MarketView, MechanismView
+from flmarket.broker.requests import FLOWER, order_of, pure_perturbations
+from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow
+from flmarket.ledger import AwardState
+from flmarket.trust import task_words
+
+__all__ = ["catalogue", "overview", "registered_places"]
+
+
+def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> MarketView:
+    """The latest tasks as everybody may know them, signed in or not. No accuracy, no names of buyers or owners."""
+    with broker.database.read() as session:
+        rows = session.scalars(
+            select(TaskRow).where(TaskRow.state != "funding").order_by(TaskRow.created_at.desc()).limit(limit)
+        ).all()
+        by_state = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
+        settled = session.scalar(select(func.count()).where(RoundRow.state == "settled")) or 0
+        delivered = select(func.coalesce(func.sum(Release.price_micros), 0), func.count()).where(
+            Release.state == AwardState.POSTED.value
+        )
+        paid, deliveries = session.execute(delivered).one()
+        at_home = delivered.join(TaskRow, Release.task_id == TaskRow.id).where(
+            TaskRow.spec["engine"].as_string() == FLOWER
+        )
+        _, from_owners = session.execute(at_home).one()
+        owners = session.scalar(select(func.count()).where(PartyRow.role == "owner", PartyRow.active)) or 0
+    return MarketView(
+        tuple(_task(row, party) for row in rows),
+        sum(by_state.get(state, 0) for state in PLAYABLE),
+        by_state.get("finished", 0),
+        settled,
+        int(paid),
+        deliveries,
+        deliveries - from_owners,
+        owners,
+    )
+
+
+def registered_places(broker: Broker, task_id: str) -> int:
+    """How many places of a task registered owners have taken; the others, if there are any, are simulated."""
+    taken = select(func.count()).where(Slot.task_id == task_id, Slot.party_id.is_not(None))
+    with broker.database.read() as session:
+        return session.scalar(taken) or 0
+
+
+def catalogue(broker: Broker) -> Catalogue:
+    """What there is, and what each auction claims."""
+    sets = broker.simulations.data_sets
+    mechanisms = _mechanisms(auctions.names())
+    return Catalogue(mechanisms, aggregation.names(), pure_perturbations(), populations.names(), sets)
+
+
+@lru_cache(maxsize=4)
+def _mechanisms(names: tuple[str, ...]) -> tuple[MechanismView, ...]:
+    found = []
+    for name in names:
+        claims = auctions.get(name).guarantees
+        found.append(
+            MechanismView(
+                name,
+                str(claims.truthful),
+                str(claims.rational),
+                str(claims.budget_feasible),
+                claims.source,
+                claims.assumes,
+            )
+        )
+    return tuple(found)
+
+
+def _task(row: TaskRow, party: Party | None) -> MarketTask:
+    order = order_of(row)
+    return MarketTask(
+        row.id,
+        row.name,
+        row.state,
+        task_words(order.engine).place,
+        order.data.name,
+        order.mechanism.auction,
+        order.mechanism.aggregation,
+        row.perturbation,
+        row.rounds,
+        row.rounds_done,
+        order.budget_micros_per_round,
+        order.data.owners,
+        order.owners.open and row.state in PLAYABLE,
+        party is not None and row.buyer_id == party.id,
+    )

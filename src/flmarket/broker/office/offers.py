@@ -1,0 +1,189 @@
+"""Tasks as owners see them, and owners' standing bids.
+
+A registered owner who bids takes the next free place of the task, with the records that lie there; her bid counts in
+every round until she replaces or withdraws it. She never bids more privacy than her lifetime cap leaves. Flower tasks
+are not here: owners' own nodes bid in them.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from flmarket import auctions
+from flmarket.bids import BidProfile, Kind, Valuations
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.errors import Conflict, NotFound
+from flmarket.broker.office.operator import note
+from flmarket.broker.office.views import BidView, OfferPage, OfferView
+from flmarket.broker.requests import FLOWER, BidRequest, Valuation, order_of
+from flmarket.broker.stamps import iso, now
+from flmarket.broker.tables import PLAYABLE, Bid, Slot, TaskRow
+from flmarket.errors import InvalidInput
+from flmarket.trust import task_words
+
+__all__ = ["as_profile", "get_offer", "list_offers", "my_bid", "place_bid", "withdraw_bid"]
+
+
+def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> OfferPage:
+    """Tasks that registered owners can sell to, newest first."""
+    require(party, "owner", "operator")
+    query = select(TaskRow).where(TaskRow.state.in_(PLAYABLE)).order_by(TaskRow.id.desc()).limit(4 * limit + 1)
+    if before is not None:
+        query = query.where(TaskRow.id < before)
+    with broker.database.read() as session:
+        rows = session.scalars(query).all()
+        found = [row for row in rows if _takes_bids(row)]
+        items = tuple(_view(session, row, party) for row in found[:limit])
+    more = len(found) > limit or len(rows) > 4 * limit
+    return OfferPage(items, (items[-1].task_id if items else rows[-1].id) if more else None)
+
+
+def get_offer(broker: Broker, party: Party, task_id: str) -> OfferView:
+    """One offer; also an ended one, if the owner has a place in it."""
+    require(party, "owner", "operator")
+    with broker.database.read() as session:
+        return _view(session, _offer(session, party, task_id), party)
+
+
+def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -> BidView:
+    """Bid, or replace one's bid; the first one takes a place in the task."""
+    require(party, "owner")
+    as_profile(request.valuation, request.privacy_budget, 1)  # a table that is no valuation is refused here
+    for _ in range(3):
+        try:
+            with broker.database.write() as session:
+                return _place(session, party, task_id, request)
+        except IntegrityError:
+            continue  # somebody took the place in between (PostgreSQL): look for another
+    raise Conflict("the task is busy, try again")
+
+
+def withdraw_bid(broker: Broker, party: Party, task_id: str) -> BidView:
+    """Stay out of later rounds; the place is kept."""
+    require(party, "owner")
+    with broker.database.write() as session:
+        bid = _bid(session, party, task_id)
+        if bid.active:
+            bid.active = False
+            note(session, party, "bid.withdraw", task_id)
+    return view_bid(bid)
+
+
+def my_bid(broker: Broker, party: Party, task_id: str) -> BidView:
+    """One's own standing bid."""
+    require(party, "owner")
+    with broker.database.read() as session:
+        return view_bid(_bid(session, party, task_id))
+
+
+def as_profile(valuation: Valuation, privacy_budget: float, data_size: int) -> BidProfile:
+    """One owner's bid as mechanisms read it."""
+    if valuation.kind == "tabulated":
+        assert valuation.grid is not None
+        assert valuation.values is not None
+        made = Valuations.tabulated([valuation.grid], [valuation.values])
+    else:
+        assert valuation.rate is not None
+        made = Valuations([int(Kind[valuation.kind.upper()])], [valuation.rate])
+    return BidProfile(made, [privacy_budget], [float(data_size)])
+
+
+def view_bid(bid: Bid) -> BidView:
+    """The row as a view."""
+    return BidView(
+        bid.task_id,
+        bid.slot,
+        bid.kind,
+        bid.rate,
+        None if bid.grid is None else tuple(bid.grid),
+        None if bid.values is None else tuple(bid.values),
+        bid.privacy_budget,
+        bid.data_size,
+        iso(bid.placed_at) or "",
+        bid.active,
+    )
+
+
+def _place(session: Session, party: Party, task_id: str, request: BidRequest) -> BidView:
+    task = _offer(session, party, task_id)
+    if order_of(task).engine == FLOWER:
+        raise Conflict(f"bids for task {task_id} come from owners' own nodes: what owner.toml says is bid")
+    if task.state not in PLAYABLE:
+        raise Conflict(f"task {task_id} is {task.state}: it takes no more bids")
+    slot = session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id == party.id)).first()
+    if slot is None:
+        free = select(Slot).where(Slot.task_id == task_id, Slot.party_id.is_(None)).order_by(Slot.slot).limit(1)
+        slot = session.scalars(free.with_for_update(skip_locked=True)).first()
+        if slot is None:
+            raise Conflict(f"all places of task {task_id} are taken")
+        slot.party_id = party.id
+    size = slot.records if request.data_size is None else request.data_size
+    if size > slot.records:
+        raise InvalidInput("data_size", size, f"at most the {slot.records} records of your place in this task")
+    bid = session.get(Bid, (task_id, party.id))
+    if bid is None:
+        bid = Bid(task_id=task_id, party_id=party.id, slot=slot.slot)
+        session.add(bid)
+    valuation = request.valuation
+    bid.kind, bid.rate = valuation.kind, valuation.rate
+    bid.grid, bid.values = valuation.grid, valuation.values
+    bid.privacy_budget, bid.data_size = request.privacy_budget, size
+    bid.placed_at, bid.active = now(), True
+    session.flush()
+    note(session, party, "bid.place", task_id)
+    return view_bid(bid)
+
+
+def _offer(session: Session, party: Party, task_id: str) -> TaskRow:
+    row = session.get(TaskRow, task_id)
+    if row is None:
+        raise NotFound("offer", task_id)
+    listed = row.state in PLAYABLE and _takes_bids(row)
+    if not listed and party.role != "operator":
+        mine = select(Slot.slot).where(Slot.task_id == task_id, Slot.party_id == party.id)
+        if session.scalar(mine) is None:
+            raise NotFound("offer", task_id)
+    return row
+
+
+def _takes_bids(row: TaskRow) -> bool:
+    """Whether registered owners bid here; on Flower their nodes do."""
+    order = order_of(row)
+    return order.owners.open and order.engine != FLOWER
+
+
+def _bid(session: Session, party: Party, task_id: str) -> Bid:
+    bid = session.get(Bid, (task_id, party.id))
+    if bid is None:
+        raise NotFound("bid", task_id)
+    return bid
+
+
+def _view(session: Session, row: TaskRow, party: Party) -> OfferView:
+    order = order_of(row)
+    free = select(func.count()).where(Slot.task_id == row.id, Slot.party_id.is_(None))
+    slot = session.scalars(select(Slot).where(Slot.task_id == row.id, Slot.party_id == party.id)).first()
+    bid = session.get(Bid, (row.id, party.id))
+    return OfferView(
+        row.id,
+        row.name,
+        row.state,
+        task_words(order.engine).place,
+        order.data.name,
+        order.mechanism.auction,
+        str(auctions.get(order.mechanism.auction).guarantees.truthful),
+        order.mechanism.aggregation,
+        row.perturbation,
+        row.dimension,
+        row.rounds,
+        row.rounds_done,
+        order.budget_micros_per_round,
+        order.bidders_per_round,
+        session.scalar(free) or 0,
+        iso(row.deadline_at) or "",
+        None if slot is None else slot.slot,
+        None if slot is None else slot.records,
+        None if bid is None else view_bid(bid),
+    )

@@ -1,0 +1,84 @@
+"""The operator's desk: queues and health, and the audit log, one line for each thing a party did or was refused.
+
+In the log there is never a secret and never a request's body.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import func, make_url, select
+from sqlalchemy.orm import Session
+
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.office.reconcile import RECONCILE
+from flmarket.broker.office.views import FindingView, LogLine, LogPage, OperatorView
+from flmarket.broker.stamps import iso, now
+from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, PartyRow, TaskRow
+from flmarket.ledger import ESCROW
+
+__all__ = ["WORKER", "audit_log", "note", "status"]
+
+_LONGEST = 500
+
+
+def note(
+    session: Session, party: Party | None, action: str, target: str = "", *, outcome: str = "ok", detail: str = ""
+) -> None:
+    """Add a line within the transaction of what it describes."""
+    session.add(
+        AuditLog(
+            at=now(),
+            party_id=None if party is None else party.id,
+            action=action,
+            target=target[:120],
+            outcome=outcome,
+            detail=detail[:_LONGEST],
+        )
+    )
+
+
+def audit_log(
+    broker: Broker, party: Party, *, limit: int = 100, before: int | None = None, about: str | None = None
+) -> LogPage:
+    """The operator's: newest first; `about` is a party or a target."""
+    require(party, "operator")
+    query = select(AuditLog).order_by(AuditLog.id.desc()).limit(limit + 1)
+    if before is not None:
+        query = query.where(AuditLog.id < before)
+    if about is not None:
+        query = query.where((AuditLog.party_id == about) | (AuditLog.target == about))
+    with broker.database.read() as session:
+        rows = session.scalars(query).all()
+    lines = tuple(
+        LogLine(row.id, iso(row.at) or "", row.party_id, row.action, row.target, row.outcome, row.detail)
+        for row in rows[:limit]
+    )
+    return LogPage(lines, lines[-1].id if len(rows) > limit else None)
+
+
+WORKER = "worker"
+
+
+def status(broker: Broker, party: Party) -> OperatorView:
+    """Queues and health in one look."""
+    require(party, "operator")
+    at = now()
+    with broker.database.read() as session:
+        tasks = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
+        audits = dict(session.execute(select(AuditJob.state, func.count()).group_by(AuditJob.state)).all())
+        roles = dict(session.execute(select(PartyRow.role, func.count()).group_by(PartyRow.role)).all())
+        due = session.scalar(select(func.min(TaskRow.next_at)).where(TaskRow.state.in_(PLAYABLE)))
+        lease, check = session.get(Lease, WORKER), session.get(Check, RECONCILE)
+    return OperatorView(
+        tasks,
+        audits,
+        roles,
+        None if due is None else max(0, due - at) / 1000,
+        None if due is None else max(0, at - due) / 1000,
+        None if lease is None else lease.holder or None,
+        lease is not None and lease.expires_at > at,
+        make_url(broker.settings.database_url).get_backend_name(),
+        broker.books.ledger.balance(ESCROW),
+        broker.books.ledger.head().size,
+        None if check is None else iso(check.at),
+        () if check is None else tuple(FindingView(**one) for one in check.findings),
+    )

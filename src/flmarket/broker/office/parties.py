@@ -1,0 +1,325 @@
+"""Parties, their keys and their money.
+
+A key is `flm_<id>_<secret>`, the secret 256 random bits, stored as an HMAC-SHA256 under a secret of the service. A slow
+hash protects what people can remember; 256 random bits cannot be guessed at any speed, so a fast hash is right: every
+request looks at the key as the database has it now, and a revoked one is refused at once, in every process. What would
+break it: secrets that are not random. Older versions stored argon2id hashes; those are checked as they are, and
+replaced when their key is next used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+
+from sqlalchemy import Select, delete, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from flmarket.broker.core import Broker, Party, Role, require
+from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
+from flmarket.broker.office.operator import note
+from flmarket.broker.office.views import AccountView, KeyPage, KeyView, NewKey, PartyPage, PartyView
+from flmarket.broker.requests import DEFAULT_CAP_TOTAL
+from flmarket.broker.stamps import derived_id, iso, new_id, new_secret, now
+from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, SessionRow, TaskRow
+from flmarket.errors import SettlementError
+from flmarket.privacy import PureDp
+
+__all__ = [
+    "account",
+    "bind_node",
+    "create_party",
+    "deposit",
+    "format_key",
+    "get_party",
+    "hash_secret",
+    "is_slow",
+    "issue_key",
+    "list_keys",
+    "list_parties",
+    "make_secret",
+    "may_act",
+    "my_view",
+    "party_of_key",
+    "revoke_key",
+    "set_active",
+    "split_key",
+    "unbind_node",
+    "verify_secret",
+    "view_party",
+]
+
+
+def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) -> PartyView:
+    """The operator's; without a party, the service's own (first start, demo)."""
+    if party is not None:
+        require(party, "operator")
+    row = PartyRow(id=new_id("p"), role=role, name=name, created_at=now(), active=True)
+    if role == "owner":
+        broker.books.ledger.register_cap(row.id, PureDp(DEFAULT_CAP_TOTAL))
+    with broker.database.write() as session:
+        session.add(row)
+        note(session, party, "party.create", row.id, detail=role)
+    return view_party(row)
+
+
+def get_party(broker: Broker, party_id: str) -> Party:
+    """An active party; Unauthenticated if she was closed."""
+    with broker.database.read() as session:
+        row = session.get(PartyRow, party_id)
+    if row is None or not row.active:
+        raise Unauthenticated("this party is closed")
+    return as_party(row)
+
+
+def my_view(broker: Broker, party: Party) -> PartyView:
+    """Oneself."""
+    with broker.database.read() as session:
+        return view_party(_party_row(session, party.id))
+
+
+def list_parties(broker: Broker, party: Party, *, limit: int = 100, after: str | None = None) -> PartyPage:
+    """The operator's: all parties in the order of their ids."""
+    require(party, "operator")
+    query = select(PartyRow).order_by(PartyRow.id).limit(limit + 1)
+    if after is not None:
+        query = query.where(PartyRow.id > after)
+    with broker.database.read() as session:
+        rows = session.scalars(query).all()
+    items = tuple(view_party(row) for row in rows[:limit])
+    return PartyPage(items, items[-1].id if len(rows) > limit else None)
+
+
+def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> PartyView:
+    """The operator closes or reopens a party; nobody closes herself."""
+    require(party, "operator")
+    if party_id == party.id:
+        raise Conflict("you cannot close or reopen yourself")
+    with broker.database.write() as session:
+        row = _party_row(session, party_id)
+        row.active = active
+        note(session, party, "party.open" if active else "party.close", party_id)
+    return view_party(row)
+
+
+def bind_node(broker: Broker, party: Party, party_id: str, *, node_id: str, number: int | None = None) -> PartyView:
+    """The operator says which SuperNode is an owner's: the id that `flwr supernode register` printed for her key.
+
+    She gets a number for life, which her own configuration names too; the next one unless `number` is given.
+    """
+    require(party, "operator")
+    try:
+        with broker.database.write() as session:
+            row = _party_row(session, party_id)
+            if row.role != "owner":
+                raise Conflict(f"{party_id} is no owner")
+            if row.owner_number is None:
+                largest = session.scalar(select(func.max(PartyRow.owner_number)))
+                row.owner_number = number if number is not None else 0 if largest is None else largest + 1
+            elif number not in (None, row.owner_number):
+                raise Conflict(f"{party_id} is owner {row.owner_number} for good")
+            if row.node_id != node_id:
+                row.node_id = node_id
+                note(session, party, "node.bind", party_id, detail=f"node {node_id}, owner {row.owner_number}")
+    except IntegrityError:
+        raise Conflict("this node or this number is another owner's") from None
+    return view_party(row)
+
+
+def unbind_node(broker: Broker, party: Party, party_id: str) -> PartyView:
+    """The owner takes no part in further rounds of Flower tasks; her number stays hers."""
+    require(party, "operator")
+    with broker.database.write() as session:
+        row = _party_row(session, party_id)
+        if row.node_id is not None:
+            note(session, party, "node.unbind", party_id, detail=f"node {row.node_id}")
+            row.node_id = None
+    return view_party(row)
+
+
+def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str) -> NewKey:
+    """A new key, whose secret is returned this once; for oneself, or by the operator for anybody."""
+    if party is not None and party.id != party_id:
+        require(party, "operator")
+    key_id, secret = new_id("k"), make_secret()
+    hashed = hash_secret(broker.secrets.keys, key_id, secret)
+    with broker.database.write() as session:
+        if party is not None and not may_act(session, party):
+            raise Unauthenticated("the key is not valid any more")  # revoked since the request came in
+        _party_row(session, party_id)
+        valid = select(func.count()).where(ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None))
+        if (session.scalar(valid) or 0) >= broker.settings.max_keys_per_party:
+            raise Conflict(f"a party has at most {broker.settings.max_keys_per_party} valid keys: revoke one first")
+        session.add(ApiKey(id=key_id, party_id=party_id, label=label, hash=hashed, created_at=now()))
+        note(session, party, "key.create", key_id, detail=party_id)
+    return NewKey(key_id, label, format_key(key_id, secret))
+
+
+def list_keys(broker: Broker, party: Party) -> KeyPage:
+    """One's own keys, without secrets."""
+    with broker.database.read() as session:
+        rows = session.scalars(select(ApiKey).where(ApiKey.party_id == party.id).order_by(ApiKey.created_at)).all()
+    return KeyPage(tuple(_key_view(row) for row in rows))
+
+
+def revoke_key(broker: Broker, party: Party, key_id: str) -> KeyView:
+    """One's own key stops working at once, and with it every session that came from it."""
+    with broker.database.write() as session:
+        row = session.get(ApiKey, key_id)
+        if row is None or row.party_id != party.id:
+            raise NotFound("key", key_id)
+        if row.revoked_at is None:
+            row.revoked_at = now()
+            session.execute(delete(SessionRow).where(SessionRow.key_id == key_id))
+            note(session, party, "key.revoke", key_id)
+    return _key_view(row)
+
+
+def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], None] = lambda: None) -> Party:
+    """Whose key this is; Unauthenticated for any key that is not valid now.
+
+    `before_slow_work` is called, and may refuse, before a hash of an older version, which takes milliseconds.
+    """
+    parts = split_key(key)
+    with broker.database.read() as session:
+        found = None if parts is None else session.execute(_valid_key(parts[0])).one_or_none()
+    if parts is None or found is None:
+        raise Unauthenticated("the key is not valid")
+    stored, row = found
+    if is_slow(stored):
+        before_slow_work()
+    if not verify_secret(broker.secrets.keys, parts[0], stored, parts[1]):
+        raise Unauthenticated("the key is not valid")
+    if is_slow(stored):
+        _rehash(broker, *parts)
+    return as_party(row, parts[0])
+
+
+def may_act(session: Session, party: Party) -> bool:
+    """Whether the party is active, and the key that she came with still valid."""
+    if party.key_id is not None:
+        return session.execute(_valid_key(party.key_id)).one_or_none() is not None
+    row = session.get(PartyRow, party.id)
+    return row is not None and row.active
+
+
+def account(broker: Broker, party: Party) -> AccountView:
+    """One's own money."""
+    query = select(
+        func.coalesce(func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros), 0)
+    ).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
+    with broker.database.read() as session:
+        escrow = int(session.scalar(query) or 0)
+    return AccountView(party.id, broker.books.ledger.balance(party.id), escrow)
+
+
+def deposit(
+    broker: Broker, party: Party | None, party_id: str, amount_micros: int, *, key: str | None = None
+) -> AccountView:
+    """The operator books money that a buyer paid in; the same `key` of the same operator books it once."""
+    if party is not None:
+        require(party, "operator")
+    with broker.database.read() as session:
+        row = _party_row(session, party_id)
+    if row.role != "buyer":
+        raise Conflict(f"{party_id} is no buyer")
+    caller = "" if party is None else party.id
+    identifier = new_id("d") if key is None else derived_id("d", caller, key)
+    try:
+        broker.books.ledger.deposit(identifier, party_id, amount_micros)
+    except SettlementError as error:
+        if key is None:
+            raise
+        raise KeyReused(f"this idempotency key belongs to another deposit, nothing was booked ({error})") from None
+    with broker.database.write() as session:
+        note(session, party, "deposit", party_id, detail=f"{amount_micros} micro-units, {identifier}")
+    return account(broker, as_party(row))
+
+
+def as_party(row: PartyRow, key_id: str | None = None) -> Party:
+    """The row as services know it."""
+    return Party(row.id, row.role, row.name, key_id)  # type: ignore[arg-type]
+
+
+def view_party(row: PartyRow) -> PartyView:
+    """The row as a view."""
+    created = iso(row.created_at) or ""
+    return PartyView(row.id, row.role, row.name, row.active, created, row.node_id, row.owner_number)
+
+
+def _valid_key(key_id: str) -> Select[str, PartyRow]:
+    """A key's hash and its party, if neither was revoked or closed."""
+    return (
+        select(ApiKey.hash, PartyRow)
+        .join(PartyRow, ApiKey.party_id == PartyRow.id)
+        .where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None), PartyRow.active)
+    )
+
+
+def _rehash(broker: Broker, key_id: str, secret: str) -> None:
+    """Store today's hash of a key that has just been checked against an older one, unless it was revoked meanwhile."""
+    with broker.database.write() as session:
+        if session.execute(_valid_key(key_id)).one_or_none() is None:
+            raise Unauthenticated("the key is not valid")
+        session.get_one(ApiKey, key_id).hash = hash_secret(broker.secrets.keys, key_id, secret)
+
+
+def _party_row(session: Session, party_id: str) -> PartyRow:
+    row = session.get(PartyRow, party_id)
+    if row is None:
+        raise NotFound("party", party_id)
+    return row
+
+
+def _key_view(row: ApiKey) -> KeyView:
+    return KeyView(row.id, row.label, iso(row.created_at) or "", iso(row.revoked_at))
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+_PREFIX = "flm_"
+_FAST, _SLOW = "hmac-sha256$", "$argon2"
+
+
+def format_key(key_id: str, secret: str) -> str:
+    """The key as its holder keeps it."""
+    return f"{_PREFIX}{key_id.removeprefix('k_')}_{secret}"
+
+
+def split_key(key: str) -> tuple[str, str] | None:
+    """Key id and secret, or None for what is not a key."""
+    if not key.startswith(_PREFIX) or len(key) > 200 or not key.isascii():
+        return None
+    key_id, separator, secret = key.removeprefix(_PREFIX).partition("_")
+    return (f"k_{key_id}", secret) if separator and key_id and secret else None
+
+
+def make_secret() -> str:
+    """256 random bits."""
+    return new_secret()
+
+
+def hash_secret(service_secret: bytes, key_id: str, secret: str) -> str:
+    """What is stored."""
+    return _FAST + hmac.new(service_secret, f"{key_id}\0{secret}".encode(), hashlib.sha256).hexdigest()
+
+
+def is_slow(stored: str) -> bool:
+    """Whether checking a secret against this hash takes milliseconds of work."""
+    return stored.startswith(_SLOW)
+
+
+def verify_secret(service_secret: bytes, key_id: str, stored: str, secret: str) -> bool:
+    """Whether the secret belongs to the stored hash."""
+    if not is_slow(stored):
+        return hmac.compare_digest(stored.encode(), hash_secret(service_secret, key_id, secret).encode())
+    from argon2 import PasswordHasher
+    from argon2.exceptions import Argon2Error, InvalidHashError
+
+    try:
+        return PasswordHasher().verify(stored, secret)
+    except (Argon2Error, InvalidHashError):
+        return False

@@ -1,0 +1,84 @@
+"""Owners as buyers know them: a name for each place that is good in one task and says nothing elsewhere.
+
+A name is an HMAC of task and place under a secret of the service, so two buyers cannot tell whether they bought from
+the same owner by any name, id, number or total that they are served. What they pay for they see, award by award: ε,
+price and records; an owner who sells the same unusual figures everywhere can be recognised by those.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Set
+from dataclasses import replace
+from typing import Any
+
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.office.views import LedgerEntry
+from flmarket.ledger import BANK, ESCROW, FEES
+from flmarket.ledger.receipt import SealedReceipt, seal
+
+__all__ = ["buyers_award", "buyers_data", "buyers_entry", "buyers_receipt", "buyers_text", "owner_name"]
+
+_AWARD = re.compile(r"([^/\s]+)/(\d+)/(\d+)")
+_PARTY = re.compile(r"\bp_[a-z2-7]{16}\b")
+
+
+def owner_name(broker: Broker, task_id: str, place: int) -> str:
+    """The owner at a place of a task, as the task's buyer knows her: owner-4xk…"""
+    mac = hmac.new(broker.secrets.pseudonyms, f"{task_id}\0{place}".encode(), hashlib.sha256).digest()
+    return f"owner-{base64.b32encode(mac[:5]).decode().lower()}"
+
+
+def buyers_award(broker: Broker, award_id: str) -> str:
+    """An award's id with the owner's name instead of her number."""
+    found = _AWARD.fullmatch(award_id)
+    return award_id if found is None else f"{found[1]}/{found[2]}/{owner_name(broker, found[1], int(found[3]))}"
+
+
+def buyers_text(broker: Broker, text: str) -> str:
+    """What went wrong, in words that may have been written for the operator, without owners' ids and numbers."""
+    return _PARTY.sub("an owner", _AWARD.sub(lambda found: buyers_award(broker, found[0]), text))
+
+
+def buyers_data(broker: Broker, party: Party, task_id: str, data: dict[str, Any]) -> dict[str, Any]:
+    """An event's figures: winners by name, in the order of their names; to the operator by their place."""
+    known, plain = dict(data), party.role == "operator"
+    if isinstance(known.get("winners"), list):  # where an event only counts them, it is a number
+        winners = [
+            {
+                "owner": f"owner-{one['slot']}" if plain else owner_name(broker, task_id, one["slot"]),
+                "epsilon": one["epsilon"],
+                "price_micros": one["price_micros"],
+            }
+            for one in known["winners"]
+        ]
+        known["winners"] = winners if plain else sorted(winners, key=lambda one: str(one["owner"]))
+    if not plain and known.get("error"):
+        known["error"] = buyers_text(broker, str(known["error"]))
+    return known
+
+
+def buyers_receipt(broker: Broker, award_id: str, size: int | None = None) -> SealedReceipt:
+    """An award's receipt for the buyer who paid; `size` is of the log it is for."""
+    named = buyers_award(broker, award_id)
+    return seal(broker.books.ledger.receipt(award_id, size), award=named, owner=named.rpartition("/")[2])
+
+
+def buyers_entry(broker: Broker, entry: LedgerEntry, own: Set[str]) -> LedgerEntry:
+    """An entry of the log as a buyer may see it: `own` accounts by their names, owners by theirs in the task."""
+    found = _AWARD.fullmatch(entry.ref)
+    owner = None if found is None else f"{found[1]}/{owner_name(broker, found[1], int(found[3]))}"
+
+    def account(name: str | None) -> str | None:
+        return name if name is None or name in own or name in (BANK, ESCROW, FEES) else owner
+
+    return replace(
+        entry,
+        ref=buyers_award(broker, entry.ref),
+        debit=account(entry.debit),
+        credit=account(entry.credit),
+        owner=account(entry.owner),
+    )

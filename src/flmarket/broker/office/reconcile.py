@@ -1,0 +1,220 @@
+"""Do the broker's rows say what the ledger did? One look at both, in one transaction, and a list of what disagrees.
+
+`SqlLedger.verify` shows that the log is sound by itself; this shows that bills, statements and tasks follow from it:
+
+    funding    a task's budget came into its account, and no account was funded without a task
+    bill       what a task, a round and a refund are said to have cost is what the ledger paid
+    escrow     nothing is held for a round that is over, and nothing is left with a task that has ended
+    round      a task that has ended has no round under way
+    award      every award in a row is on the ledger, and every award of a round that is over is in a row
+    statement  state, price, privacy and owner of an award in a row are the ledger's
+    release    nobody gave away more privacy than her award was for
+
+Of a task under way only the rounds that are over are looked at: the ledger is always ahead of the rows in the one that
+is being played. What would break it: a connection that does not see one moment of both, so it reads in one snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, Engine, and_, func, select
+
+from flmarket.broker.books import slot_account
+from flmarket.broker.database import fenced
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import ENDED, Check, PartyRow, Release, RoundRow, TaskRow
+from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, fits, loss_of, release_of
+from flmarket.ledger.journal import epsilon_of
+from flmarket.ledger.store import accounts, entries
+
+if TYPE_CHECKING:
+    from flmarket.broker.core import Broker
+
+__all__ = ["RECONCILE", "Finding", "StandingCheck", "reconcile"]
+
+RECONCILE = "reconcile"
+_MOST = 100
+_EVERY_SECONDS, _SHARE = 60.0, 0.05  # how often it runs, and the most of a processor that it may take
+_PATIENCE = 3.0
+_ENDS = [kind.value for kind in RESOLUTIONS.values()]
+log = logging.getLogger("flmarket.broker")
+
+hold, end, given = entries.alias("hold"), entries.alias("ending"), entries.alias("given")
+_ended = and_(end.c.ref == hold.c.ref, end.c.kind.in_(_ENDS))
+_is_hold = hold.c.kind == EntryKind.HOLD.value
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that does not agree: which rule, about what, and how."""
+
+    rule: str
+    subject: str
+    message: str
+
+
+def reconcile(engine: Engine) -> tuple[Finding, ...]:
+    """Everything that does not agree, at most 100 findings; none is good news."""
+    with _snapshot(engine) as connection:
+        rules = (_funding, _orphans, _bills, _escrow, _rounds, _unlisted, _statements, _releases)
+        return tuple(islice(chain.from_iterable(rule(connection) for rule in rules), _MOST))
+
+
+def _funding(connection: Connection) -> Iterator[Finding]:
+    ref = and_(_is_hold, hold.c.ref == TaskRow.id + "/escrow")
+    query = select(TaskRow.id, TaskRow.escrow_micros, hold.c.amount_micros, end.c.kind)
+    query = query.outerjoin(hold, ref).outerjoin(end, _ended).where(TaskRow.state != "funding")
+    for task, said, held, ending in connection.execute(query):
+        came = (held or 0) if ending == EntryKind.POSTED else 0
+        if came != said:
+            yield Finding("funding", task, f"its escrow is said to be {said} micro-units, the ledger moved {came}")
+
+
+def _orphans(connection: Connection) -> Iterator[Finding]:
+    query = select(hold.c.ref, hold.c.amount_micros).join(PartyRow, PartyRow.id == hold.c.debit)
+    query = query.outerjoin(TaskRow, TaskRow.id == hold.c.owner)
+    lost = and_(_is_hold, hold.c.ref == hold.c.owner + "/escrow", TaskRow.id.is_(None), hold.c.amount_micros > 0)
+    for ref, amount in connection.execute(query.where(lost)):
+        yield Finding("funding", ref, f"{amount} micro-units were set aside for a task that is not there")
+
+
+def _bills(connection: Connection) -> Iterator[Finding]:
+    refund = hold.c.ref == TaskRow.id + "/refund"
+    moved = select(TaskRow.id, hold.c.round_index, refund.label("back"), func.sum(end.c.amount_micros))
+    moved = moved.join(hold, and_(_is_hold, hold.c.debit == TaskRow.id)).join(end, _ended)
+    moved = moved.where(end.c.kind == EntryKind.POSTED.value).group_by(TaskRow.id, hold.c.round_index, refund)
+    paid: dict[tuple[str, int], int] = {}
+    back: dict[str, int] = {}
+    for task, index, is_refund, amount in connection.execute(moved):
+        if is_refund:
+            back[task] = int(amount)
+        else:
+            paid[task, index] = int(amount)
+    rounds = connection.execute(select(RoundRow.task_id, RoundRow.index, RoundRow.spent_micros))
+    said = {(task, index): cost for task, index, cost in rounds}
+    tasks = select(TaskRow.id, TaskRow.state, TaskRow.rounds_done, TaskRow.spent_micros, TaskRow.refunded_micros)
+    total: dict[str, int] = {}
+    live = {row.id: row.rounds_done for row in connection.execute(tasks) if row.state not in ENDED}
+    for task, index in sorted(paid.keys() | said.keys()):
+        if task in live and index >= live[task]:
+            continue  # it is being played
+        cost, billed = paid.get((task, index), 0), said.get((task, index), 0)
+        total[task] = total.get(task, 0) + cost
+        if cost != billed:
+            yield Finding(
+                "bill", f"{task}/{index}", f"the round's bill is {billed} micro-units, the ledger paid {cost}"
+            )
+    for row in connection.execute(tasks):
+        if row.spent_micros != total.get(row.id, 0):
+            paid_for = total.get(row.id, 0)
+            yield Finding("bill", row.id, f"the bill is {row.spent_micros} micro-units, the ledger paid {paid_for}")
+        if row.id not in live and row.refunded_micros != back.get(row.id, 0):
+            came = back.get(row.id, 0)
+            yield Finding("bill", row.id, f"{row.refunded_micros} micro-units are said to be refunded, {came} were")
+
+
+def _escrow(connection: Connection) -> Iterator[Finding]:
+    open_ = select(hold.c.ref, hold.c.amount_micros).outerjoin(end, _ended)
+    mine = TaskRow.id.in_([hold.c.debit, hold.c.owner])
+    award = and_(hold.c.debit == TaskRow.id, hold.c.ref != TaskRow.id + "/refund")
+    over = TaskRow.state.in_(ENDED) | and_(award, hold.c.round_index < TaskRow.rounds_done)
+    open_ = open_.join(TaskRow, mine).where(_is_hold, end.c.ref.is_(None), over)
+    for ref, amount in connection.execute(open_):
+        yield Finding("escrow", ref, f"{amount} micro-units are held for what is over")
+    left = select(accounts.c.name, accounts.c.balance).join(TaskRow, TaskRow.id == accounts.c.name)
+    for name, balance in connection.execute(left.where(TaskRow.state.in_(ENDED), accounts.c.balance != 0)):
+        yield Finding("escrow", name, f"{balance} micro-units are left with a task that has ended")
+
+
+def _rounds(connection: Connection) -> Iterator[Finding]:
+    query = select(RoundRow.task_id, RoundRow.index, RoundRow.state).join(TaskRow, TaskRow.id == RoundRow.task_id)
+    for task, index, state in connection.execute(query.where(TaskRow.state.in_(ENDED), RoundRow.closed_at.is_(None))):
+        yield Finding("round", f"{task}/{index}", f"the round is {state}, its task has ended")
+
+
+def _unlisted(connection: Connection) -> Iterator[Finding]:
+    """Awards on the ledger that no row knows, in rounds that are over."""
+    query = select(hold.c.ref).join(TaskRow, TaskRow.id == hold.c.debit)
+    query = query.outerjoin(Release, Release.award_id == hold.c.ref)
+    over = TaskRow.state.in_(ENDED) | (hold.c.round_index < TaskRow.rounds_done)
+    query = query.where(_is_hold, Release.award_id.is_(None), hold.c.ref != TaskRow.id + "/refund", over)
+    for ref in connection.scalars(query):
+        yield Finding("award", ref, "the ledger has this award, no statement has it")
+
+
+def _statements(connection: Connection) -> Iterator[Finding]:
+    query = select(Release.__table__, hold.c.amount_micros, hold.c.owner, hold.c.detail, end.c.kind.label("ending"))
+    query = query.outerjoin(hold, and_(_is_hold, hold.c.ref == Release.award_id)).outerjoin(end, _ended)
+    for row in connection.execute(query, execution_options={"yield_per": 1000}):
+        if row.detail is None:
+            yield Finding("award", row.award_id, "a statement has this award, the ledger does not")
+            continue
+        epsilon = epsilon_of(loss_of(json.loads(row.detail)))
+        said = (row.state, row.price_micros, row.epsilon, row.party_id or slot_account(row.task_id, row.slot))
+        if said != (known := (row.ending, row.amount_micros, epsilon, row.owner)):
+            yield Finding("statement", row.award_id, f"the statement says {said}, the ledger {known}")
+
+
+def _releases(connection: Connection) -> Iterator[Finding]:
+    query = select(hold.c.ref, hold.c.detail, given.c.detail.label("gave"))
+    query = query.join(given, and_(given.c.ref == hold.c.ref, given.c.kind == EntryKind.RELEASE.value)).where(_is_hold)
+    for ref, terms, gave in connection.execute(query, execution_options={"yield_per": 1000}):
+        loss, left = loss_of(json.loads(terms)), release_of(Line(EntryKind.RELEASE, ref, detail=gave))
+        if not fits(left, loss):
+            yield Finding("release", ref, f"the award is for {loss}, {left.guarantee} was given away")
+
+
+@contextmanager
+def _snapshot(engine: Engine) -> Iterator[Connection]:
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
+
+
+class StandingCheck:
+    """Reconciles now and then, in a thread of its own, and keeps what was found for the operator to see."""
+
+    def __init__(self, broker: Broker, stop: threading.Event, check: Callable[[Connection], None]) -> None:
+        self._broker, self._stop, self._check = broker, stop, check
+        self._thread: threading.Thread | None = None
+        self._due = 0.0
+
+    def ensure_running(self) -> None:
+        """Start the thread if it is time and it does not run."""
+        if time.monotonic() >= self._due and (self._thread is None or not self._thread.is_alive()):
+            self._due = time.monotonic() + _EVERY_SECONDS
+            self._thread = threading.Thread(target=self._work, name="flmarket-reconcile", daemon=True)
+            self._thread.start()
+
+    def join(self) -> None:
+        """Wait a little for the thread."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+
+    def run(self) -> tuple[Finding, ...]:
+        """Here and now."""
+        began = time.monotonic()
+        found = reconcile(self._broker.database.engine)
+        with fenced(self._check), self._broker.database.write() as session:
+            session.merge(Check(name=RECONCILE, at=now(), findings=[asdict(one) for one in found]))
+        self._due = time.monotonic() + max(_EVERY_SECONDS, (time.monotonic() - began) / _SHARE)
+        return found
+
+    def _work(self) -> None:
+        try:
+            for one in self.run():
+                log.error("the books do not agree: %s %s: %s", one.rule, one.subject, one.message)
+        except Exception:
+            if not self._stop.is_set():  # else the database was closed under it, as announced
+                log.exception("the books could not be reconciled; it is tried again")

@@ -1,0 +1,126 @@
+"""Signing in to the pages: a key, or a link that the operator handed out, exchanged for a session.
+
+The cookie's value is 256 random bits of which only a SHA-256 is stored. Each session has a token against forged
+requests; whoever writes by cookie must send it too. A session that a key began ends with the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.errors import Unauthenticated
+from flmarket.broker.office.operator import note
+from flmarket.broker.office.parties import as_party, may_act, party_of_key, view_party
+from flmarket.broker.office.views import SessionView
+from flmarket.broker.stamps import iso, new_secret, now
+from flmarket.broker.tables import PartyRow, SessionRow, SignInLink
+
+__all__ = [
+    "SignedIn",
+    "link_path",
+    "make_link",
+    "redeem_link",
+    "session_of",
+    "sign_in",
+    "sign_out",
+    "still_signed_in",
+]
+
+
+@dataclass(frozen=True)
+class SignedIn:
+    """A session as its browser knows it: `cookie` is a secret."""
+
+    cookie: str
+    view: SessionView
+
+
+def sign_in(broker: Broker, key: str) -> SignedIn:
+    """A session for the holder of this key, for as long as the key is valid."""
+    return _start(broker, party_of_key(broker, key), "sign-in.key")
+
+
+def make_link(broker: Broker, party_id: str, *, seconds: float = 600.0, reusable: bool = False) -> str:
+    """A token that signs a party in; the operator passes it on. Works once unless reusable."""
+    token = new_secret()
+    with broker.database.write() as session:
+        expires = now() + int(seconds * 1000)
+        session.add(SignInLink(id=_digest(token), party_id=party_id, expires_at=expires, reusable=reusable))
+    return token
+
+
+def link_path(token: str) -> str:
+    """Where the pages redeem a token."""
+    return f"/sign-in/{token}"
+
+
+def redeem_link(broker: Broker, token: str) -> SignedIn:
+    """A session for the party whose link this is."""
+    with broker.database.write() as session:
+        link = session.get(SignInLink, _digest(token))
+        party = None if link is None else session.get(PartyRow, link.party_id)
+        if link is None or party is None or not party.active or link.expires_at < now():
+            raise Unauthenticated("the link is not valid any more")
+        if not link.reusable:
+            session.delete(link)
+    return _start(broker, as_party(party), "sign-in.link")
+
+
+def session_of(broker: Broker, cookie: str) -> tuple[Party, SessionView]:
+    """Who is signed in with this cookie."""
+    with broker.database.read() as session:
+        found = _valid_session(session, cookie)
+    if found is None:
+        raise Unauthenticated("the session is not valid any more: sign in again")
+    row, party = found
+    return as_party(party, row.key_id), SessionView(view_party(party), row.csrf, iso(row.expires_at) or "")
+
+
+def still_signed_in(broker: Broker, party: Party, cookie: str | None) -> bool:
+    """Whether what a party came with, a key or this cookie, still holds: for what goes on after the request began."""
+    with broker.database.read() as session:
+        return may_act(session, party) if cookie is None else _valid_session(session, cookie) is not None
+
+
+def sign_out(broker: Broker, party: Party, cookie: str) -> None:
+    """End the session."""
+    with broker.database.write() as session:
+        session.execute(delete(SessionRow).where(SessionRow.id == _digest(cookie), SessionRow.party_id == party.id))
+        note(session, party, "sign-out")
+
+
+def _start(broker: Broker, party: Party, action: str) -> SignedIn:
+    cookie, at = new_secret(), now()
+    row = SessionRow(
+        id=_digest(cookie),
+        party_id=party.id,
+        key_id=party.key_id,
+        csrf=new_secret(),
+        created_at=at,
+        expires_at=at + int(broker.settings.session_seconds * 1000),
+    )
+    with broker.database.write() as session:
+        if not may_act(session, party):
+            raise Unauthenticated("the key is not valid any more")  # revoked in between
+        session.execute(delete(SessionRow).where(SessionRow.expires_at < at))
+        session.add(row)
+        found = session.get_one(PartyRow, party.id)
+        note(session, party, action)
+    return SignedIn(cookie, SessionView(view_party(found), row.csrf, iso(row.expires_at) or ""))
+
+
+def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow] | None:
+    row = session.get(SessionRow, _digest(cookie))
+    party = None if row is None else session.get(PartyRow, row.party_id)
+    if row is None or party is None or not may_act(session, as_party(party, row.key_id)) or row.expires_at < now():
+        return None
+    return row, party
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,136 @@
+"""What an owner sold, earned and gave up: the statement, as values or as CSV, and her lifetime cap; and her privacy in
+plain words, always from the total of everything she gave up (`flmarket.trust`)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+from sqlalchemy import select
+
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.office.operator import note
+from flmarket.broker.office.parties import view_party
+from flmarket.broker.office.views import EpsilonWords, PrivacyView, ReleaseView, StatementView
+from flmarket.broker.stamps import iso
+from flmarket.broker.tables import PartyRow, Release, TaskRow
+from flmarket.ledger import AwardState, format_micros
+from flmarket.privacy import PureDp
+from flmarket.trust import certainty, meaning_of, task_words
+
+__all__ = ["epsilon_words", "privacy", "privacy_words", "set_cap", "statement", "statement_csv"]
+
+_MOST = 100_000
+_HEADER = (
+    "time", "task", "task name", "round", "epsilon this round", "epsilon total", "records", "awarded", "paid", "state",
+    "reason", "award", "records and noise",
+)  # fmt: skip
+
+
+def privacy(broker: Broker, party: Party) -> PrivacyView:
+    """Total ε spent and left over all tasks, as the ledger counts it."""
+    require(party, "owner")
+    cap, spent = broker.books.privacy(party.id)
+    limit = 0.0 if cap is None else cap
+    left = max(0.0, limit - spent)
+    return PrivacyView(limit, spent, left, privacy_words(limit, spent))
+
+
+def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> PrivacyView:
+    """Change one's own cap; never below what was released already."""
+    require(party, "owner")
+    broker.books.ledger.register_cap(party.id, PureDp(cap_epsilon_total))
+    with broker.database.write() as session:
+        note(session, party, "cap.set", party.id, detail=f"{cap_epsilon_total:g}")
+    return privacy(broker, party)
+
+
+def statement(broker: Broker, party: Party) -> StatementView:
+    """Every award of the owner, oldest first, with running totals."""
+    require(party, "owner")
+    query = (
+        select(Release, TaskRow.name, TaskRow.spec)
+        .join(TaskRow, Release.task_id == TaskRow.id)
+        .where(Release.party_id == party.id)
+        .order_by(Release.at, Release.task_id, Release.index)
+        .limit(_MOST)
+    )
+    with broker.database.read() as session:
+        rows = session.execute(query).all()
+        row = session.get_one(PartyRow, party.id)
+    left = {release.award_id for release in broker.books.ledger.releases(party.id)}
+    releases, total, earned, delivered = [], 0.0, 0, 0
+    for one, name, spec in rows:
+        paid = one.price_micros if one.state == AwardState.POSTED else 0
+        if one.award_id in left:
+            total += one.epsilon  # it left her machine, whether it was paid or not
+        earned += paid
+        delivered += one.state == AwardState.POSTED
+        releases.append(
+            ReleaseView(
+                one.task_id,
+                name,
+                task_words(str(spec.get("engine"))).place,
+                one.index,
+                one.epsilon,
+                total,
+                one.records,
+                one.price_micros,
+                paid,
+                one.state,
+                one.reason,
+                one.award_id,
+                iso(one.at) or "",
+            )
+        )
+    return StatementView(view_party(row), privacy(broker, party), earned, len(releases), delivered, tuple(releases))
+
+
+def statement_csv(broker: Broker, party: Party) -> str:
+    """The same as a table; amounts in currency units, exact."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(_HEADER)
+    for one in statement(broker, party).releases:
+        amounts = (format_micros(one.price_micros), format_micros(one.paid_micros))
+        cells = (one.at, one.task_id, _plain(one.task_name), one.index, one.epsilon, one.epsilon_total, one.records)
+        writer.writerow((*cells, *amounts, one.state, _plain(one.reason), one.award_id, one.place))
+    return out.getvalue()
+
+
+def _plain(text: str) -> str:
+    """A buyer chooses the task's name; a spreadsheet must not read it as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+# --- in plain words ---------------------------------------------------------------------------------------------------
+
+
+def epsilon_words(epsilon_total: float) -> EpsilonWords:
+    """What a total ε lets others learn at most."""
+    if epsilon_total <= 0.5:
+        verdict = "Very strong: nobody learns much about your data."
+    elif epsilon_total <= 2:
+        verdict = "Moderate: a suspicion can grow, not become a certainty."
+    elif epsilon_total <= 8:
+        verdict = "Weak: a determined observer could become nearly sure."
+    else:
+        verdict = "Hardly any protection against somebody who knows what to look for."
+    factor = math.exp(min(epsilon_total, 700.0))
+    words = f"{meaning_of(epsilon_total)} Odds grow by at most {factor:.3g}. {verdict}"
+    return EpsilonWords(epsilon_total, factor, certainty(epsilon_total), words)
+
+
+def privacy_words(cap: float, spent: float) -> str:
+    """Where an owner stands against her own cap, and what the cap means."""
+    if cap <= 0:
+        return "You have no cap yet: set one before you bid."
+    left = max(0.0, cap - spent)
+    stands = (
+        f"All your releases together cost at most ε = {spent:.4g} in total; {left:.3g} of {cap:.4g} "
+        f"({100 * left / cap:.0f} %) is left under your cap."
+        if left
+        else f"You have sold all the privacy that you were willing to sell, ε = {cap:.4g} in total: no more is sold."
+    )
+    return f"{stands} {meaning_of(cap)}"

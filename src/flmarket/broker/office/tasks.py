@@ -1,0 +1,394 @@
+"""A buyer's tasks: post, watch, cancel, pay, download.
+
+Posting goes in three steps, each durable: the task is written down (`funding`), its budget moves into escrow, it joins
+the queue. What was cut off in between is cleared up by the worker at any time: the task is queued if its money arrived
+and fails if not. The ledger decides which, so a slow posting that the worker gave up moves no money any more.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import partial
+from itertools import count
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Select, delete, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.errors import Conflict, KeyReused, NotFound
+from flmarket.broker.office.operator import note
+from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
+from flmarket.broker.office.views import (
+    AwardView,
+    BillLine,
+    BillView,
+    EventView,
+    ModelFile,
+    ReceiptPage,
+    ReceiptView,
+    RoundDetail,
+    RoundPage,
+    RoundView,
+    TaskPage,
+    TaskView,
+)
+from flmarket.broker.requests import FLOWER, TaskRequest, check_engine, order_of
+from flmarket.broker.stamps import derived_id, iso, new_id, now
+from flmarket.broker.tables import ACTIVE, ENDED, Event, PartyRow, Release, RoundRow, Slot, TaskRow, vector
+from flmarket.engines import SimulationRun
+from flmarket.errors import InvalidInput, MissingDependency
+from flmarket.ledger import MemoryLedger
+
+__all__ = [
+    "ModelFormat",
+    "bill",
+    "cancel_task",
+    "events",
+    "get_task",
+    "list_tasks",
+    "model",
+    "model_file",
+    "post_task",
+    "receipts",
+    "recover_posting",
+    "round_detail",
+    "rounds",
+    "view_round",
+]
+
+
+def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | None = None) -> TaskView:
+    """Check the order, take its budget into escrow and queue it; the same `key` posts the same order once."""
+    require(party, "buyer")
+    check_engine(broker.settings, request.engine)
+    if request.engine == FLOWER and not request.owners.open:
+        raise InvalidInput("owners.open", False, "true in a Flower task: its owners are registered ones")
+    task_id = new_id("t") if key is None else _keyed_id(broker, party, key)
+    spec = request.model_dump(mode="json")
+    with broker.database.read() as session:
+        known = session.get(TaskRow, task_id)
+    if known is not None:
+        return _posted_before(broker, party, known, spec)
+    simulation = broker.simulations.build(task_id, request)
+    run = SimulationRun(simulation, MemoryLedger())
+    at = now()
+    row = TaskRow(
+        id=task_id,
+        buyer_id=party.id,
+        name=request.name,
+        state="funding",
+        spec=spec,
+        rounds=request.rounds,
+        rounds_done=0,
+        escrow_micros=request.escrow_micros,
+        spent_micros=0,
+        refunded_micros=0,
+        perturbation=simulation.perturbation.name,
+        dimension=run.parameters.size,
+        features=simulation.data.features,
+        classes=list(simulation.data.classes),
+        baseline_accuracy=run.baseline_accuracy(),
+        created_at=at,
+        deadline_at=at + 1000 * request.deadline_seconds,
+        next_at=at,
+        cancel_requested=False,
+        error="",
+    )
+    # on Flower, places are taken by owners with a node, as they come
+    sizes = () if request.engine == FLOWER else tuple(simulation.partition.sizes.tolist())
+    places = [Slot(task_id=task_id, slot=slot, records=records) for slot, records in enumerate(sizes)]
+    try:
+        with broker.database.write() as session:
+            active = select(func.count()).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
+            if (session.scalar(active) or 0) >= broker.settings.max_tasks_per_buyer:
+                raise Conflict(f"a buyer has at most {broker.settings.max_tasks_per_buyer} tasks under way")
+            session.add(row)
+            session.flush()
+            session.add_all(places)
+    except IntegrityError:
+        if key is None:
+            raise  # 80 random bits do not repeat
+        return post_task(broker, party, request, key=key)  # the same request, twice at once: the other one was first
+    return _fund(broker, party, row)
+
+
+def _keyed_id(broker: Broker, party: Party, key: str) -> str:
+    """The id that follows from the key; the next one if a posting under it was given up, which frees the key."""
+    ids = (derived_id("t", party.id, key, *([str(attempt)] if attempt else [])) for attempt in count())
+    return next(task_id for task_id in ids if not broker.books.is_dropped(task_id))
+
+
+def _posted_before(broker: Broker, party: Party, known: TaskRow, spec: dict[str, Any]) -> TaskView:
+    """A key that came back: its task, or KeyReused if it comes with another order."""
+    if known.buyer_id != party.id or known.spec != spec:
+        raise KeyReused("this idempotency key belongs to another order: use a new one")
+    return _fund(broker, party, known) if known.state == "funding" else _view(broker, party, known)
+
+
+def _fund(broker: Broker, party: Party, row: TaskRow) -> TaskView:
+    """Take a task's budget into escrow and queue it; Conflict, and no task, if the buyer has less."""
+    try:
+        broker.books.fund(row.id, party.id, row.escrow_micros)
+    except Conflict as refusal:
+        if broker.books.drop(row.id, row.buyer_id):
+            with broker.database.write() as session:
+                found = session.get(TaskRow, row.id, with_for_update=True)
+                if found is not None and found.state == "funding":
+                    session.execute(delete(Slot).where(Slot.task_id == found.id))
+                    session.delete(found)
+                note(session, party, "task.post", row.id, outcome="refused", detail=str(refusal))
+            raise
+    _queue(broker, party, row.id, "task.post")
+    return get_task(broker, party, row.id)
+
+
+def recover_posting(broker: Broker, task_id: str) -> None:
+    """What is left of a posting that was cut off: the task is queued if its money arrived, else it has failed."""
+    with broker.database.read() as session:
+        row = session.get(TaskRow, task_id)
+    if row is None:  # refused meanwhile, for lack of money
+        return
+    if not broker.books.drop(task_id, row.buyer_id):
+        _queue(broker, None, task_id, "task.recover")
+        return
+    with broker.database.write() as session:
+        found = session.get(TaskRow, task_id, with_for_update=True)
+        if found is not None and found.state == "funding":
+            found.state, found.escrow_micros, found.finished_at = "failed", 0, now()
+            found.error = "its budget was not taken into escrow"
+            note(session, None, "task.recover", task_id, outcome="dropped")
+
+
+def _queue(broker: Broker, party: Party | None, task_id: str, action: str) -> None:
+    """The task's money is in its account: let it be played."""
+    with broker.database.write() as session:
+        found = session.get_one(TaskRow, task_id, with_for_update=True)
+        if found.state == "funding":
+            found.state = "queued"
+            note(session, party, action, task_id, detail=f"{found.escrow_micros} micro-units in escrow")
+            session.add(Event(task_id=task_id, kind="queued", data={"rounds": found.rounds}, at=now()))
+    broker.wake.set()
+
+
+def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> TaskPage:
+    """One's own tasks, or the operator's view of all, newest first."""
+    require(party, "buyer", "operator")
+    query = select(TaskRow).order_by(TaskRow.created_at.desc(), TaskRow.id.desc()).limit(limit + 1)
+    if party.role == "buyer":
+        query = query.where(TaskRow.buyer_id == party.id)
+    with broker.database.read() as session:
+        if before is not None:
+            last = session.get(TaskRow, before)
+            if last is None or (party.role == "buyer" and last.buyer_id != party.id):
+                raise NotFound("task", before)
+            query = query.where(
+                (TaskRow.created_at < last.created_at)
+                | ((TaskRow.created_at == last.created_at) & (TaskRow.id < before))
+            )
+        rows = session.scalars(query).all()
+        items = tuple(_view(broker, party, row) for row in rows[:limit])
+    return TaskPage(items, items[-1].id if len(rows) > limit else None)
+
+
+def get_task(broker: Broker, party: Party, task_id: str) -> TaskView:
+    """A task of one's own, or any for the operator."""
+    with broker.database.read() as session:
+        return _view(broker, party, own_task(session, party, task_id))
+
+
+def cancel_task(broker: Broker, party: Party, task_id: str) -> TaskView:
+    """Stop after the round that is being played; what is left of the escrow comes back."""
+    require(party, "buyer", "operator")
+    with broker.database.write() as session:
+        row = own_task(session, party, task_id)
+        if row.state in ENDED:
+            raise Conflict(f"task {task_id} is {row.state} already")
+        if not row.cancel_requested:
+            row.cancel_requested, row.next_at = True, now()
+            note(session, party, "task.cancel", task_id)
+    broker.wake.set()
+    return get_task(broker, party, task_id)
+
+
+def rounds(broker: Broker, party: Party, task_id: str, *, limit: int = 1000, start: int = 0) -> RoundPage:
+    """The rounds of a task from `start` on."""
+    with broker.database.read() as session:
+        own_task(session, party, task_id)
+        query = select(RoundRow).where(RoundRow.task_id == task_id, RoundRow.index >= start).order_by(RoundRow.index)
+        rows = session.scalars(query.limit(limit + 1)).all()
+    return RoundPage(tuple(view_round(row) for row in rows[:limit]), rows[limit].index if len(rows) > limit else None)
+
+
+def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> RoundDetail:
+    """One round and its awards. The operator sees owners as they are, a buyer by their names in this task."""
+    with broker.database.read() as session:
+        own_task(session, party, task_id)
+        row = session.get(RoundRow, (task_id, index))
+        if row is None:
+            raise NotFound("round", str(index))
+        releases = session.execute(_releases_with_names(task_id, index)).all()
+    named = party.role == "operator"
+    awards = [
+        AwardView(
+            one.slot if named else None,
+            (name or f"owner-{one.slot}") if named else owner_name(broker, task_id, one.slot),
+            one.epsilon,
+            one.records,
+            one.weight,
+            one.price_micros,
+            one.state,
+            one.reason if named else "",  # it may quote her totals
+            one.award_id if named else buyers_award(broker, one.award_id),
+        )
+        for one, name in releases
+    ]
+    return RoundDetail(view_round(row), tuple(awards if named else sorted(awards, key=lambda award: award.owner)))
+
+
+def bill(broker: Broker, party: Party, task_id: str) -> BillView:
+    """What was paid for, round by round."""
+    with broker.database.read() as session:
+        row = own_task(session, party, task_id)
+        played = session.scalars(select(RoundRow).where(RoundRow.task_id == task_id).order_by(RoundRow.index)).all()
+    lines = tuple(
+        BillLine(one.index, one.budget_micros, one.spent_micros, one.delivered) for one in played if one.closed_at
+    )
+    left = row.escrow_micros - row.spent_micros - row.refunded_micros
+    return BillView(task_id, row.name, row.state, row.escrow_micros, row.spent_micros, row.refunded_micros, left, lines)
+
+
+def receipts(broker: Broker, party: Party, task_id: str, index: int) -> ReceiptPage:
+    """The ledger's receipts of a round: all, sealed, for the buyer; one's own for an owner."""
+    with broker.database.read() as session:
+        query = select(Release).where(Release.task_id == task_id, Release.index == index).order_by(Release.slot)
+        if party.role == "owner":
+            query = query.where(Release.party_id == party.id)
+        else:
+            own_task(session, party, task_id)
+        found = session.scalars(query).all()
+    if not found and party.role == "owner":
+        raise NotFound("receipt", f"{task_id}/{index}")
+    receipt = partial(buyers_receipt, broker) if party.role == "buyer" else broker.books.ledger.receipt
+    return ReceiptPage(
+        tuple(
+            ReceiptView(
+                buyers_award(broker, one.award_id) if party.role == "buyer" else one.award_id,
+                one.state,
+                one.epsilon,
+                one.price_micros,
+                receipt(one.award_id).to_dict(),
+            )
+            for one in found
+        )
+    )
+
+
+def events(broker: Broker, party: Party, task_id: str, *, after: int = 0, limit: int = 200) -> tuple[EventView, ...]:
+    """What happened in a task after the event `after`."""
+    with broker.database.read() as session:
+        own_task(session, party, task_id)
+        query = select(Event).where(Event.task_id == task_id, Event.id > after).order_by(Event.id).limit(limit)
+        found = session.scalars(query).all()
+    return tuple(
+        EventView(one.id, one.kind, iso(one.at) or "", buyers_data(broker, party, task_id, one.data)) for one in found
+    )
+
+
+def model(broker: Broker, party: Party, task_id: str, *, format: ModelFormat = "npz") -> ModelFile:
+    """The trained model, for the buyer who paid for it and nobody else, once the task has ended."""
+    require(party, "buyer")
+    with broker.database.write() as session:
+        row = own_task(session, party, task_id)
+        if row.state not in ENDED or row.parameters is None:
+            raise Conflict(f"task {task_id} is {row.state}: there is no finished model")
+        note(session, party, "model.download", task_id, detail=format)
+        return model_file(row, vector(row.parameters), format)
+
+
+def own_task(session: Session, party: Party, task_id: str) -> TaskRow:
+    """The task if the party may see it, else NotFound."""
+    row = session.get(TaskRow, task_id)
+    if row is None or not (party.role == "operator" or row.buyer_id == party.id):
+        raise NotFound("task", task_id)
+    return row
+
+
+def view_round(row: RoundRow) -> RoundView:
+    """The row as a view."""
+    return RoundView(
+        row.index,
+        row.state,
+        row.bids,
+        row.winners,
+        row.delivered,
+        row.budget_micros,
+        row.spent_micros,
+        row.error_bound,
+        row.accuracy,
+        row.balanced_accuracy,
+        row.loss,
+        iso(row.opened_at) or "",
+        iso(row.closed_at),
+    )
+
+
+def _releases_with_names(task_id: str, index: int) -> Select[Release, str]:
+    return (
+        select(Release, PartyRow.name)
+        .outerjoin(PartyRow, Release.party_id == PartyRow.id)
+        .where(Release.task_id == task_id, Release.index == index)
+        .order_by(Release.slot)
+    )
+
+
+def _view(broker: Broker, party: Party, row: TaskRow) -> TaskView:
+    return TaskView(
+        row.id,
+        row.buyer_id,
+        row.name,
+        row.state,
+        order_of(row),
+        row.rounds,
+        row.rounds_done,
+        row.escrow_micros,
+        row.spent_micros,
+        row.refunded_micros,
+        row.perturbation,
+        row.dimension,
+        row.baseline_accuracy,
+        row.accuracy,
+        row.error_bound,
+        iso(row.created_at) or "",
+        iso(row.started_at),
+        iso(row.finished_at),
+        iso(row.deadline_at) or "",
+        row.error if party.role == "operator" else buyers_text(broker, row.error),
+    )
+
+
+# --- the model as a file ----------------------------------------------------------------------------------------------
+
+
+ModelFormat = Literal["npz", "safetensors"]
+
+
+def model_file(task: TaskRow, parameters: NDArray[np.float64], format: ModelFormat) -> ModelFile:
+    """Softmax regression: `weights` (outputs, features) and `biases` (outputs)."""
+    outputs = parameters.size // (task.features + 1)
+    weights = parameters[: outputs * task.features].reshape(outputs, task.features)
+    arrays = {"weights": weights.copy(), "biases": parameters[outputs * task.features :].copy()}
+    about = {"task": task.id, "name": task.name, "classes": json.dumps(task.classes), "rounds": str(task.rounds_done)}
+    if format == "npz":
+        out = io.BytesIO()
+        np.savez(out, **arrays, about=np.array(json.dumps(about)))  # type: ignore[arg-type]
+        return ModelFile(f"{task.id}.npz", "application/octet-stream", out.getvalue())
+    try:
+        from safetensors.numpy import save
+    except ImportError:
+        raise MissingDependency("safetensors", "app") from None
+    return ModelFile(f"{task.id}.safetensors", "application/octet-stream", save(arrays, metadata=about))

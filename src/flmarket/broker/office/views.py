@@ -1,0 +1,630 @@
+"""What services return: frozen values for the API (which documents them) and for the pages. Times are RFC 3339."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flmarket.broker.requests import TaskRequest
+
+__all__ = [
+    "AccountView",
+    "AuditPage",
+    "AuditView",
+    "AwardView",
+    "BidHelpView",
+    "BidView",
+    "BillLine",
+    "BillView",
+    "Catalogue",
+    "ClaimView",
+    "EpsilonWords",
+    "EventView",
+    "ExplorePoint",
+    "ExploreView",
+    "FindingView",
+    "KeyPage",
+    "KeyView",
+    "LedgerCheck",
+    "LedgerEntry",
+    "LedgerHead",
+    "LedgerPage",
+    "LogLine",
+    "LogPage",
+    "MarketTask",
+    "MarketView",
+    "MechanismView",
+    "ModelFile",
+    "NewKey",
+    "OfferPage",
+    "OfferView",
+    "OperatorView",
+    "PartyPage",
+    "PartyView",
+    "PrivacyView",
+    "ReceiptPage",
+    "ReceiptView",
+    "ReleaseView",
+    "RoundDetail",
+    "RoundPage",
+    "RoundView",
+    "SessionView",
+    "StatementView",
+    "TaskPage",
+    "TaskView",
+]
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskView:
+    """A buyer's task."""
+
+    id: str
+    buyer_id: str
+    name: str
+    state: str
+    request: TaskRequest
+    rounds: int
+    rounds_done: int
+    escrow_micros: int
+    spent_micros: int
+    refunded_micros: int
+    perturbation: str
+    dimension: int
+    baseline_accuracy: float
+    accuracy: float | None
+    error_bound: float | None
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    deadline_at: str
+    error: str
+
+
+@dataclass(frozen=True)
+class TaskPage:
+    """Some tasks, newest first."""
+
+    items: tuple[TaskView, ...]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """One round. States: open (bids taken), awarded (prices in escrow), settled, empty (nobody sold)."""
+
+    index: int
+    state: str
+    bids: int
+    winners: int
+    delivered: int
+    budget_micros: int
+    spent_micros: int
+    error_bound: float | None
+    accuracy: float | None
+    balanced_accuracy: float | None
+    loss: float | None
+    opened_at: str
+    closed_at: str | None
+
+
+@dataclass(frozen=True)
+class RoundPage:
+    """Rounds, oldest first; `next` is the index to go on from."""
+
+    items: tuple[RoundView, ...]
+    next: int | None
+
+
+@dataclass(frozen=True)
+class AwardView:
+    """One winner of a round. To a buyer `owner` is a name that is good in this task only; her place (`slot`) and why
+    an award was voided are for the operator."""
+
+    slot: int | None
+    owner: str
+    epsilon: float
+    records: float
+    weight: float
+    price_micros: int
+    state: str
+    reason: str
+    award_id: str
+
+
+@dataclass(frozen=True)
+class RoundDetail:
+    """A round with its awards."""
+
+    round: RoundView
+    awards: tuple[AwardView, ...]
+
+
+@dataclass(frozen=True)
+class BillLine:
+    """One round on the bill."""
+
+    index: int
+    budget_micros: int
+    spent_micros: int
+    deliveries: int
+
+
+@dataclass(frozen=True)
+class BillView:
+    """Escrow = spent + refunded + left, to the micro-unit."""
+
+    task_id: str
+    name: str
+    state: str
+    escrow_micros: int
+    spent_micros: int
+    refunded_micros: int
+    left_micros: int
+    lines: tuple[BillLine, ...]
+
+
+@dataclass(frozen=True)
+class ReceiptView:
+    """An award's entries in the ledger's log with proofs; `document` can be checked without the broker.
+
+    An owner's is a `flmarket.ledger.Receipt`, a buyer's a `flmarket.ledger.SealedReceipt`.
+    """
+
+    award_id: str
+    state: str
+    epsilon: float
+    price_micros: int
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReceiptPage:
+    """Receipts of one round."""
+
+    items: tuple[ReceiptView, ...]
+
+
+@dataclass(frozen=True)
+class EventView:
+    """Something that happened in a task; `id` grows."""
+
+    id: int
+    kind: str
+    at: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A trained model as a file."""
+
+    name: str
+    media_type: str
+    content: bytes
+
+
+# --- owners -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BidView:
+    """An owner's standing bid."""
+
+    task_id: str
+    slot: int
+    kind: str
+    rate: float | None
+    grid: tuple[float, ...] | None
+    values: tuple[float, ...] | None
+    privacy_budget: float
+    data_size: int
+    placed_at: str
+    active: bool
+
+
+@dataclass(frozen=True)
+class OfferView:
+    """A task as owners see it: what is asked, what is paid at most, and their own place and bid in it.
+
+    `place` says where records and noise are.
+    """
+
+    task_id: str
+    name: str
+    state: str
+    place: str
+    data: str
+    auction: str
+    truthful: str
+    aggregation: str
+    perturbation: str
+    dimension: int
+    rounds: int
+    rounds_done: int
+    budget_micros_per_round: int
+    bidders_per_round: int
+    places_free: int
+    deadline_at: str
+    slot: int | None
+    records: int | None
+    bid: BidView | None
+
+
+@dataclass(frozen=True)
+class OfferPage:
+    """Some offers, newest first."""
+
+    items: tuple[OfferView, ...]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class PrivacyView:
+    """An owner's privacy over her lifetime: total ε spent, cap and what is left."""
+
+    cap_epsilon_total: float
+    spent_epsilon_total: float
+    left_epsilon_total: float
+    words: str
+
+
+@dataclass(frozen=True)
+class ReleaseView:
+    """One award of an owner; `epsilon` is of this round, `epsilon_total` of all her releases in the list up to it.
+
+    `place` says where records and noise are in this task.
+    """
+
+    task_id: str
+    task_name: str
+    place: str
+    index: int
+    epsilon: float
+    epsilon_total: float
+    records: float
+    price_micros: int
+    paid_micros: int
+    state: str
+    reason: str
+    award_id: str
+    at: str
+
+
+@dataclass(frozen=True)
+class StatementView:
+    """What an owner sold and earned."""
+
+    party: PartyView
+    privacy: PrivacyView
+    earned_micros: int
+    awards: int
+    deliveries: int
+    releases: tuple[ReleaseView, ...]
+
+
+@dataclass(frozen=True)
+class EpsilonWords:
+    """What an ε means, for people: how much surer a suspicion can become."""
+
+    epsilon: float
+    odds_factor: float
+    certainty_from_half: float
+    words: str
+
+
+@dataclass(frozen=True)
+class BidHelpView:
+    """What a bid would have earned on a population, a round; and over `rounds` of them, no further than her cap goes.
+
+    `epsilon` is about everything she will have given up at most then, in total: what she gave up before included.
+    `rounds_paid_most` is how many of the rounds her cap lets her be paid for, `expected_payment_micros_total` what they
+    bring together.
+    """
+
+    auction: str
+    population: str
+    profiles: int
+    wins: float
+    mean_epsilon_if_won: float
+    mean_payment_micros_if_won: int
+    mean_cost_micros_if_won: int
+    mean_payment_micros: int
+    truthful: str
+    rounds: int
+    rounds_paid_most: int
+    expected_payment_micros_total: int
+    spent_epsilon_total: float
+    left_epsilon_total: float
+    epsilon: EpsilonWords
+    words: str
+
+
+# --- parties ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartyView:
+    """Somebody who may sign in. Owners in Flower tasks have a SuperNode, and a number that their `owner.toml` names."""
+
+    id: str
+    role: str
+    name: str
+    active: bool
+    created_at: str
+    node_id: str | None
+    owner_number: int | None
+
+
+@dataclass(frozen=True)
+class PartyPage:
+    """Some parties; `next` is the cursor of the following page."""
+
+    items: tuple[PartyView, ...]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class KeyView:
+    """An API key without its secret."""
+
+    id: str
+    label: str
+    created_at: str
+    revoked_at: str | None
+
+
+@dataclass(frozen=True)
+class KeyPage:
+    """All keys of a party."""
+
+    items: tuple[KeyView, ...]
+
+
+@dataclass(frozen=True)
+class NewKey:
+    """A fresh key, shown this once."""
+
+    id: str
+    label: str
+    key: str
+
+
+@dataclass(frozen=True)
+class SessionView:
+    """A signed-in browser: send `csrf` as the header X-CSRF-Token with every write."""
+
+    party: PartyView
+    csrf: str
+    expires_at: str
+
+
+@dataclass(frozen=True)
+class AccountView:
+    """A party's money: what she holds, and what her running tasks have in escrow."""
+
+    account: str
+    balance_micros: int
+    escrow_micros: int
+
+
+# --- the market -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MarketTask:
+    """What everybody may know of a task; `place` says where records and noise are."""
+
+    id: str
+    name: str
+    state: str
+    place: str
+    data: str
+    auction: str
+    aggregation: str
+    perturbation: str
+    rounds: int
+    rounds_done: int
+    budget_micros_per_round: int
+    owners: int
+    open: bool
+    mine: bool
+
+
+@dataclass(frozen=True)
+class MarketView:
+    """The market at a glance. Of all `releases`, `releases_simulated` were made by the broker in owners' stead."""
+
+    tasks: tuple[MarketTask, ...]
+    tasks_running: int
+    tasks_finished: int
+    rounds_settled: int
+    paid_micros: int
+    releases: int
+    releases_simulated: int
+    owners: int
+
+
+@dataclass(frozen=True)
+class MechanismView:
+    """An auction and what it claims."""
+
+    name: str
+    truthful: str
+    rational: str
+    budget_feasible: str
+    source: str
+    assumes: str
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The names that a task may use."""
+
+    auctions: tuple[MechanismView, ...]
+    aggregations: tuple[str, ...]
+    perturbations: tuple[str, ...]
+    populations: tuple[str, ...]
+    data_sets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ExplorePoint:
+    """What one budget a round buys on average over drawn rounds of this task's owners."""
+
+    budget_micros: int
+    error_bound: float | None
+    spent_micros: int
+    winners: float
+    mean_epsilon: float
+    failed: str
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class ExploreView:
+    """Budgets compared, from the mechanism's own model."""
+
+    auction: str
+    aggregation: str
+    perturbation: str
+    dimension: int
+    bidders: int
+    profiles: int
+    full_cost_micros: int
+    baseline_accuracy: float
+    points: tuple[ExplorePoint, ...]
+
+
+# --- the operator -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of the audit log."""
+
+    id: int
+    at: str
+    party_id: str | None
+    action: str
+    target: str
+    outcome: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Lines of the audit log, newest first."""
+
+    items: tuple[LogLine, ...]
+    next: int | None
+
+
+@dataclass(frozen=True)
+class FindingView:
+    """Something in which the broker's rows and the ledger do not agree."""
+
+    rule: str
+    subject: str
+    message: str
+
+
+@dataclass(frozen=True)
+class OperatorView:
+    """The service at a glance; `findings` are those of the standing check at `reconciled_at`."""
+
+    tasks: dict[str, int]
+    audits: dict[str, int]
+    parties: dict[str, int]
+    next_round_in_seconds: float | None
+    oldest_waiting_seconds: float | None
+    worker: str | None
+    worker_alive: bool
+    database: str
+    escrow_micros: int
+    ledger_entries: int
+    reconciled_at: str | None
+    findings: tuple[FindingView, ...]
+
+
+@dataclass(frozen=True)
+class LedgerCheck:
+    """What a replay of the whole log found, and whether bills and statements follow from it; `root` commits to it."""
+
+    ok: bool
+    message: str
+    entries: int
+    root: str
+    findings: tuple[FindingView, ...] = ()
+
+
+@dataclass(frozen=True)
+class LedgerHead:
+    """A commitment to the whole log."""
+
+    entries: int
+    last: str
+    root: str
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One entry of the ledger's log."""
+
+    seq: int
+    at: str
+    kind: str
+    ref: str
+    debit: str | None
+    credit: str | None
+    amount_micros: int
+    owner: str | None
+    hash: str
+
+
+@dataclass(frozen=True)
+class LedgerPage:
+    """Entries of the log, newest first."""
+
+    items: tuple[LedgerEntry, ...]
+    next: int | None
+
+
+# --- audits -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClaimView:
+    """One claim of a mechanism and what the audit found."""
+
+    claim: str
+    level: str
+    verdict: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class AuditView:
+    """A run of the auditor. `report` is the whole report once the state is done."""
+
+    id: str
+    state: str
+    auction: str
+    population: str
+    profiles: int
+    seed: int
+    progress: float
+    note: str
+    created_at: str
+    finished_at: str | None
+    claims: tuple[ClaimView, ...]
+    report: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class AuditPage:
+    """Audits of a party, newest first, without the reports."""
+
+    items: tuple[AuditView, ...]

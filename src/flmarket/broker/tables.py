@@ -1,0 +1,319 @@
+"""The broker's own tables. Money and awards are not here: they are the ledger's, in the same database.
+
+Times are milliseconds since 1970 (`stamps`), documents are JSON, vectors are bytes of little-endian float64. What a
+round decided is copied into `releases` for listing; the ledger remains the authority on who was paid. A task's states:
+
+    funding → queued → running → finished
+                 │         ├───→ cancelled, expired (the deadline passed), failed
+                 └─────────┘
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from flmarket.bids import FloatArray
+
+__all__ = [
+    "ACTIVE",
+    "ENDED",
+    "PLAYABLE",
+    "ApiKey",
+    "AuditJob",
+    "AuditLog",
+    "Base",
+    "Bid",
+    "Check",
+    "Event",
+    "FlowerRun",
+    "IdempotentCall",
+    "Lease",
+    "PartyRow",
+    "Release",
+    "RoundRow",
+    "Secret",
+    "SessionRow",
+    "SignInLink",
+    "Slot",
+    "TaskRow",
+    "vector",
+    "vector_bytes",
+]
+
+PLAYABLE = ("queued", "running")
+ACTIVE = ("funding", *PLAYABLE)
+ENDED = ("finished", "cancelled", "expired", "failed")
+
+Id = String(40)
+# SQLite counts up by itself only in a column that is exactly INTEGER.
+Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Base(DeclarativeBase):
+    """All tables of the broker, with a prefix that keeps them apart from the ledger's."""
+
+
+class PartyRow(Base):
+    """Somebody who may sign in. An owner may have a SuperNode (`node_id`), which knows her by `owner_number`.
+
+    The number is hers for ever, also without a node: award ids are made of it.
+    """
+
+    __tablename__ = "broker_parties"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    role: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(String(80))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    active: Mapped[bool] = mapped_column(default=True)
+    node_id: Mapped[str | None] = mapped_column(String(20), unique=True, index=True)
+    owner_number: Mapped[int | None] = mapped_column(unique=True, index=True)
+
+
+class ApiKey(Base):
+    """A key: its id is public, its secret is known to the party alone; we keep a keyed hash (`keys`)."""
+
+    __tablename__ = "broker_keys"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    label: Mapped[str] = mapped_column(String(80))
+    hash: Mapped[str] = mapped_column(String(200))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    revoked_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class SessionRow(Base):
+    """A signed-in browser; the cookie's value is stored as a SHA-256 only. It ends with its key, if it has one."""
+
+    __tablename__ = "broker_sessions"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    key_id: Mapped[str | None] = mapped_column(Id, index=True)
+    csrf: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    expires_at: Mapped[int] = mapped_column(BigInteger)
+
+
+class SignInLink(Base):
+    """A link that signs a party in, once unless `reusable` (the demo's)."""
+
+    __tablename__ = "broker_sign_in_links"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"))
+    expires_at: Mapped[int] = mapped_column(BigInteger)
+    reusable: Mapped[bool] = mapped_column(default=False)
+
+
+class TaskRow(Base):
+    """A buyer's order and how far it has come. `checkpoint` is the engine's state after `rounds_done` rounds."""
+
+    __tablename__ = "broker_tasks"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    buyer_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    name: Mapped[str] = mapped_column(String(80))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    rounds: Mapped[int]
+    rounds_done: Mapped[int] = mapped_column(default=0)
+    escrow_micros: Mapped[int] = mapped_column(BigInteger)
+    spent_micros: Mapped[int] = mapped_column(BigInteger, default=0)
+    refunded_micros: Mapped[int] = mapped_column(BigInteger, default=0)
+    perturbation: Mapped[str] = mapped_column(String(40))
+    dimension: Mapped[int]
+    features: Mapped[int]
+    classes: Mapped[list[str]] = mapped_column(JSON)
+    baseline_accuracy: Mapped[float]
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    started_at: Mapped[int | None] = mapped_column(BigInteger)
+    finished_at: Mapped[int | None] = mapped_column(BigInteger)
+    deadline_at: Mapped[int] = mapped_column(BigInteger)
+    next_at: Mapped[int] = mapped_column(BigInteger)
+    accuracy: Mapped[float | None]
+    error_bound: Mapped[float | None]
+    cancel_requested: Mapped[bool] = mapped_column(default=False)
+    error: Mapped[str] = mapped_column(Text, default="")
+    checkpoint: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+    parameters: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+
+
+class Slot(Base):
+    """One owner's place in a task: simulated while `party_id` is empty."""
+
+    __tablename__ = "broker_slots"
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
+    slot: Mapped[int] = mapped_column(primary_key=True)
+    records: Mapped[int]
+    party_id: Mapped[str | None] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    __table_args__ = (UniqueConstraint("task_id", "party_id", name="uq_broker_slots_party"),)
+
+
+class Bid(Base):
+    """A standing bid: it counts in every round until it is replaced or withdrawn."""
+
+    __tablename__ = "broker_bids"
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), primary_key=True, index=True)
+    slot: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(16))
+    rate: Mapped[float | None]
+    grid: Mapped[list[float] | None] = mapped_column(JSON)
+    values: Mapped[list[float] | None] = mapped_column(JSON)
+    privacy_budget: Mapped[float]
+    data_size: Mapped[int]
+    placed_at: Mapped[int] = mapped_column(BigInteger)
+    active: Mapped[bool] = mapped_column(default=True)
+
+
+class RoundRow(Base):
+    """A round: `opened` holds the bids it is cleared on, so that playing it again gives the same awards."""
+
+    __tablename__ = "broker_rounds"
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(String(16))
+    opened: Mapped[dict[str, Any] | None] = mapped_column(JSON, deferred=True)
+    record: Mapped[dict[str, Any] | None] = mapped_column(JSON, deferred=True)
+    bids: Mapped[int] = mapped_column(default=0)
+    winners: Mapped[int] = mapped_column(default=0)
+    delivered: Mapped[int] = mapped_column(default=0)
+    budget_micros: Mapped[int] = mapped_column(BigInteger, default=0)
+    spent_micros: Mapped[int] = mapped_column(BigInteger, default=0)
+    error_bound: Mapped[float | None]
+    accuracy: Mapped[float | None]
+    balanced_accuracy: Mapped[float | None]
+    loss: Mapped[float | None]
+    opened_at: Mapped[int] = mapped_column(BigInteger)
+    closed_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Release(Base):
+    """What one winner of one round sold, as it was settled."""
+
+    __tablename__ = "broker_releases"
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True)
+    slot: Mapped[int] = mapped_column(primary_key=True)
+    party_id: Mapped[str | None] = mapped_column(ForeignKey("broker_parties.id"))
+    epsilon: Mapped[float]
+    records: Mapped[float]
+    weight: Mapped[float]
+    price_micros: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(Text, default="")
+    award_id: Mapped[str] = mapped_column(String(120))
+    at: Mapped[int] = mapped_column(BigInteger)
+    __table_args__ = (Index("ix_broker_releases_party_at", "party_id", "at"),)
+
+
+class Event(Base):
+    """Something that happened in a task, for the live stream; ids only grow."""
+
+    __tablename__ = "broker_events"
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"))
+    kind: Mapped[str] = mapped_column(String(24))
+    data: Mapped[dict[str, Any]] = mapped_column(JSON)
+    at: Mapped[int] = mapped_column(BigInteger)
+    __table_args__ = (Index("ix_broker_events_task", "task_id", "id"),)
+
+
+class FlowerRun(Base):
+    """The Flower run of a task, as worker and run agree on it (`flower.tenancy`).
+
+    `attempt` grows with every start, and only the run that carries it may write. `tries` counts starts since
+    `rounds_done` was what it is here. `state`: submitted (asked of Flower), working (`holder` renews `expires_at`),
+    ended (in order, or `error` says why not).
+    """
+
+    __tablename__ = "broker_flower_runs"
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(default=0)
+    tries: Mapped[int] = mapped_column(default=0)
+    rounds_done: Mapped[int] = mapped_column(default=0)
+    state: Mapped[str] = mapped_column(String(16), default="ended")
+    run_id: Mapped[str] = mapped_column(String(20), default="")
+    submitted_at: Mapped[int] = mapped_column(BigInteger, default=0)
+    holder: Mapped[str] = mapped_column(String(64), default="")
+    expires_at: Mapped[int] = mapped_column(BigInteger, default=0)
+    error: Mapped[str] = mapped_column(Text, default="")
+
+
+class IdempotentCall(Base):
+    """A write that carried an idempotency key, and what was answered; no status while it is under way."""
+
+    __tablename__ = "broker_idempotency"
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(80), primary_key=True)
+    request: Mapped[str] = mapped_column(String(64))
+    status: Mapped[int | None]
+    media_type: Mapped[str | None] = mapped_column(String(80))
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    at: Mapped[int] = mapped_column(BigInteger, index=True)
+
+
+class AuditLog(Base):
+    """Who did what, when, and how it ended. Rows are only ever added."""
+
+    __tablename__ = "broker_audit_log"
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    at: Mapped[int] = mapped_column(BigInteger, index=True)
+    party_id: Mapped[str | None] = mapped_column(Id, index=True)
+    action: Mapped[str] = mapped_column(String(60))
+    target: Mapped[str] = mapped_column(String(120), default="")
+    outcome: Mapped[str] = mapped_column(String(16))
+    detail: Mapped[str] = mapped_column(Text, default="")
+
+
+class AuditJob(Base):
+    """A run of the auditor on a mechanism, in the queue, under way or done."""
+
+    __tablename__ = "broker_audits"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    request: Mapped[dict[str, Any]] = mapped_column(JSON)
+    progress: Mapped[float] = mapped_column(default=0.0)
+    note: Mapped[str] = mapped_column(String(200), default="")
+    report: Mapped[dict[str, Any] | None] = mapped_column(JSON, deferred=True)
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    finished_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Secret(Base):
+    """What only the service knows, by its use: `keys` (hashes of API keys), `pseudonyms` (owners' names in a task)."""
+
+    __tablename__ = "broker_secrets"
+    name: Mapped[str] = mapped_column(String(24), primary_key=True)
+    value: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Lease(Base):
+    """Which process works the queue (`holders`): `token` grows with every holder."""
+
+    __tablename__ = "broker_leases"
+    name: Mapped[str] = mapped_column(String(24), primary_key=True)
+    holder: Mapped[str] = mapped_column(String(64))
+    expires_at: Mapped[int] = mapped_column(BigInteger)
+    token: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
+class Check(Base):
+    """What a standing check found last (`reconcile`); an empty list is good news."""
+
+    __tablename__ = "broker_checks"
+    name: Mapped[str] = mapped_column(String(24), primary_key=True)
+    at: Mapped[int] = mapped_column(BigInteger)
+    findings: Mapped[list[dict[str, str]]] = mapped_column(JSON)
+
+
+def vector_bytes(values: FloatArray) -> bytes:
+    """Little-endian float64."""
+    return np.ascontiguousarray(values, dtype="<f8").tobytes()
+
+
+def vector(stored: bytes) -> FloatArray:
+    """The vector that `vector_bytes` wrote."""
+    return np.frombuffer(stored, dtype="<f8").astype(np.float64)

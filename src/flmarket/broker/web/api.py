@@ -1,0 +1,477 @@
+"""The API's routes, below /api/v1: each is one call of an `office` function.
+
+What is in a path or a query has limits; numbers there are digits and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BeforeValidator
+
+from flmarket.broker.core import require
+from flmarket.broker.office import (
+    audits,
+    explore,
+    ledger,
+    market,
+    offers,
+    operator,
+    parties,
+    sessions,
+    statements,
+    tasks,
+)
+from flmarket.broker.office.tasks import ModelFormat
+from flmarket.broker.office.views import (
+    AccountView,
+    AuditPage,
+    AuditView,
+    BidHelpView,
+    BidView,
+    BillView,
+    Catalogue,
+    ExploreView,
+    KeyPage,
+    KeyView,
+    LedgerCheck,
+    LedgerHead,
+    LedgerPage,
+    LogPage,
+    MarketView,
+    NewKey,
+    OfferPage,
+    OfferView,
+    OperatorView,
+    PartyPage,
+    PartyView,
+    PrivacyView,
+    ReceiptPage,
+    RoundDetail,
+    RoundPage,
+    SessionView,
+    StatementView,
+    TaskPage,
+    TaskView,
+)
+from flmarket.broker.requests import (
+    AuditRequest,
+    BidHelpRequest,
+    BidRequest,
+    CapRequest,
+    DepositRequest,
+    ExploreRequest,
+    KeyRequest,
+    NodeRequest,
+    PartyRequest,
+    SignInRequest,
+    TaskRequest,
+)
+from flmarket.broker.web.auth import (
+    CurrentAuth,
+    CurrentBroker,
+    CurrentParty,
+    clear_cookie,
+    client_address,
+    get_gate,
+    set_cookie,
+)
+from flmarket.broker.web.idempotency import IdempotencyKey, IdempotentRoute, keep_secret
+from flmarket.broker.web.problems import PROBLEMS, file_response
+
+__all__ = [
+    "After",
+    "Before",
+    "Identifier",
+    "Index",
+    "Limit",
+    "Search",
+    "Start",
+    "account_routes",
+    "audit_routes",
+    "operator_routes",
+    "owner_routes",
+    "sign_in_routes",
+    "task_routes",
+]
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+_ID = r"^[A-Za-z0-9_-]{1,64}$"
+
+
+def _digits(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"\d{1,18}", value):
+        raise ValueError("a whole number, in digits")
+    return value
+
+
+Identifier = Annotated[str, Path(pattern=_ID, description="An id as the API returns it.")]
+Index = Annotated[int, BeforeValidator(_digits), Path(ge=0, le=1_000_000, description="A round, from 0.")]
+Limit = Annotated[int, BeforeValidator(_digits), Query(ge=1, le=500, description="Items at most.")]
+Before = Annotated[str | None, Query(pattern=_ID, description="`next` of the page before.")]
+Start = Annotated[int, BeforeValidator(_digits), Query(ge=0, le=10**15, description="Where to begin.")]
+After = Annotated[
+    int | None, BeforeValidator(_digits), Query(ge=0, le=10**15, description="`next` of the page before.")
+]
+Search = Annotated[str | None, Query(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9_/.-]*$")]
+
+
+# --- account ----------------------------------------------------------------------------------------------------------
+
+
+account_routes = APIRouter(tags=["account"], route_class=IdempotentRoute, responses=PROBLEMS)
+sign_in_routes = APIRouter(tags=["account"], responses=PROBLEMS)
+
+
+@sign_in_routes.post("/session", status_code=201)
+def sign_in(request: Request, response: Response, broker: CurrentBroker, body: SignInRequest) -> SessionView:
+    """Exchange a key for a session cookie. Writes by cookie need the returned token as `X-CSRF-Token`."""
+    get_gate(request).sign_ins.take(client_address(request))
+    signed_in = sessions.sign_in(broker, body.key)
+    set_cookie(response, broker.settings, signed_in)
+    return signed_in.view
+
+
+@account_routes.delete("/session", status_code=204)
+def sign_out(response: Response, broker: CurrentBroker, auth: CurrentAuth, key: IdempotencyKey = None) -> None:
+    """End the session of this cookie; with a key instead of a cookie there is nothing to end."""
+    if auth.cookie is not None:
+        sessions.sign_out(broker, auth.party, auth.cookie)
+        clear_cookie(response, broker.settings)
+
+
+@account_routes.get("/me")
+def me(broker: CurrentBroker, party: CurrentParty) -> PartyView:
+    """Who I am."""
+    return parties.my_view(broker, party)
+
+
+@account_routes.get("/me/account")
+def my_account(broker: CurrentBroker, party: CurrentParty) -> AccountView:
+    """My money: the balance, and what running tasks hold in escrow."""
+    return parties.account(broker, party)
+
+
+@account_routes.get("/me/keys")
+def my_keys(broker: CurrentBroker, party: CurrentParty) -> KeyPage:
+    """My keys, without their secrets."""
+    return parties.list_keys(broker, party)
+
+
+@account_routes.post("/me/keys", status_code=201)
+def new_key(
+    request: Request, broker: CurrentBroker, party: CurrentParty, body: KeyRequest, key: IdempotencyKey = None
+) -> NewKey:
+    """A new key for me; its secret is shown this once."""
+    keep_secret(request)
+    return parties.issue_key(broker, party, party.id, label=body.label)
+
+
+@account_routes.delete("/me/keys/{key_id}")
+def revoke_key(broker: CurrentBroker, party: CurrentParty, key_id: Identifier, key: IdempotencyKey = None) -> KeyView:
+    """Revoke one of my keys."""
+    return parties.revoke_key(broker, party, key_id)
+
+
+@account_routes.get("/market")
+def overview(broker: CurrentBroker, party: CurrentParty) -> MarketView:
+    """The market at a glance."""
+    return market.overview(broker, party)
+
+
+@account_routes.get("/catalogue")
+def catalogue(broker: CurrentBroker, party: CurrentParty) -> Catalogue:
+    """The names that a task may use, and what each auction claims."""
+    return market.catalogue(broker)
+
+
+@account_routes.get("/ledger")
+def ledger_entries(
+    broker: CurrentBroker, party: CurrentParty, search: Search = None, limit: Limit = 100, before: After = None
+) -> LedgerPage:
+    """Entries of the ledger's log that concern me (the operator: all), newest first."""
+    return ledger.entries(broker, party, search=search, limit=limit, before=before)
+
+
+@account_routes.get("/ledger/head")
+def ledger_head(broker: CurrentBroker, party: CurrentParty) -> LedgerHead:
+    """What commits to the whole log: keep it, and the past cannot change unseen."""
+    return ledger.head(broker)
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+task_routes = APIRouter(tags=["tasks"], route_class=IdempotentRoute, responses=PROBLEMS)
+
+
+@task_routes.post("/tasks", status_code=201)
+def post_task(broker: CurrentBroker, party: CurrentParty, body: TaskRequest, key: IdempotencyKey = None) -> TaskView:
+    """Post a task. Its whole budget goes into escrow; what is not spent comes back."""
+    return tasks.post_task(broker, party, body, key=key)
+
+
+@task_routes.get("/tasks")
+def list_tasks(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50, before: Before = None) -> TaskPage:
+    """My tasks (the operator: all), newest first."""
+    return tasks.list_tasks(broker, party, limit=limit, before=before)
+
+
+@task_routes.get("/tasks/{task_id}")
+def get_task(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> TaskView:
+    """One task."""
+    return tasks.get_task(broker, party, task_id)
+
+
+@task_routes.post("/tasks/{task_id}/cancel")
+def cancel_task(
+    broker: CurrentBroker, party: CurrentParty, task_id: Identifier, key: IdempotencyKey = None
+) -> TaskView:
+    """Stop after the round being played; the rest of the escrow comes back."""
+    return tasks.cancel_task(broker, party, task_id)
+
+
+@task_routes.get("/tasks/{task_id}/rounds")
+def list_rounds(
+    broker: CurrentBroker, party: CurrentParty, task_id: Identifier, limit: Limit = 500, start: Start = 0
+) -> RoundPage:
+    """The rounds so far."""
+    return tasks.rounds(broker, party, task_id, limit=limit, start=start)
+
+
+@task_routes.get("/tasks/{task_id}/rounds/{index}")
+def get_round(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, index: Index) -> RoundDetail:
+    """One round and its awards."""
+    return tasks.round_detail(broker, party, task_id, index)
+
+
+@task_routes.get("/tasks/{task_id}/rounds/{index}/receipts")
+def get_receipts(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, index: Index) -> ReceiptPage:
+    """The ledger's receipts of a round, each with proofs; an owner gets her own."""
+    return tasks.receipts(broker, party, task_id, index)
+
+
+@task_routes.get("/tasks/{task_id}/bill")
+def get_bill(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> BillView:
+    """What was paid for."""
+    return tasks.bill(broker, party, task_id)
+
+
+@task_routes.get("/tasks/{task_id}/model", response_class=Response, responses=file_response("application/octet-stream"))
+def get_model(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, format: ModelFormat = "npz") -> Response:
+    """The trained model, for the buyer who paid for it."""
+    file = tasks.model(broker, party, task_id, format=format)
+    headers = {"Content-Disposition": f'attachment; filename="{file.name}"'}
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+@task_routes.post("/explore")
+async def explore_budgets(
+    request: Request, broker: CurrentBroker, party: CurrentParty, body: ExploreRequest, key: IdempotencyKey = None
+) -> ExploreView:
+    """What different budgets would buy, before posting a task. Nothing is posted and nothing is paid.
+
+    A party has one under way and one that waits; more are refused (429).
+    """
+    return await get_gate(request).heavy.run(party.id, lambda: explore.explore(broker, party, body))
+
+
+# --- owners -----------------------------------------------------------------------------------------------------------
+
+
+owner_routes = APIRouter(tags=["owners"], route_class=IdempotentRoute, responses=PROBLEMS)
+
+
+@owner_routes.get("/offers")
+def list_offers(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50, before: Before = None) -> OfferPage:
+    """Tasks that I can sell to."""
+    return offers.list_offers(broker, party, limit=limit, before=before)
+
+
+@owner_routes.get("/offers/{task_id}")
+def get_offer(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> OfferView:
+    """One offer, with my place and my bid."""
+    return offers.get_offer(broker, party, task_id)
+
+
+@owner_routes.get("/offers/{task_id}/bid")
+def get_bid(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> BidView:
+    """My standing bid."""
+    return offers.my_bid(broker, party, task_id)
+
+
+@owner_routes.put("/offers/{task_id}/bid")
+def place_bid(
+    broker: CurrentBroker, party: CurrentParty, task_id: Identifier, body: BidRequest, key: IdempotencyKey = None
+) -> BidView:
+    """Bid, or replace my bid. It counts in every round until I replace or withdraw it."""
+    return offers.place_bid(broker, party, task_id, body)
+
+
+@owner_routes.delete("/offers/{task_id}/bid")
+def withdraw_bid(
+    broker: CurrentBroker, party: CurrentParty, task_id: Identifier, key: IdempotencyKey = None
+) -> BidView:
+    """Stay out of later rounds."""
+    return offers.withdraw_bid(broker, party, task_id)
+
+
+@owner_routes.get("/me/statement")
+def statement(broker: CurrentBroker, party: CurrentParty) -> StatementView:
+    """Everything I sold, earned and gave up."""
+    return statements.statement(broker, party)
+
+
+@owner_routes.get("/me/statement.csv", response_class=Response, responses=file_response("text/csv"))
+def statement_csv(broker: CurrentBroker, party: CurrentParty) -> Response:
+    """The same as a table."""
+    headers = {"Content-Disposition": 'attachment; filename="statement.csv"'}
+    return Response(statements.statement_csv(broker, party), media_type="text/csv", headers=headers)
+
+
+@owner_routes.get("/me/privacy")
+def privacy(broker: CurrentBroker, party: CurrentParty) -> PrivacyView:
+    """My total ε, spent and left."""
+    return statements.privacy(broker, party)
+
+
+@owner_routes.put("/me/privacy")
+def set_cap(broker: CurrentBroker, party: CurrentParty, body: CapRequest, key: IdempotencyKey = None) -> PrivacyView:
+    """Set the most ε that I give up in total; not below what I gave up already."""
+    return statements.set_cap(broker, party, body.cap_epsilon_total)
+
+
+@owner_routes.post("/bid-help")
+async def bid_help(
+    request: Request, broker: CurrentBroker, party: CurrentParty, body: BidHelpRequest, key: IdempotencyKey = None
+) -> BidHelpView:
+    """What a bid would earn, and what its ε means on top of all I gave up before. Nothing is placed."""
+    return await get_gate(request).heavy.run(party.id, lambda: explore.bid_help(broker, party, body))
+
+
+# --- audits -----------------------------------------------------------------------------------------------------------
+
+audit_routes = APIRouter(tags=["audits"], route_class=IdempotentRoute, responses=PROBLEMS)
+
+
+@audit_routes.post("/audits", status_code=202)
+def start_audit(
+    broker: CurrentBroker, party: CurrentParty, body: AuditRequest, key: IdempotencyKey = None
+) -> AuditView:
+    """Run the auditor on a mechanism, in the background."""
+    return audits.start_audit(broker, party, body, key=key)
+
+
+@audit_routes.get("/audits")
+def list_audits(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50) -> AuditPage:
+    """My audits."""
+    return audits.list_audits(broker, party, limit=limit)
+
+
+@audit_routes.get("/audits/{audit_id}")
+def get_audit(broker: CurrentBroker, party: CurrentParty, audit_id: Identifier) -> AuditView:
+    """One audit: its progress, and then its verdict."""
+    return audits.get_audit(broker, party, audit_id)
+
+
+# --- operator ---------------------------------------------------------------------------------------------------------
+
+
+operator_routes = APIRouter(prefix="/operator", tags=["operator"], route_class=IdempotentRoute, responses=PROBLEMS)
+
+
+@operator_routes.get("/status")
+def status(broker: CurrentBroker, party: CurrentParty) -> OperatorView:
+    """Queues and health."""
+    return operator.status(broker, party)
+
+
+@operator_routes.get("/parties")
+def list_parties(broker: CurrentBroker, party: CurrentParty, limit: Limit = 100, after: Before = None) -> PartyPage:
+    """All parties."""
+    return parties.list_parties(broker, party, limit=limit, after=after)
+
+
+@operator_routes.post("/parties", status_code=201)
+def create_party(
+    broker: CurrentBroker, party: CurrentParty, body: PartyRequest, key: IdempotencyKey = None
+) -> PartyView:
+    """Somebody new."""
+    return parties.create_party(broker, party, role=body.role, name=body.name)
+
+
+@operator_routes.post("/parties/{party_id}/close")
+def close_party(
+    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
+) -> PartyView:
+    """Keys and sessions of the party stop working; her money stays hers."""
+    return parties.set_active(broker, party, party_id, active=False)
+
+
+@operator_routes.post("/parties/{party_id}/reopen")
+def reopen_party(
+    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
+) -> PartyView:
+    """Keys and sessions of the party work again."""
+    return parties.set_active(broker, party, party_id, active=True)
+
+
+@operator_routes.put("/parties/{party_id}/node")
+def bind_node(
+    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, body: NodeRequest, key: IdempotencyKey = None
+) -> PartyView:
+    """Which SuperNode is an owner's, so that she can sell in Flower tasks."""
+    return parties.bind_node(broker, party, party_id, node_id=body.node_id, number=body.number)
+
+
+@operator_routes.delete("/parties/{party_id}/node")
+def unbind_node(
+    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
+) -> PartyView:
+    """The owner takes no part in further rounds of Flower tasks."""
+    return parties.unbind_node(broker, party, party_id)
+
+
+@operator_routes.post("/parties/{party_id}/keys", status_code=201)
+def issue_key(
+    request: Request,
+    broker: CurrentBroker,
+    party: CurrentParty,
+    party_id: Identifier,
+    body: KeyRequest,
+    key: IdempotencyKey = None,
+) -> NewKey:
+    """A key for a party; its secret is shown this once."""
+    require(party, "operator")
+    keep_secret(request)
+    return parties.issue_key(broker, party, party_id, label=body.label)
+
+
+@operator_routes.post("/parties/{party_id}/deposits", status_code=201)
+def deposit(
+    broker: CurrentBroker,
+    party: CurrentParty,
+    party_id: Identifier,
+    body: DepositRequest,
+    key: IdempotencyKey = None,
+) -> AccountView:
+    """Book money that a buyer paid in."""
+    return parties.deposit(broker, party, party_id, body.amount_micros, key=key)
+
+
+@operator_routes.get("/audit-log")
+def audit_log(
+    broker: CurrentBroker, party: CurrentParty, limit: Limit = 100, before: After = None, about: Before = None
+) -> LogPage:
+    """Who did what, newest first."""
+    return operator.audit_log(broker, party, limit=limit, before=before, about=about)
+
+
+@operator_routes.post("/ledger/verify")
+def verify_ledger(broker: CurrentBroker, party: CurrentParty, key: IdempotencyKey = None) -> LedgerCheck:
+    """Replay the whole log and say what was found."""
+    return ledger.verify(broker, party)

@@ -1,0 +1,150 @@
+"""What every request passes: a limit on its body, headers that keep browsers strict, a count and one line in the log.
+
+Written against ASGI itself, so that event streams are not buffered. The log has the route's template, never the path
+or the query: those may hold a sign-in token.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flmarket.broker.core import Metrics
+
+__all__ = ["BodyLimit", "Observe", "SecureHeaders"]
+
+access = logging.getLogger("flmarket.access")
+
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _CSP,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class SecureHeaders:
+    """Strict headers on every answer; answers about parties are not stored by anybody."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                if not scope["path"].startswith("/static/"):
+                    headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self.app(scope, receive, with_headers)
+
+
+class BodyLimit:
+    """Reads the body up to the limit, then hands it on; 413 beyond."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self.app(scope, receive, send)
+            return
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        body, more = bytearray(), True
+        too_large = not declared.isdigit() or int(declared) > self.most
+        while more and not too_large:
+            message = await receive()
+            if message["type"] != "http.request":
+                return  # the client went away
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            too_large = len(body) > self.most
+        if too_large:
+            await self._refuse(send)
+            return
+        handed = False
+
+        async def whole() -> Message:
+            nonlocal handed
+            if handed:
+                return await receive()
+            handed = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        await self.app(scope, whole, send)
+
+    async def _refuse(self, send: Send) -> None:
+        detail = f"a body has at most {self.most} bytes"
+        content = {"type": "about:blank", "title": "Too large", "status": 413, "detail": detail, "errors": []}
+        body = json.dumps(content).encode()
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Observe:
+    """Counts and times every request by its route, and writes one line to the log."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status, started = 500, time.perf_counter()
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            seconds = time.perf_counter() - started
+            route = _template(scope)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self.metrics.requests.labels(method, route, str(status)).inc()
+            self.metrics.latency.labels(method, route).observe(seconds)
+            auth = scope.get("state", {}).get("auth")
+            party = "-" if auth is None else auth.party.id
+            access.info("%s %s %d %.1fms %s", method, route, status, 1000 * seconds, party)
+
+
+def _template(scope: Scope) -> str:
+    """The route's path with its parameters' names; an included router's route does not know its prefix."""
+    template = str(getattr(scope.get("route"), "path", "unmatched"))
+    if scope["path"].startswith(_API) and template.startswith("/") and not template.startswith(_API):
+        return _API + template
+    return template
+
+
+_API = "/api/v1"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -1,0 +1,36 @@
+"""The web market: Jinja2 pages over the same services as the API, brought alive by HTMX and server-sent events.
+
+`mount(app)` adds everything: pages, static files from inside the package, and a page for what does not exist. Pages
+never load anything from elsewhere and run no inline script or style, so the strictest content policy holds.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from flmarket.broker.web.pages import audit, front, ledger, live, operator, owner, posting, tasks
+from flmarket.broker.web.pages.rendering import STATIC_PATH
+
+__all__ = ["mount"]
+
+
+class _Static(StaticFiles):
+    """Files whose address holds a digest of their content: a browser need never ask for one again."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """The file, to be kept."""
+        response = await super().get_response(path, scope)
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
+
+
+def mount(app: FastAPI) -> None:
+    """Add the pages to an application whose state has a broker and a gate. `posting` comes before `tasks`: /tasks/new
+    is not a task, and the page for addresses that lead nowhere last."""
+    app.mount(STATIC_PATH, _Static(packages=[("flmarket.broker.web", "static")]), name="static")
+    for part in (front, posting, live, tasks, owner, audit, ledger, operator):
+        app.include_router(part.router)
+    app.include_router(front.last_router)

@@ -1,0 +1,183 @@
+"""The ledger: check a receipt (anybody), search and verify the log (the operator)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from flmarket.broker.core import Broker
+from flmarket.broker.office import ledger, parties, tasks
+from flmarket.broker.office.pseudonyms import buyers_receipt
+from flmarket.broker.web.pages.context import (
+    AnyVisitor,
+    Form,
+    OperatorWrites,
+    PageRoute,
+    Reader,
+    SignedIn,
+    Visitor,
+    fragment,
+    page,
+    sentence,
+)
+from flmarket.broker.web.pages.rendering import award_state
+from flmarket.errors import FlmarketError
+from flmarket.ledger import format_micros
+from flmarket.ledger.receipt import Receipt, SealedReceipt
+from flmarket.report.formatting import epsilon
+
+__all__ = ["router"]
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_SHOWN = 30
+_LONGEST = 200_000
+Search = Annotated[str, Query(max_length=120)]
+Before = Annotated[int | None, Query(ge=0, le=10**15)]
+KINDS = {
+    "deposit": "deposit", "withdrawal": "withdrawal", "fee": "fee", "hold": "into escrow", "posted": "paid",
+    "voided": "returned", "expired": "returned, too late", "cap": "privacy cap set", "release": "update released",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a receipt."""
+
+    ok: bool
+    headline: str
+    text: str
+
+
+_FOREIGN = Answer(False, "This receipt is not of this ledger", "It speaks of entries that this ledger does not have.")
+
+
+@router.get("/ledger")
+def show(visitor: AnyVisitor, q: Search = "", before: Before = None) -> HTMLResponse:
+    """The ledger as far as the visitor may see it."""
+    return _page(visitor, search=q, before=before)
+
+
+@router.get("/ledger/entries")
+def entries(visitor: SignedIn, q: Search = "", before: Before = None) -> HTMLResponse:
+    """Entries that match."""
+    found = ledger.entries(visitor.broker, visitor.party, search=q.strip() or None, limit=_SHOWN, before=before)
+    return fragment(visitor, "_entries.html.j2", found=found, search=q, kinds=KINDS, name=_names(visitor))
+
+
+@router.post("/ledger/verify")
+def verify(request: Request, visitor: OperatorWrites) -> HTMLResponse:
+    """Replay the whole log."""
+    check = ledger.verify(visitor.broker, visitor.party)
+    if request.headers.get("HX-Request"):
+        return fragment(visitor, "_verification.html.j2", check=check)
+    return _page(visitor, check=check)
+
+
+@router.post("/ledger/receipt")
+def check_receipt(request: Request, visitor: AnyVisitor, form: Form) -> HTMLResponse:
+    """Check a receipt against this ledger. Nothing changes, so nobody needs to be signed in."""
+    text = Reader(form).text("receipt")
+    answer = _answer(visitor.broker, text)
+    if request.headers.get("HX-Request"):
+        return fragment(visitor, "_receipt.html.j2", answer=answer)
+    return _page(visitor, answer=answer, text=text)
+
+
+def _page(visitor: Visitor, *, search: str = "", before: int | None = None, **context: Any) -> HTMLResponse:
+    found = None
+    if visitor.auth is not None:
+        wanted = search.strip() or None
+        found = ledger.entries(visitor.broker, visitor.party, search=wanted, limit=_SHOWN, before=before)
+    defaults = {"answer": None, "text": "", "check": None}
+    return page(
+        visitor,
+        "ledger.html.j2",
+        title="Ledger",
+        head=ledger.head(visitor.broker),
+        search=search,
+        found=found,
+        kinds=KINDS,
+        name=_names(visitor),
+        **defaults | context,
+    )
+
+
+def _names(visitor: Visitor) -> Callable[[str | None], str]:
+    """Ids as the visitor knows them: her own tasks and, for the operator, everybody by name."""
+    known = {"escrow": "escrow", "bank": "outside"}
+    if visitor.auth is not None:
+        party = visitor.auth.party
+        if party.role in ("buyer", "operator"):
+            known |= {task.id: task.name for task in tasks.list_tasks(visitor.broker, party, limit=500).items}
+        if party.role == "operator":
+            known |= {one.id: one.name for one in parties.list_parties(visitor.broker, party, limit=500).items}
+        known[party.id] = party.name
+
+    def name(identifier: str | None) -> str:
+        head, _, rest = (identifier or "–").partition("/")
+        place = re.fullmatch(r"(?:(\d+)/)?(?:owner-)?([a-z2-7]{8}|\d+)", rest)
+        if place is not None:
+            played = "" if place[1] is None else f"round {int(place[1]) + 1}, "
+            rest = f"{played}owner-{place[2]}"
+        return ", ".join(filter(None, (known.get(head, head), rest)))
+
+    return name
+
+
+def _answer(broker: Broker, text: str) -> Answer:
+    if not text or len(text) > _LONGEST:
+        return Answer(False, "That is not a receipt", "Paste the whole receipt, as it was downloaded.")
+    try:
+        document = json.loads(text)
+        if isinstance(document, dict) and "sealed" in document:
+            return _sealed_answer(broker, SealedReceipt.from_dict(document))
+        receipt = Receipt.from_dict(document)
+    except (json.JSONDecodeError, RecursionError):
+        return Answer(False, "That is not a receipt", "It is not JSON; paste the whole receipt, as it was downloaded.")
+    except FlmarketError:
+        return Answer(
+            False, "That is not a receipt", "It lacks what every receipt has, or has something that none has."
+        )
+    books = broker.books.ledger
+    try:
+        if receipt.head.size > books.head().size:
+            return _FOREIGN
+        award, release = receipt.check(books.head(receipt.head.size))
+    except FlmarketError as error:
+        return Answer(False, "This receipt does not hold", sentence(error))
+    sold = f" for an update released at ε {epsilon(award.epsilon)} this round" if release is not None else ""
+    return Answer(
+        True,
+        "This receipt is genuine",
+        f"Award {award.id}: {format_micros(award.price_micros)}{sold}, {award_state(str(award.state.value))}. Its "
+        f"{len(receipt.proofs)} entries lead to the head that this ledger had at {receipt.head.size:,} entries.",
+    )
+
+
+def _sealed_answer(broker: Broker, receipt: SealedReceipt) -> Answer:
+    """A buyer's receipt: its entries are opened here, and its terms must be theirs."""
+    books = broker.books.ledger
+    if receipt.head.size > books.head().size:
+        return _FOREIGN
+    try:
+        receipt.check(books.head(receipt.head.size))
+        first = receipt.entries[0].seq
+        opened = buyers_receipt(broker, next(books.entries(first, first + 1)).line.ref, receipt.head.size)
+    except FlmarketError as error:
+        return Answer(False, "This receipt does not hold", sentence(error))
+    if opened != receipt:
+        return Answer(False, "This receipt does not hold", "Its terms are not those of the entries that it names.")
+    return Answer(
+        True,
+        "This receipt is genuine",
+        f"Award {receipt.award}: {format_micros(receipt.price_micros)} at ε {epsilon(receipt.epsilon)} this round, "
+        f"{award_state(receipt.state)}. Its {len(receipt.entries)} sealed entries lead to the head that this ledger "
+        f"had at {receipt.head.size:,} entries, and say what the receipt says.",
+    )

@@ -1,0 +1,368 @@
+"""A round as it happens: complete when the page is first served, then the parts that changed, over one event stream.
+
+A scene is a round at one moment, from the events of its task: four stages, a bar of money, a board of bidders; and the
+log. Scenes are pure functions of what services return. What a buyer sees is what she may know: sealed bids are only
+counted, winners are places in the task.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from flmarket.broker.office import tasks
+from flmarket.broker.office.views import AwardView, EventView, TaskView
+from flmarket.broker.tables import ENDED, PLAYABLE
+from flmarket.broker.web.api import Start
+from flmarket.broker.web.auth import get_gate
+from flmarket.broker.web.pages.context import BuyerOrOperator, PageRoute, Visitor, page, render_for
+from flmarket.broker.web.pages.rendering import Chart
+from flmarket.broker.web.pages.tasks import TaskId, accuracy_chart
+from flmarket.ledger import AwardState
+from flmarket.report.formatting import epsilon, money, rate
+from flmarket.trust import TrustWords, task_words
+
+__all__ = ["Latest", "Line", "Scene", "Seat", "Stage", "latest_round", "lines", "make_scene", "router"]
+
+# --- a round at one moment --------------------------------------------------------------------------------------------
+
+
+_SEATS = 120
+_ENDINGS = {
+    "finished": "The task is finished",
+    "cancelled": "The task was cancelled",
+    "expired": "The deadline passed",
+    "failed": "The task failed",
+}
+_STAGES = ("open", "bids", "awards", "updates", "settled")
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The round that the latest event belongs to: its number from 0, and what each of its events said."""
+
+    index: int
+    known: dict[str, dict[str, Any]]
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is over."""
+        return "settled" in self.known
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the four steps of a round."""
+
+    name: str
+    icon: str
+    state: str
+    figure: str
+    say: str
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One bidder on the board."""
+
+    name: str
+    state: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the round's budget."""
+
+    label: str
+    colour: str
+    micros: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A round at one moment."""
+
+    number: int
+    of: int
+    stages: tuple[Stage, ...]
+    parts: tuple[Part, ...]
+    budget_micros: int
+    seats: tuple[Seat, ...]
+    left_out: int
+
+    @property
+    def shares(self) -> list[tuple[float, str]]:
+        """The budget's parts for the bar."""
+        return [(part.micros / max(self.budget_micros, 1), part.colour) for part in self.parts if part.colour != "rule"]
+
+    @property
+    def money_label(self) -> str:
+        """The bar in words."""
+        return f"Of {money(self.budget_micros)}: " + ", ".join(
+            f"{money(part.micros)} {part.label}" for part in self.parts
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the log."""
+
+    at: str
+    text: str
+
+
+def latest_round(happened: Sequence[EventView]) -> Latest:
+    """The round that is under way, or the last one."""
+    in_rounds = [event for event in happened if event.kind in _STAGES]
+    index = in_rounds[-1].data["round"] if in_rounds else 0
+    return Latest(index, {event.kind: event.data for event in in_rounds if event.data["round"] == index})
+
+
+def make_scene(task: TaskView, latest: Latest, awards: tuple[AwardView, ...]) -> Scene:
+    """The round as it stands; `awards` are known once it is settled."""
+    known = latest.known
+    reached = max((_STAGES.index(kind) for kind in known), default=-1)
+    bids, offered = known.get("bids", {}), known.get("awards", {})
+    budget = bids.get("budget_micros", task.request.budget_micros_per_round)
+    seats = _settled_seats(awards) if latest.settled else _awarded_seats(offered.get("winners", []))
+    sold = len(awards) if latest.settled else offered.get("awards", 0)
+    others = max(0, bids.get("bids", 0) - sold)
+    blank = (
+        Seat("A bidder", "lost", "not bought", "") if reached >= 2 else Seat("Sealed bid", "bid", "not opened yet", "")
+    )
+    shown = [*seats, *[blank] * others][:_SEATS]
+    return Scene(
+        latest.index + 1,
+        task.rounds,
+        _stages(known, reached, task_words(task.request.engine)),
+        _parts(budget, offered, awards, settled=latest.settled),
+        budget,
+        tuple(shown),
+        sold + others - len(shown),
+    )
+
+
+def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords) -> tuple[Stage, ...]:
+    bids, awards = known.get("bids"), known.get("awards")
+    updates, settled = known.get("updates"), known.get("settled")
+
+    def state(step: int) -> str:
+        return "done" if reached >= step else "active" if reached == step - 1 else "waiting"
+
+    return (
+        Stage(
+            "Bids", "tag", state(1), f"{bids['bids']}" if bids else "–",
+            "sealed bids received" if bids else "owners decide what to ask",
+        ),
+        Stage(
+            "Awards", "coins", state(2), f"{awards['awards']}" if awards else "–",
+            f"won; {money(awards['held_micros'])} put into escrow" if awards else "the auction picks ε and prices",
+        ),
+        Stage(
+            "Updates", "box", state(3), f"{updates['delivered']} of {updates['awards']}" if updates else "–",
+            trust.update,
+        ),
+        Stage(
+            "Settlement", "ledger", state(4), money(settled["spent_micros"]) if settled else "–",
+            f"paid for {settled['delivered']} checked updates" if settled else "each award resolves once",
+        ),
+    )  # fmt: skip
+
+
+def _parts(budget: int, offered: dict[str, Any], awards: tuple[AwardView, ...], *, settled: bool) -> tuple[Part, ...]:
+    held = offered.get("held_micros", 0)
+    paid = sum(one.price_micros for one in awards if one.state == AwardState.POSTED)
+    back = held - paid if settled else 0
+    return (
+        Part("paid", "teal", paid),
+        Part("in escrow", "blue", 0 if settled else held),
+        Part("returned", "rust", back),
+        Part("not awarded", "rule", max(0, budget - held)),
+    )
+
+
+def _awarded_seats(winners: Iterable[dict[str, Any]]) -> list[Seat]:
+    return [
+        Seat(_capital(one["owner"]), "won", f"ε {epsilon(one['epsilon'])}", f"{money(one['price_micros'])} held")
+        for one in winners
+    ]
+
+
+def _settled_seats(awards: tuple[AwardView, ...]) -> list[Seat]:
+    seats = []
+    for one in awards:
+        paid = one.state == AwardState.POSTED
+        name = _capital(one.owner)
+        seats.append(
+            Seat(
+                name,
+                one.state,
+                f"ε {epsilon(one.epsilon)}",
+                f"{money(one.price_micros)} paid" if paid else "money back",
+            )
+        )
+    return seats
+
+
+def _capital(name: str) -> str:
+    """A tile has little room: her name in the task alone, or her place, or her name as the operator knows it."""
+    short = name.removeprefix("owner-")
+    return f"Owner {short}" if short.isdigit() else short[:1].upper() + short[1:] if short == name else short
+
+
+def lines(happened: Iterable[EventView]) -> list[Line]:
+    """Events as lines of the log."""
+    return [Line(event.at, text) for event in happened if (text := _tell(event))]
+
+
+def _tell(event: EventView) -> str:
+    """An event in words; empty for one that says nothing by itself."""
+    data = event.data
+    number = data.get("round", 0) + 1
+    if event.kind == "queued":
+        return f"Posted: {data['rounds']} rounds, the whole budget in escrow."
+    if event.kind == "running":
+        return "The first round begins."
+    if event.kind == "bids":
+        return f"Round {number}: {data['bids']} sealed bids for {money(data['budget_micros'])}."
+    if event.kind == "awards":
+        return f"Round {number}: {data['awards']} bids won, {money(data['held_micros'])} into escrow."
+    if event.kind == "updates":
+        return f"Round {number}: {data['delivered']} of {data['awards']} updates arrived."
+    if event.kind == "settled":
+        reached = "" if data.get("accuracy") is None else f"; accuracy {rate(data['accuracy'])}"
+        return f"Round {number} settled: {money(data['spent_micros'])} paid{reached}."
+    if event.kind in ENDED:
+        why = f": {data['error']}" if data.get("error") else ""
+        return f"{_ENDINGS[event.kind]}{why}; {money(data['refunded_micros'])} went back to the buyer."
+    return ""
+
+
+# --- the page and its stream ------------------------------------------------------------------------------------------
+
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_LOG = 40
+_RECENT = 160
+_HEARTBEAT = 15.0
+
+
+@router.get("/tasks/{task_id}/live")
+def live(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
+    """The latest round, and live from there on if the task is running."""
+    task = tasks.get_task(visitor.broker, visitor.party, task_id)
+    happened = _history(visitor, task_id)
+    last = happened[-1].id if happened else 0
+    return page(
+        visitor,
+        "live.html.j2",
+        title=f"{task.name}, live",
+        task=task,
+        trust=task_words(task.request.engine),
+        running=task.state in PLAYABLE,
+        stream=f"/tasks/{task_id}/stream?after={last}",
+        scene=_scene(visitor, task, happened),
+        chart=_chart(visitor, task),
+        lines=lines(reversed(happened[-_LOG:])),
+    )
+
+
+@router.get("/tasks/{task_id}/stream")
+def stream(request: Request, task_id: TaskId, visitor: BuyerOrOperator, after: Start = 0) -> StreamingResponse:
+    """The parts of the page that changed, as server-sent events; a browser that reconnects goes on where it was."""
+    task = tasks.get_task(visitor.broker, visitor.party, task_id)
+    resumed = request.headers.get("last-event-id", "")
+    start = int(resumed) if re.fullmatch(r"\d{1,15}", resumed) else after
+    streams, name = get_gate(request).streams, visitor.party.id
+    streams.enter(name)
+
+    async def parts() -> AsyncIterator[str]:
+        try:
+            async for text in _follow(visitor, task, start):
+                yield text
+        finally:
+            streams.leave(name)
+
+    return StreamingResponse(parts(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+async def _follow(visitor: Visitor, task: TaskView, last: int) -> AsyncIterator[str]:
+    settings = visitor.broker.settings
+    until, beat = time.monotonic() + settings.stream_seconds, time.monotonic()
+    yield "retry: 1500\n\n"
+    recent = await run_in_threadpool(_history, visitor, task.id)
+    new: list[EventView] | None = [event for event in recent if event.id > last]
+    while new is not None and time.monotonic() < until:
+        if new:
+            last, beat = new[-1].id, time.monotonic()
+            yield await run_in_threadpool(_changes, visitor, task, recent, new)
+        if recent and recent[-1].kind in ENDED:
+            yield _message("finished", "", last)
+            return
+        if time.monotonic() - beat > _HEARTBEAT:
+            beat = time.monotonic()
+            yield ": still here\n\n"
+        await anyio.sleep(settings.stream_poll_seconds)
+        new = await run_in_threadpool(_news, visitor, task.id, last)
+        recent = [*recent, *(new or ())][-_RECENT:]
+
+
+def _news(visitor: Visitor, task_id: str, last: int) -> list[EventView] | None:
+    """What happened since; None once whoever looks is signed out, or her key or she herself was barred."""
+    if visitor.auth is None or not visitor.auth.still_holds(visitor.broker):
+        return None
+    return list(tasks.events(visitor.broker, visitor.party, task_id, after=last))
+
+
+def _changes(visitor: Visitor, task: TaskView, recent: list[EventView], new: list[EventView]) -> str:
+    """The parts of the page that some new events change."""
+    scene = _scene(visitor, task, recent)
+    made = [
+        ("title", render_for(visitor, "_live_title.html.j2", scene=scene)),
+        ("round", render_for(visitor, "_live_round.html.j2", scene=scene)),
+        ("log", render_for(visitor, "_live_log.html.j2", lines=lines(reversed(new)))),
+    ]
+    if any(event.kind == "settled" for event in new):
+        made.append(("curve", render_for(visitor, "_live_curve.html.j2", chart=_chart(visitor, task))))
+    return "".join(_message(kind, html, new[-1].id) for kind, html in made)
+
+
+def _message(kind: str, html: str, identifier: int) -> str:
+    data = "".join(f"data: {line}\n" for line in html.splitlines() or [""])
+    return f"id: {identifier}\nevent: {kind}\n{data}\n"
+
+
+def _history(visitor: Visitor, task_id: str) -> list[EventView]:
+    """The events of the last rounds; a long task has more than anybody reads."""
+    found: list[EventView] = []
+    after = 0
+    while True:
+        batch = tasks.events(visitor.broker, visitor.party, task_id, after=after, limit=1000)
+        found = [*found, *batch][-_RECENT:]
+        if len(batch) < 1000:
+            return found
+        after = batch[-1].id
+
+
+def _chart(visitor: Visitor, task: TaskView) -> Chart:
+    played = tasks.rounds(visitor.broker, visitor.party, task.id).items
+    return accuracy_chart([one for one in played if one.closed_at], task.baseline_accuracy)
+
+
+def _scene(visitor: Visitor, task: TaskView, happened: list[EventView]) -> Scene:
+    latest = latest_round(happened)
+    awards: tuple[AwardView, ...] = ()
+    if latest.settled:
+        awards = tasks.round_detail(visitor.broker, visitor.party, task.id, latest.index).awards
+    return make_scene(task, latest, awards)

@@ -1,0 +1,416 @@
+"""An owner's pages: what she sold, earned and gave up, and the bid helper.
+
+The helper says in plain words what all that she gives up lets others learn at worst, from her lifetime total, and what
+a bid would earn as far as her cap lets her sell.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from markupsafe import Markup
+
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.office import explore, offers, parties, statements
+from flmarket.broker.office.views import BidHelpView, OfferView, PrivacyView, ReleaseView, StatementView
+from flmarket.broker.requests import BidHelpRequest, BidRequest, CapRequest
+from flmarket.broker.web.auth import get_gate
+from flmarket.broker.web.pages.context import (
+    Form,
+    Owner,
+    OwnerWrites,
+    PageRoute,
+    Reader,
+    Visitor,
+    fragment,
+    page,
+    sentence,
+)
+from flmarket.broker.web.pages.rendering import Chart, Column, award_state, award_tone
+from flmarket.errors import FlmarketError
+from flmarket.ledger import MICROS, AwardState
+from flmarket.market.owner import LEAST_EPSILON
+from flmarket.report.formatting import count, epsilon, money, percent, significant
+from flmarket.trust import AT_BROKER, TrustWords, certainty, market_words, meaning_of, sure
+
+__all__ = ["router"]
+
+# --- bid helper -------------------------------------------------------------------------------------------------------
+
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+KINDS = (
+    ("linear", "in step with ε"),
+    ("quadratic", "slowly at first, then fast"),
+    ("sqrt", "fast at first, then slowly"),
+    ("exponential", "ever faster"),
+    ("step", "one price for any ε"),
+)
+_DEFAULTS = {"task": "", "epsilon": "0.5", "kind": "linear", "rate": "1", "records": ""}
+_FIELDS = {
+    "privacy_budget": "epsilon", "valuation.kind": "kind", "valuation.rate": "rate", "valuation": "rate",
+    "data_size": "records",
+}  # fmt: skip
+_TYPICAL_RECORDS = 10
+_RATES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
+_PROFILES = 200
+
+
+@dataclass(frozen=True)
+class Odds:
+    """How sure somebody can be at worst, from everything released up to then."""
+
+    label: str
+    share: float
+
+    @property
+    def bar(self) -> list[tuple[float, str]]:
+        """What a coin toss knows, and what is learnt on top of it."""
+        return [(0.5, "slate"), (self.share - 0.5, "rust")]
+
+    @property
+    def text(self) -> str:
+        """The share, which is never quite 1."""
+        return "> 99.9 %" if self.share > 0.9995 else percent(self.share)
+
+
+@dataclass(frozen=True)
+class Help:
+    """The helper's half of the page."""
+
+    problem: str = ""
+    epsilon: str = ""
+    meaning: str | Markup = ""
+    odds: tuple[Odds, ...] = ()
+    trust: TrustWords | None = None
+    earns: str | Markup = ""
+    chart: Chart | None = None
+    basis: str = ""
+
+
+@router.get("/owner/bid")
+def ask(visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
+    """The form, filled in with the standing bid if there is one."""
+    found = offers.list_offers(visitor.broker, visitor.party).items
+    chosen = next((offer for offer in found if offer.task_id == task), found[0] if found else None)
+    values = dict(_DEFAULTS)
+    if chosen is not None:
+        values["task"] = chosen.task_id
+        if chosen.bid is not None and chosen.bid.active and chosen.bid.rate is not None:
+            bid = chosen.bid
+            values |= {
+                "epsilon": f"{bid.privacy_budget:g}",
+                "kind": bid.kind,
+                "rate": f"{bid.rate:g}",
+                "records": "" if bid.data_size == chosen.records else f"{bid.data_size}",
+            }
+    return _form(visitor, found, values, {}, placed=placed)
+
+
+@router.get("/owner/bid/help")
+async def explain(request: Request, visitor: Owner) -> HTMLResponse:
+    """The helper for what is typed so far."""
+    typed = dict(request.query_params)
+
+    def work() -> HTMLResponse:
+        return fragment(visitor, "_bid_help.html.j2", help=_help(visitor.broker, visitor.party, typed))
+
+    return await get_gate(request).heavy.run(visitor.party.id, work)
+
+
+@router.post("/owner/bid")
+def place(visitor: OwnerWrites, form: Form) -> Response:
+    """Place the bid, or replace the one that stands."""
+    reader = Reader(form)
+    request, task = _bid(reader), reader.text("task")
+    if request is not None:
+        try:
+            offers.place_bid(visitor.broker, visitor.party, task, request)
+            return RedirectResponse(f"/owner/bid?task={task}&placed=true", 303)
+        except FlmarketError as error:
+            reader.errors["_"] = sentence(error)
+    found = offers.list_offers(visitor.broker, visitor.party).items
+    return _form(visitor, found, {name: reader.text(name) for name in _DEFAULTS}, reader.errors)
+
+
+@router.post("/owner/bid/{task_id}/withdraw")
+def withdraw(task_id: str, visitor: OwnerWrites) -> Response:
+    """Stay out of later rounds."""
+    offers.withdraw_bid(visitor.broker, visitor.party, task_id)
+    return RedirectResponse("/owner", 303)
+
+
+def _form(
+    visitor: Visitor,
+    found: tuple[OfferView, ...],
+    values: dict[str, str],
+    errors: dict[str, str],
+    *,
+    placed: bool = False,
+) -> HTMLResponse:
+    return page(
+        visitor,
+        "bid.html.j2",
+        title="Bid helper",
+        status=422 if errors else 200,
+        form=values,
+        errors=errors,
+        placed=placed,
+        offers=found,
+        kinds=KINDS,
+    )
+
+
+def _bid(reader: Reader) -> BidRequest | None:
+    values: dict[str, Any] = {
+        "valuation": {"kind": reader.text("kind"), "rate": reader.number("rate")},
+        "privacy_budget": reader.number("epsilon"),
+    }
+    if reader.text("records"):
+        values["data_size"] = reader.whole("records")
+    return reader.build(BidRequest, values, _FIELDS)
+
+
+def _help(broker: Broker, party: Party, values: dict[str, str]) -> Help:
+    reader = Reader(values)
+    bid = _bid(reader)
+    if bid is None:
+        return Help(problem=next(iter(reader.errors.values()), "Fill in the form."))
+    found = offers.list_offers(broker, party).items
+    offer = next((one for one in found if one.task_id == values.get("task")), None)
+    rounds = 1 if offer is None else max(1, offer.rounds - offer.rounds_done)
+    auction = "posted" if offer is None else offer.auction
+    records = bid.data_size or (offer.records if offer is not None and offer.records else _TYPICAL_RECORDS)
+    bid = bid.model_copy(update={"data_size": records})
+    views = {
+        scale: explore.bid_help(
+            broker,
+            party,
+            BidHelpRequest(bid=_scaled(bid, scale), rounds=rounds, auction=auction, profiles=_PROFILES),
+        )
+        for scale in _RATES
+    }
+    mine = views[1.0]
+    cost = offers.as_profile(bid.valuation, bid.privacy_budget, records).full_cost[0]
+    return Help(
+        epsilon=f"{bid.privacy_budget:g}",
+        meaning=_meaning(mine, bid.privacy_budget),
+        odds=_odds(mine, bid.privacy_budget),
+        trust=AT_BROKER,  # owners' own nodes bid in other tasks
+        earns=_earns(mine, records, float(cost), bid.privacy_budget),
+        chart=_chart(views, bid),
+        basis=(
+            f"{mine.profiles} simulated rounds of {auction} among owners drawn like those of the paper (population "
+            f"{mine.population}), with half of all their costs as the budget. The real rivals may differ."
+        ),
+    )
+
+
+def _scaled(bid: BidRequest, scale: float) -> BidRequest:
+    assert bid.valuation.rate is not None
+    valuation = bid.valuation.model_copy(update={"rate": bid.valuation.rate * scale})
+    return bid.model_copy(update={"valuation": valuation})
+
+
+def _meaning(view: BidHelpView, limit: float) -> Markup:
+    total, spent = view.epsilon.epsilon, view.spent_epsilon_total
+    before = Markup("You have given up ε = {} in total so far. ").format(epsilon(spent)) if spent else Markup("")
+    return before + Markup(
+        "With this bid it comes to at most <strong>ε = {} in total</strong>. Whatever somebody suspects about your "
+        "data, seeing all of it multiplies her odds by at most {}: a guess that was a coin toss can then be right "
+        "<strong>{}</strong> of the time, at worst. One more round at ε = {} alone multiplies odds by at most {}."
+    ).format(
+        epsilon(total), significant(view.epsilon.odds_factor), sure(total), epsilon(limit), significant(math.exp(limit))
+    )
+
+
+def _odds(view: BidHelpView, limit: float) -> tuple[Odds, ...]:
+    """From the lifetime total: as it is, after one more round, and after all that are left or fit under the cap."""
+    spent, most = view.spent_epsilon_total, view.epsilon.epsilon
+    lines = [
+        Odds(f"Now, ε {epsilon(spent)} total" if spent else "Before you sell", certainty(spent)),
+        Odds("After one more round" if spent else "After one round", certainty(min(spent + limit, most))),
+    ]
+    if view.rounds > 1:
+        capped = ", your cap" if most >= spent + view.left_epsilon_total else ""
+        lines.append(Odds(f"After {count(view.rounds, 'round')}, ε {epsilon(most)} total{capped}", certainty(most)))
+    return tuple(lines)
+
+
+def _earns(view: BidHelpView, records: int, cost: float, limit: float) -> Markup:
+    asked = Markup("Selling ε = {} on {} is worth <strong>{}</strong> to you. ").format(
+        epsilon(limit), count(records, "record"), significant(cost)
+    )
+    if view.left_epsilon_total < LEAST_EPSILON:
+        return asked + Markup(
+            "Your cap is reached, at ε = {} in total: you can sell nothing, and <strong>nothing is paid</strong>, "
+            "whatever you bid."
+        ).format(epsilon(view.spent_epsilon_total))
+    if view.wins == 0:
+        return asked + Markup("At that price you would not have sold in a single round.")
+    advice = (
+        "This auction is truthful: your best bid is what it really costs you."
+        if view.truthful == "exact"
+        else "This auction does not promise that an honest bid is your best one."
+    )
+    each = Markup(
+        "You would sell in <strong>{}</strong> of rounds, ε {} each time, and be paid <strong>{}</strong> for what "
+        "costs you {}. "
+    ).format(
+        percent(view.wins), epsilon(view.mean_epsilon_if_won), money(view.mean_payment_micros_if_won),
+        money(view.mean_cost_micros_if_won),
+    )  # fmt: skip
+    together = Markup(
+        "Of the {} left, your cap (ε {} left in total) lets you be paid for <strong>{} at most</strong>; expect about "
+        "<strong>{}</strong> in all. "
+    ).format(
+        count(view.rounds, "round"), epsilon(view.left_epsilon_total), view.rounds_paid_most,
+        money(view.expected_payment_micros_total),
+    )  # fmt: skip
+    return asked + each + together + advice
+
+
+def _chart(views: dict[float, BidHelpView], bid: BidRequest) -> Chart:
+    assert bid.valuation.rate is not None
+    rate = bid.valuation.rate
+    return Chart(
+        title="Pay by valuation",
+        unit="currency units a round, mean over won and lost rounds",
+        x="rate",
+        columns=(Column("Rate"), Column("Mean pay a round", "pay", "teal", decimals=2)),
+        rows=[(rate * scale, view.mean_payment_micros / MICROS) for scale, view in views.items()],
+        reading=f"{money(views[1.0].mean_payment_micros)} at your rate",
+        options={"mark": f"{rate:g}", "floor": "0", "fill": ""},
+    )
+
+
+# --- what she sold ----------------------------------------------------------------------------------------------------
+
+
+_SHOWN = 100
+
+
+@router.get("/owner")
+def show(visitor: Owner) -> HTMLResponse:
+    """Everything that concerns one owner."""
+    return _page(visitor, {})
+
+
+@router.get("/owner/statement.csv")
+def download(visitor: Owner) -> Response:
+    """The whole statement as a table."""
+    text = statements.statement_csv(visitor.broker, visitor.party)
+    headers = {"Content-Disposition": 'attachment; filename="statement.csv"'}
+    return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+@router.post("/owner/cap")
+def set_cap(visitor: OwnerWrites, form: Form) -> Response:
+    """Change one's own lifetime cap."""
+    reader = Reader(form)
+    request = reader.build(CapRequest, {"cap_epsilon_total": reader.number("cap")}, {"cap_epsilon_total": "cap"})
+    if request is not None:
+        try:
+            statements.set_cap(visitor.broker, visitor.party, request.cap_epsilon_total)
+            return RedirectResponse("/owner", 303)
+        except FlmarketError as error:
+            reader.errors["cap"] = f"{error}"
+    return _page(visitor, reader.errors)
+
+
+def _page(visitor: Visitor, errors: dict[str, str]) -> HTMLResponse:
+    broker, party = visitor.broker, visitor.party
+    statement = statements.statement(broker, party)
+    newest = list(reversed(statement.releases))
+    return page(
+        visitor,
+        "owner.html.j2",
+        title="My data",
+        status=422 if errors else 200,
+        errors=errors,
+        statement=statement,
+        privacy=statement.privacy,
+        used=_share(statement.privacy),
+        outlook=_outlook(statement),
+        cap_means=meaning_of(statement.privacy.cap_epsilon_total),
+        spent_means=meaning_of(statement.privacy.spent_epsilon_total),
+        trust=market_words(on_owners_machines=bool(broker.settings.superlink)),
+        spent=_spent_chart(statement),
+        earnings=_earnings_chart(statement),
+        account=parties.account(broker, party),
+        offers=[(offer, _bid_text(offer)) for offer in offers.list_offers(broker, party).items],
+        releases=newest[:_SHOWN],
+        left_out=max(0, len(newest) - _SHOWN),
+        award_state=award_state,
+        award_tone=award_tone,
+    )
+
+
+def _share(privacy: PrivacyView) -> float:
+    return privacy.spent_epsilon_total / privacy.cap_epsilon_total if privacy.cap_epsilon_total > 0 else 1.0
+
+
+def _outlook(statement: StatementView) -> str:
+    """How long the cap lasts at the pace so far."""
+    sold = [one.epsilon for one in statement.releases if one.state == AwardState.POSTED]
+    left = statement.privacy.left_epsilon_total
+    if left <= 0:
+        return "Your cap is reached: nothing more is sold in your name, and nothing more is paid."
+    if not sold:
+        return "Nothing has been released in your name yet."
+    mean = sum(sold) / len(sold)
+    return (
+        f"A release cost you ε {epsilon(mean)} on average, so about {math.floor(left / mean):,} more fit under your "
+        f"cap. After that nothing more is sold in your name."
+    )
+
+
+def _delivered(statement: StatementView) -> list[ReleaseView]:
+    return [one for one in statement.releases if one.state == AwardState.POSTED]
+
+
+def _spent_chart(statement: StatementView) -> Chart:
+    cap = statement.privacy.cap_epsilon_total
+    known = _delivered(statement)
+    return Chart(
+        title="Privacy spent so far",
+        unit="ε total, release by release",
+        x="release",
+        columns=(
+            Column("Release"),
+            Column("ε spent, total", "ε total", "teal", decimals=2),
+            Column("Your cap", "cap", "rust", "dashed", decimals=2),
+        ),
+        rows=[(i + 1, one.epsilon_total, cap) for i, one in enumerate(known)],
+        reading=f"{epsilon(statement.privacy.spent_epsilon_total)} now",
+        options={"whole": "", "floor": "0", "fill": "", "end": ""},
+    )
+
+
+def _earnings_chart(statement: StatementView) -> Chart:
+    total, rows = 0, []
+    for i, one in enumerate(_delivered(statement)):
+        total += one.paid_micros
+        rows.append((i + 1, total / MICROS))
+    return Chart(
+        title="Earned so far",
+        unit="currency units, release by release",
+        x="release",
+        columns=(Column("Release"), Column("Earned, total", "earned", "blue", decimals=2)),
+        rows=rows,
+        reading=f"{money(statement.earned_micros)} now",
+        options={"whole": "", "floor": "0", "fill": "", "end": ""},
+    )
+
+
+def _bid_text(offer: OfferView) -> str:
+    bid = offer.bid
+    if bid is None or not bid.active:
+        return ""
+    value = bid.kind if bid.rate is None else f"{bid.kind}, rate {bid.rate:g}"
+    return f"ε ≤ {bid.privacy_budget:g} per round, {value}"

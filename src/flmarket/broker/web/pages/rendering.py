@@ -1,0 +1,207 @@
+"""Jinja2 for the pages: one environment, the filters that decide how numbers read, words, charts and the style sheet.
+
+Everything is escaped; templates mark nothing of a caller's as safe. Amounts are rounded down for reading
+(`report.formatting.money`), the exact ones are `ledger.format_micros`; every ε goes through `report.formatting.epsilon`
+and is labelled per round or total by the template that shows it. A chart is a table of numbers and how each of its
+columns is drawn: the browser draws the very table that readers can open below it, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+import jinja2
+
+from flmarket import __version__
+from flmarket.ledger import format_micros
+from flmarket.report.drawing import FONT_STACK
+from flmarket.report.formatting import epsilon, money, percent, rate, significant
+from flmarket.report.theme import DARK, LIGHT, css_variables
+
+__all__ = [
+    "AWARD",
+    "STATIC_PATH",
+    "Chart",
+    "Column",
+    "award_state",
+    "award_tone",
+    "environment",
+    "list_of",
+    "render",
+    "seconds",
+    "theme_css",
+    "theme_href",
+    "tone",
+]
+
+STATIC_PATH = "/static"
+
+
+def static(name: str) -> str:
+    """The address of a static file; its content is in it, so that it may be cached for ever."""
+    return f"{STATIC_PATH}/{name}?v={_digest(name)}"
+
+
+@cache
+def _digest(name: str) -> str:
+    content = resources.files("flmarket.broker.web").joinpath("static", *name.split("/")).read_bytes()
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+@cache
+def theme_css() -> str:
+    """The report's palette as custom properties: the system's scheme unless the reader chose one; paper is light."""
+    light, dark = css_variables(LIGHT), css_variables(DARK)
+    return (
+        f":root {{ color-scheme: light; --fonts: {FONT_STACK}; {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) "
+        f"{{ color-scheme: dark; {dark} }} }}\n"
+        f"@media screen {{ :root[data-theme=dark] {{ color-scheme: dark; {dark} }} }}\n"
+    )
+
+
+@cache
+def theme_href() -> str:
+    """Where the palette is served, with its content in the address."""
+    return f"/theme.css?v={hashlib.sha256(theme_css().encode()).hexdigest()[:12]}"
+
+
+def when(moment: str | None) -> str:
+    """An RFC 3339 time as 15 Nov 2026, 23:04 UTC."""
+    if moment is None:
+        return "–"
+    at = datetime.fromisoformat(moment).astimezone(UTC)
+    return f"{at.day} {at:%b %Y, %H:%M} UTC"
+
+
+def clock(moment: str | None) -> str:
+    """23:04:09, for a log."""
+    return "–" if moment is None else f"{datetime.fromisoformat(moment).astimezone(UTC):%H:%M:%S}"
+
+
+def decimals(value: float, places: int) -> str:
+    """A fixed number of decimals, with thousands apart."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:,.{int(places)}f}"
+
+
+def plain(value: float) -> str:
+    """A round number or a budget on an axis: no decimals where there are none."""
+    return f"{value:,.10g}"
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates inside the package, strict about what a page forgot to pass."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("flmarket.broker.web"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        money=money,
+        exact=format_micros,
+        epsilon=epsilon,
+        rate=rate,
+        percent=percent,
+        significant=significant,
+        thousands=lambda value: f"{value:,}",
+        decimals=decimals,
+        plain=plain,
+        when=when,
+        clock=clock,
+    )
+    made.globals.update(static=static, version=__version__, theme_css=theme_href)
+    return made
+
+
+def render(template: str, **context: Any) -> str:
+    """A page or a fragment of one."""
+    return environment().get_template(template).render(**context)
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+
+Draw = Literal["line", "dashed", "step", "bars"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `short` names it beside a value under the pointer."""
+
+    label: str
+    short: str = ""
+    colour: str = "blue"
+    draw: Draw = "line"
+    decimals: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """`x` names the first column under the pointer; `options` are the data attributes that app.js reads."""
+
+    title: str
+    unit: str
+    x: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[float | None]]
+    reading: str = ""
+    caption: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+_TONES = {
+    "queued": "warn",
+    "running": "live",
+    "finished": "good",
+    "cancelled": "idle",
+    "expired": "warn",
+    "failed": "bad",
+}
+AWARD = {
+    "posted": ("paid", "good"),
+    "voided": ("not delivered", "warn"),
+    "expired": ("too late", "warn"),
+    "pending": ("in escrow", "live"),
+}
+
+
+def tone(state: str) -> str:
+    """The colour of a task's state."""
+    return _TONES.get(state, "idle")
+
+
+def award_state(state: str) -> str:
+    """How an award ended."""
+    return AWARD.get(state, (state, ""))[0]
+
+
+def award_tone(state: str) -> str:
+    """Its colour."""
+    return AWARD.get(state, ("", "idle"))[1]
+
+
+def seconds(value: float) -> str:
+    """A span of time, roughly."""
+    for size, name in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if value >= size:
+            count = round(value / size)
+            return f"{count} {name}{'' if count == 1 else 's'}"
+    return f"{value:.0f} s"
+
+
+def list_of(names: tuple[str, ...] | list[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

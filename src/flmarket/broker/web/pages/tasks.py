@@ -1,0 +1,208 @@
+"""A buyer's tasks: the list, one task with its accuracy, bill and receipts, and the model to download."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from flmarket.broker.core import Party
+from flmarket.broker.errors import NotFound
+from flmarket.broker.office import market, parties, tasks
+from flmarket.broker.office.views import AwardView, BillView, RoundView, TaskView
+from flmarket.broker.requests import FLOWER
+from flmarket.broker.tables import ENDED, PLAYABLE
+from flmarket.broker.web.pages.context import Buyer, BuyerOrOperator, BuyerOrOperatorWrites, PageRoute, SignedIn, page
+from flmarket.broker.web.pages.rendering import Chart, Column, award_state, award_tone, tone
+from flmarket.ledger import MICROS, AwardState
+from flmarket.report.formatting import count, money, percent, rate, significant
+from flmarket.trust import task_words
+
+__all__ = ["accuracy_chart", "router"]
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+TaskId = Annotated[str, Path(max_length=60)]
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Card:
+    """A headline figure."""
+
+    label: str
+    value: str
+    note: str
+
+
+@router.get("/tasks")
+def list_tasks(visitor: BuyerOrOperator) -> HTMLResponse:
+    """One's own tasks, or all for the operator."""
+    found = tasks.list_tasks(visitor.broker, visitor.party, limit=_SHOWN)
+    money = parties.account(visitor.broker, visitor.party) if visitor.party.role == "buyer" else None
+    title = "My tasks" if visitor.party.role == "buyer" else "Tasks"
+    return page(visitor, "tasks.html.j2", title=title, tasks=found.items, more=found.next, tone=tone, account=money)
+
+
+@router.get("/tasks/{task_id}")
+def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
+    """One task."""
+    broker, party = visitor.broker, visitor.party
+    task = tasks.get_task(broker, party, task_id)
+    played = tasks.rounds(broker, party, task_id).items
+    bill = tasks.bill(broker, party, task_id)
+    settled = [one for one in played if one.closed_at]
+    return page(
+        visitor,
+        "task.html.j2",
+        title=task.name,
+        task=task,
+        order=task.request,
+        tone=tone(task.state),
+        running=task.state in PLAYABLE,
+        download=_may_download(party, task),
+        cards=_cards(task, settled),
+        accuracy=accuracy_chart(settled, task.baseline_accuracy),
+        spending=_spending_chart(settled, bill),
+        bill=bill,
+        rounds=list(reversed(settled)),
+        trust=task_words(task.request.engine),
+        owners=_owners(task, market.registered_places(broker, task_id)),
+    )
+
+
+@router.get("/tasks/{task_id}/rounds/{number}")
+def show_round(
+    task_id: TaskId,
+    number: Annotated[int, Path(ge=1, le=10**6)],
+    visitor: BuyerOrOperator,
+) -> HTMLResponse:
+    """One round: every award, how it ended, and its receipt. Rounds count from 1 on pages."""
+    task = tasks.get_task(visitor.broker, visitor.party, task_id)
+    detail = tasks.round_detail(visitor.broker, visitor.party, task_id, number - 1)
+    title = f"Round {number} of {task.rounds}"
+    return page(
+        visitor, "round.html.j2", title=title, task=task, number=number, round=detail.round, awards=detail.awards,
+        paid=_delivered(detail.awards), award_state=award_state, award_tone=award_tone,
+    )  # fmt: skip
+
+
+@router.get("/tasks/{task_id}/rounds/{number}/receipts.json")
+def download_receipts(
+    task_id: TaskId,
+    number: Annotated[int, Path(ge=1, le=10**6)],
+    visitor: SignedIn,
+    award: str = "",
+) -> Response:
+    """The receipts of a round, or of one award; owners get their own."""
+    found = tasks.receipts(visitor.broker, visitor.party, task_id, number - 1).items
+    documents = [one.document for one in found if not award or one.award_id == award]
+    if not documents:
+        raise NotFound("receipt", award or str(number))
+    content = documents[0] if award else documents
+    name = f"receipt-{task_id}-{number}.json" if award else f"receipts-{task_id}-{number}.json"
+    return _file(json.dumps(content, indent=1).encode(), "application/json", name)
+
+
+@router.get("/tasks/{task_id}/model.{suffix}")
+def download_model(task_id: TaskId, suffix: Literal["npz", "safetensors"], visitor: Buyer) -> Response:
+    """The trained model, for whoever paid for it."""
+    made = tasks.model(visitor.broker, visitor.party, task_id, format=suffix)
+    return _file(made.content, made.media_type, made.name)
+
+
+@router.post("/tasks/{task_id}/cancel")
+def cancel(task_id: TaskId, visitor: BuyerOrOperatorWrites) -> RedirectResponse:
+    """Stop after the round at hand."""
+    tasks.cancel_task(visitor.broker, visitor.party, task_id)
+    return RedirectResponse(f"/tasks/{task_id}", 303)
+
+
+def accuracy_chart(settled: list[RoundView], baseline: float) -> Chart:
+    """Accuracy by round, beside what a constant answer would reach."""
+    known = [(one.index + 1, one.accuracy) for one in settled if one.accuracy is not None]
+    last = known[-1][1] if known else None
+    best = max(known, key=lambda pair: pair[1]) if known else None
+    caption = ""
+    if known and best is not None:
+        caption = (
+            f"Best {rate(best[1])} in round {best[0]}; always answering the larger class would give {rate(baseline)}."
+        )
+    return Chart(
+        title="Accuracy",
+        unit="share of test examples classified correctly",
+        x="round",
+        columns=(
+            Column("Round"),
+            Column("Accuracy", "accuracy"),
+            Column("Always the larger class", "larger class", "slate", "dashed"),
+        ),
+        rows=[(number, value, baseline) for number, value in known],
+        reading="" if last is None else f"{rate(last)} after round {known[-1][0]}",
+        caption=caption,
+        options={"whole": "", "end": "", "fill": ""},
+    )
+
+
+def _spending_chart(settled: list[RoundView], bill: BillView) -> Chart:
+    rows = [(one.index + 1, one.spent_micros / MICROS, one.budget_micros / MICROS) for one in settled]
+    budgets = sum(one.budget_micros for one in settled)
+    share = percent(bill.spent_micros / budgets) if budgets else "nothing"
+    return Chart(
+        title="Spending per round",
+        unit="currency units",
+        x="round",
+        columns=(
+            Column("Round"), Column("Paid", "paid", draw="bars", decimals=2),
+            Column("Budget", "budget", "ink", "step", decimals=2),
+        ),
+        rows=rows,
+        caption=f"{money(bill.spent_micros)} paid so far, {share} of what these rounds could have cost.",
+        options={"whole": "", "floor": "0"},
+    )  # fmt: skip
+
+
+def _cards(task: TaskView, settled: list[RoundView]) -> list[Card]:
+    wins, delivered = sum(one.winners for one in settled), sum(one.delivered for one in settled)
+    escrow = max(task.escrow_micros, 1)
+    bounds = sorted(one.error_bound for one in settled if one.error_bound is not None)
+    missed = f"; {wins - delivered} not delivered" if wins > delivered else ", all that were awarded"
+    return [
+        Card("Accuracy", rate(task.accuracy), f"{rate(task.baseline_accuracy)} by always answering the larger class"),
+        Card("Round", f"{task.rounds_done} of {task.rounds}", f"the task is {task.state}"),
+        Card("Paid to owners", money(task.spent_micros), f"{percent(task.spent_micros / escrow)} of the deposit"),
+        Card("Updates bought", f"{delivered:,}", f"in {count(len(settled), 'round')}{missed}"),
+        Card(
+            "Error bound",
+            significant(bounds[len(bounds) // 2]) if bounds else "–",
+            "median of the rounds, lower is better",
+        ),
+    ]
+
+
+def _owners(task: TaskView, registered: int) -> str:
+    """Who can sell, told as it is: a place that nobody registered has taken is a simulated owner, or empty."""
+    order = task.request
+    if order.engine == FLOWER:
+        return f"{count(registered, 'registered owner')} so far, {task_words(order.engine).place}"
+    places = order.data.owners
+    if not order.owners.simulated:
+        return f"{count(registered, 'registered owner')} so far, of {count(places, 'place')}"
+    if not registered:
+        return f"{places:,}, all simulated"
+    return f"{places:,}: {registered:,} registered, {places - registered:,} simulated"
+
+
+def _delivered(awards: tuple[AwardView, ...]) -> int:
+    return sum(one.price_micros for one in awards if one.state == AwardState.POSTED)
+
+
+def _may_download(party: Party, task: TaskView) -> bool:
+    return party.id == task.buyer_id and task.state in ENDED and task.rounds_done > 0
+
+
+def _file(content: bytes, media_type: str, name: str) -> Response:
+    return Response(content, media_type=media_type, headers={"Content-Disposition": f'attachment; filename="{name}"'})

@@ -1,0 +1,198 @@
+"""The worker's side of Flower tasks: a run is at work on each, is started again if it is gone, and its task is closed.
+
+A look at a task costs one transaction. Nothing is known beyond the database but the commands that this process has
+started; after a crash the next worker finds a run that is still going, or starts another. A run counts as gone when its
+process has ended, or has not renewed its tenancy, or did not begin in time. It is started again a few times as long as
+no round is settled, then the task fails: what was delivered is paid, the other awards are voided, the rest refunded.
+A SuperLink that does not answer fails nobody's task; it is asked again until the task's deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from flmarket.broker.core import Broker
+from flmarket.broker.office.operator import note
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import FlowerRun, RoundRow, TaskRow
+from flmarket.broker.work.endings import begin, ending
+from flmarket.broker.work.flower.closing import close_task, give_up
+from flmarket.broker.work.flower.files import RunFile, copy_app
+from flmarket.broker.work.flower.tenancy import ENDED, SUBMITTED, at_work, run_of
+from flmarket.broker.work.holders import Replaced
+
+__all__ = ["FlowerRuns"]
+
+log = logging.getLogger("flmarket.broker")
+
+_LOOK_MS, _TROUBLE_MS = 1_000, 10_000
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 5_000, 60_000
+_COMMAND_SECONDS, _PATIENCE = 120.0, 5.0
+
+
+@dataclass
+class _Command:
+    """`flwr run`, under way."""
+
+    attempt: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    begun: float
+
+
+class FlowerRuns:
+    """All Flower tasks of a worker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._starting: dict[str, _Command] = {}
+        self._stopping: list[subprocess.Popen[bytes]] = []
+        self._seen: dict[str, int] = {}
+
+    def look(self, task_id: str) -> None:
+        """See to one task, and say when to look again."""
+        try:
+            pause = self._look(task_id)
+        except Replaced:
+            raise
+        except Exception:  # e.g. the database is away; a run that is at work goes on meanwhile
+            log.exception("task %s: its Flower run could not be seen to", task_id)
+            pause = _TROUBLE_MS
+        with self.broker.database.write() as session:
+            session.get_one(TaskRow, task_id).next_at = now() + pause
+
+    def join(self) -> None:
+        """Wait a little for commands under way. They, and runs, go on without this process."""
+        for process in (*(command.process for command in self._starting.values()), *self._stopping):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE)
+
+    def _look(self, task_id: str) -> int:
+        self._stopping = [process for process in self._stopping if process.poll() is None]
+        if not self._started(task_id):
+            return _LOOK_MS
+        with self.broker.database.write() as session:
+            task, run = session.get_one(TaskRow, task_id), run_of(session, task_id)
+            begin(session, task)
+            if task.rounds_done > run.rounds_done:
+                run.rounds_done, run.tries = task.rounds_done, 0
+            self._count(session, task)
+            state = ending(session, task)
+            if at_work(run) or (run.state == SUBMITTED and state is None and now() < self._start_by(run)):
+                return _LOOK_MS
+            lost = run.tries >= self.broker.settings.flower_tries
+            if state is not None or lost:
+                run.attempt, run.state, run.holder = run.attempt + 1, ENDED, ""  # a run that comes late is not let in
+            wait = run.submitted_at + _pause_ms(run.tries) - now()
+        if state is not None or lost:
+            self._seen.pop(task_id, None)
+        if state is not None:
+            close_task(self.broker, task_id, state)
+        elif lost:
+            times = f"its Flower run ended {run.tries} times without settling a round"
+            give_up(self.broker, task_id, f"{times}: {run.error}" if run.error else times)
+        elif run.submitted_at and wait > 0:
+            return min(wait, _TROUBLE_MS)
+        elif not self.broker.settings.superlink:
+            log.warning("task %s needs a SuperLink, which this service was started without", task_id)
+            return _TROUBLE_MS
+        else:
+            self._start(task_id)
+        return _LOOK_MS
+
+    def _start_by(self, run: FlowerRun) -> int:
+        return run.submitted_at + int(1000 * self.broker.settings.flower_start_seconds)
+
+    def _start(self, task_id: str) -> None:
+        """Ask Flower for a run; the answer is looked at later."""
+        settings = self.broker.settings
+        with self.broker.database.write() as session:
+            run = run_of(session, task_id)
+            former, run.run_id = "" if run.state == ENDED else run.run_id, ""
+            run.attempt, run.tries, run.state, run.submitted_at = run.attempt + 1, run.tries + 1, SUBMITTED, now()
+            note(session, None, "flower.start", task_id, detail=f"attempt {run.attempt}")
+        path = RunFile.of(settings).save(task_id)
+        if former:  # gone already, but for one that hangs and would keep its folder's lock
+            self._stopping.append(_flwr(path.parent / "stop.log", "stop", former, settings.superlink))
+        config = {"broker": str(path), "task": task_id, "attempt": run.attempt}
+        overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        said = path.parent / f"run-{run.attempt}.log"
+        app = str(copy_app(path.parent))
+        process = _flwr(said, "run", app, settings.superlink, "--format", "json", "--run-config", overrides)
+        self._starting[task_id] = _Command(run.attempt, process, said, time.monotonic())
+
+    def _started(self, task_id: str) -> bool:
+        """Whether no command is under way for the task; one that has ended is looked at."""
+        command = self._starting.get(task_id)
+        if command is None:
+            return True
+        if command.process.poll() is None:
+            if time.monotonic() - command.begun < _COMMAND_SECONDS:
+                return False
+            command.process.kill()
+            command.process.wait()
+        del self._starting[task_id]
+        said = command.log.read_text(encoding="utf-8", errors="replace")
+        run_id = _run_id(said) if command.process.returncode == 0 else ""
+        if not run_id:
+            log.warning("task %s: Flower started no run, see %s", task_id, command.log)
+        with self.broker.database.write() as session:
+            run = run_of(session, task_id)
+            if run.attempt == command.attempt:
+                run.run_id = run_id
+                if not run_id and run.state == SUBMITTED:  # not the task's fault: it does not count
+                    run.state, run.tries = ENDED, run.tries - 1
+        return True
+
+    def _count(self, session: Session, task: TaskRow) -> None:
+        """Rounds that a run has settled since the last look, for the metrics."""
+        first = self._seen.setdefault(task.id, task.rounds_done)
+        if first < task.rounds_done:
+            settled = select(RoundRow).where(
+                RoundRow.task_id == task.id, RoundRow.index >= first, RoundRow.index < task.rounds_done
+            )
+            for row in session.scalars(settled):
+                self.broker.metrics.count_round(valid=row.state == "settled", paid_micros=row.spent_micros)
+            self._seen[task.id] = task.rounds_done
+
+
+def _pause_ms(tries: int) -> int:
+    """Between one start and the next."""
+    return min(_LONGEST_PAUSE_MS, _FIRST_PAUSE_MS << min(tries, 10))
+
+
+def _flwr(said: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """Flower's command of this installation, in the background, with its words in a file."""
+    from flmarket.engines.flower.play import QUIET
+
+    scripts = Path(sys.executable).parent
+    search = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
+    with said.open("wb") as output:
+        return subprocess.Popen(  # noqa: S603 - our own interpreter's script, arguments from this module
+            [str(scripts / "flwr"), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | QUIET | {"PATH": search},
+            start_new_session=True,
+        )
+
+
+def _run_id(said: str) -> str:
+    """The run that `flwr run --format json` says it has started; empty if it has not."""
+    try:
+        answer = json.loads(said[said.index("{") :])
+    except ValueError:
+        return ""
+    return str(answer.get("run-id") or "")

@@ -1,0 +1,110 @@
+"""Leases: which process works, one at a time, and proof that it still may.
+
+A lease is one row, locked while it is taken, so that of two processes one gets it. Taking it gives a token, a number
+that only grows; whoever writes under the lease checks in the same transaction that her token is the latest
+(`database.fenced`). So a process that was thought dead, and wakes up after another has taken over, writes nothing.
+A holder that stops renewing loses the lease when it runs out, or at once if its process is seen to be gone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import IntegrityError
+
+from flmarket.broker.database import Database, fenced
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import Lease
+from flmarket.errors import FlmarketError
+
+__all__ = ["Held", "Replaced", "may_run", "new_holder"]
+
+_LONGEST = 64
+
+
+class Replaced(FlmarketError):
+    """Another process has the work, or it has ended: this one must stop and write nothing."""
+
+
+class Held:
+    """A process's claim to the lease `name`; `token` is 0 while it has none."""
+
+    def __init__(self, database: Database, name: str, seconds: float) -> None:
+        self.database, self.name, self.seconds = database, name, seconds
+        self.holder, self.token = new_holder(), 0
+
+    def take(self) -> bool:
+        """Take the lease or renew it; False if another process has it."""
+        with self.database.read() as session:
+            known = session.get(Lease, self.name)
+        if known is not None and self._is_anothers(known):  # seen without a lock that would hold its holder up
+            self.token = 0
+            return False
+        try:
+            with fenced(None), self.database.write() as session:
+                lease = session.get(Lease, self.name, with_for_update=True)
+                if lease is None:
+                    lease = Lease(name=self.name, holder="", token=0, expires_at=0)
+                    session.add(lease)
+                    session.flush()
+                if self._is_anothers(lease):
+                    self.token = 0
+                    return False
+                if (lease.holder, lease.token) != (self.holder, self.token):
+                    lease.holder, lease.token = self.holder, lease.token + 1
+                lease.expires_at, token = now() + int(1000 * self.seconds), lease.token
+        except IntegrityError:  # another process has made the row this moment
+            self.token = 0
+            return False
+        self.token = token
+        return True
+
+    def _is_anothers(self, lease: Lease) -> bool:
+        return lease.holder != self.holder and lease.expires_at > now() and may_run(lease.holder)
+
+    def check(self, connection: Connection) -> None:
+        """Replaced unless the lease is still this process's; it stays so until the transaction ends."""
+        found = connection.scalar(select(Lease.token).where(Lease.name == self.name).with_for_update(read=True))
+        if not self.token or found != self.token:
+            raise Replaced(f"another process has taken over the lease {self.name}")
+
+    def give_back(self) -> None:
+        """Let the next process have it at once."""
+        with fenced(None), self.database.write() as session:
+            lease = session.get(Lease, self.name, with_for_update=True)
+            if lease is not None and (lease.holder, lease.token) == (self.holder, self.token):
+                lease.holder, lease.expires_at = "", 0
+        self.token = 0
+
+
+def new_holder() -> str:
+    """A name for this process that no other has."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"[-_LONGEST:]
+
+
+def may_run(holder: str) -> bool:
+    """Whether the holder's process may still run; only known for processes of this machine."""
+    host, _, rest = holder.partition(":")
+    if host != socket.gethostname():
+        return True
+    try:
+        pid = int(rest.partition(":")[0])
+        os.kill(pid, 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        pass
+    return not _is_dead(pid)
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether the process has ended and only its parent has not noticed; False where there is no /proc."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in ("Z", "X")

@@ -1,0 +1,166 @@
+"""What a round leaves in the broker's tables at each of its steps, for whichever engine plays it.
+
+Every function works in a transaction of the caller's, and writes what pages, bills, statements and the live stream
+read. The ledger is the authority on money; these rows follow it. Repeating a step changes no row for the worse: a round
+that is settled stays so, and an event that is said twice is read as the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy.orm import Session, undefer
+
+from flmarket.broker.books import slot_account
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import Event, Release, RoundRow, TaskRow, vector_bytes
+from flmarket.ledger import Award, AwardState
+from flmarket.market import RoundRecord, award_id
+
+__all__ = ["AWARDED", "Winner", "add_event", "award_round", "open_round", "settle_round", "take_bids", "void_round"]
+
+AWARDED = "awarded"
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Winner:
+    """An award as the live view shows it."""
+
+    slot: int
+    epsilon: float
+    price_micros: int
+
+
+def open_round(session: Session, task_id: str, index: int) -> None:
+    """Bids are asked for."""
+    if session.get(RoundRow, (task_id, index)) is None:
+        session.add(RoundRow(task_id=task_id, index=index, state="open", opened_at=now()))
+        add_event(session, task_id, index, "open", {})
+
+
+def take_bids(session: Session, task_id: str, index: int, document: dict[str, Any], budget_micros: int) -> None:
+    """Bids are in; `document` says whose (`bidders`), and whatever the engine needs to go on."""
+    row, bids = session.get_one(RoundRow, (task_id, index)), len(document["bidders"])
+    row.opened, row.state, row.bids, row.budget_micros = document, "bids", bids, budget_micros
+    add_event(session, task_id, index, "bids", {"bids": bids, "budget_micros": budget_micros})
+
+
+def award_round(session: Session, task_id: str, index: int, winners: Sequence[Winner]) -> None:
+    """Prices are in escrow."""
+    row = session.get_one(RoundRow, (task_id, index))
+    row.state, row.winners = AWARDED, len(winners)
+    held, shown = sum(one.price_micros for one in winners), [asdict(one) for one in winners[:_SHOWN]]
+    add_event(session, task_id, index, "awards", {"awards": len(winners), "held_micros": held, "winners": shown})
+
+
+def settle_round(
+    session: Session,
+    task_id: str,
+    record: RoundRecord,
+    *,
+    parties: Mapping[int, str],
+    parameters: NDArray[np.float64] | None,
+    checkpoint: bytes | None = None,
+    pause_ms: int = 0,
+) -> bool:
+    """Awards are resolved and the model has moved; False, and nothing changed, if that was written before.
+
+    `parameters` is the buyer's model now; None leaves the one that is there.
+    """
+    index, at = record.index, now()
+    task = session.get_one(TaskRow, task_id, with_for_update=True)
+    if task.rounds_done > index:
+        return False
+    row = session.get_one(RoundRow, (task_id, index))
+    bound = record.error_bound if np.isfinite(record.error_bound) else None
+    row.state, row.closed_at = ("settled" if record.valid else "empty"), at
+    row.delivered, row.spent_micros, row.error_bound = int(record.delivered.sum()), record.spent_micros, bound
+    row.accuracy, row.loss = record.metrics.get("accuracy"), record.metrics.get("loss")
+    row.balanced_accuracy = record.metrics.get("balanced_accuracy")
+    session.add_all(_releases(task_id, record, parties, at))
+    task.rounds_done, task.spent_micros = index + 1, task.spent_micros + record.spent_micros
+    task.checkpoint, task.next_at = checkpoint, at + pause_ms
+    if parameters is not None:
+        task.parameters, task.accuracy, task.error_bound = vector_bytes(parameters), row.accuracy, bound
+    add_event(
+        session,
+        task_id,
+        index,
+        "settled",
+        {
+            "delivered": row.delivered,
+            "winners": row.winners,
+            "spent_micros": record.spent_micros,
+            "accuracy": row.accuracy,
+            "error_bound": bound,
+            "rounds_done": index + 1,
+            "rounds": task.rounds,
+        },
+    )
+    return True
+
+
+def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> None:
+    """The task ends in the middle of a round: its awards are booked as the ledger has them, and no model comes of it.
+
+    A round that nobody had bid in is forgotten. Whatever was paid is on the bill.
+    """
+    row, at = session.get(RoundRow, (task.id, task.rounds_done), options=[undefer(RoundRow.opened)]), now()
+    if row is None:
+        return
+    if row.opened is None:
+        session.delete(row)
+        return
+    records = dict(zip(row.opened["bidders"], row.opened["data_size"], strict=True))
+    posted = [award for award in awards.values() if award.state is AwardState.POSTED]
+    row.state, row.closed_at, row.winners = "void", at, len(awards)
+    row.delivered, row.spent_micros = len(posted), sum(award.price_micros for award in posted)
+    task.spent_micros += row.spent_micros
+    session.add_all(
+        Release(
+            task_id=task.id,
+            index=row.index,
+            slot=owner,
+            party_id=None if award.owner == slot_account(task.id, owner) else award.owner,
+            epsilon=award.epsilon,
+            records=float(records[owner]),
+            weight=0.0,
+            price_micros=award.price_micros,
+            state=award.state.value,
+            reason=award.reason,
+            award_id=award.id,
+            at=at,
+        )
+        for owner, award in awards.items()
+    )
+
+
+def add_event(session: Session, task_id: str, index: int, kind: str, data: dict[str, Any]) -> None:
+    """Tell those who watch."""
+    session.add(Event(task_id=task_id, kind=kind, data={"round": index, **data}, at=now()))
+
+
+def _releases(task_id: str, record: RoundRecord, parties: Mapping[int, str], at: int) -> list[Release]:
+    return [
+        Release(
+            task_id=task_id,
+            index=record.index,
+            slot=owner,
+            party_id=parties.get(owner),
+            epsilon=float(record.epsilon[k]),
+            records=float(record.data_size[k]),
+            weight=float(record.weights[k]),
+            price_micros=int(record.price_micros[k]),
+            state=str(state.value),
+            reason=record.reason[k],
+            award_id=award_id(task_id, record.index, owner),
+            at=at,
+        )
+        for k, (owner, state) in enumerate(zip(record.bidders.tolist(), record.state, strict=True))
+        if state is not None
+    ]

@@ -1,0 +1,216 @@
+"""The worker: takes tasks from the queue in the database and plays them, one round's step at a time.
+
+One process at a time holds the lease and works (`holders`); whatever it writes is refused once another has taken over.
+All tasks take turns, so a long one does not hold up the others. What a worker knows beyond the database is only the
+step that a round has reached; after a crash, or a fault of the database, that round is played again. Faults fail no
+task: they are tried again, ever more slowly. Flower tasks are played elsewhere: the worker sees to it that a run is at
+work on each (`flower.runs`). Audits and the reconciliation of the books run in threads beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+from sqlalchemy import select
+
+from flmarket.broker.core import Broker
+from flmarket.broker.database import fenced, is_transient
+from flmarket.broker.office.operator import WORKER
+from flmarket.broker.office.reconcile import StandingCheck
+from flmarket.broker.office.tasks import recover_posting
+from flmarket.broker.requests import FLOWER, order_of
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import PLAYABLE, TaskRow
+from flmarket.broker.work.audit_runs import AuditRuns
+from flmarket.broker.work.endings import INTERNAL, begin, end_task, ending
+from flmarket.broker.work.flower.runs import FlowerRuns
+from flmarket.broker.work.holders import Held, Replaced
+from flmarket.broker.work.rounds import NotEnoughBids, play_round
+from flmarket.errors import FlmarketError
+
+__all__ = ["Worker"]
+
+log = logging.getLogger("flmarket.broker")
+
+_STEPS = 5  # of a round, among which the task's seconds for a round are divided
+_FUNDING_MS = 10_000
+_WAIT_FOR_BIDS_MS = 500
+_FIRST_REST, _LONGEST_REST = 0.1, 30.0  # seconds after a fault
+
+
+class Worker:
+    """A thread that plays tasks, and others beside it; `step` does one turn and is all that tests need."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._rounds: dict[str, Iterator[str]] = {}
+        self._faults: dict[str, tuple[int, float]] = {}  # how often in a row, and until when the task rests
+        self._stop = threading.Event()
+        self._lease = Held(broker.database, WORKER, broker.settings.lease_seconds)
+        self._lease_until = 0.0
+        self._thread = threading.Thread(target=self._loop, name="flmarket-worker", daemon=True)
+        self._audits = AuditRuns(broker, self._stop, self._lease.check)
+        self._check = StandingCheck(broker, self._stop, self._lease.check)
+        self._flower = FlowerRuns(broker)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step at hand, give the lease back and end."""
+        self._stop.set()
+        self.broker.wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._audits.join()
+        self._check.join()
+        self._flower.join()
+        try:
+            self._lease.give_back()
+        except Exception:  # it runs out by itself
+            log.exception("the lease could not be given back")
+
+    def step(self) -> bool:
+        """One turn over all tasks that are due; whether anything was done."""
+        try:
+            if self._has_lease():
+                with fenced(self._lease.check):
+                    return self._turn()
+        except Replaced as replaced:
+            log.warning("%s", replaced)
+            self._lease_until = 0.0
+        self._rounds.clear()  # somebody else may have played on
+        self._faults.clear()
+        return False
+
+    def run_until_idle(self, seconds: float = 60.0) -> None:
+        """Play everything that is due; for tests and for seeding."""
+        until = time.monotonic() + seconds
+        while self.step() or self._faults:
+            if time.monotonic() > until:
+                raise TimeoutError("tasks are still due")
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            try:
+                busy = self.step()
+                if self._lease_until:
+                    self._audits.ensure_running()
+                    self._check.ensure_running()
+            except Exception:  # the database may be away for a while; the queue is not lost
+                log.exception("the worker's turn failed; it tries again")
+                self._rounds.clear()
+                busy = False
+            if not busy:
+                self.broker.wake.wait(self.broker.settings.worker_pause)
+                self.broker.wake.clear()
+
+    def _turn(self) -> bool:
+        with self.broker.database.read() as session:
+            stuck = select(TaskRow.id).where(TaskRow.state == "funding", TaskRow.created_at < now() - _FUNDING_MS)
+            query = select(TaskRow.id, TaskRow.spec).where(TaskRow.state.in_(PLAYABLE), TaskRow.next_at <= now())
+            postings = session.scalars(stuck).all()
+            due = [(row.id, row.spec.get("engine")) for row in session.execute(query.order_by(TaskRow.next_at))]
+        for task_id in postings:
+            try:
+                recover_posting(self.broker, task_id)
+            except Replaced:
+                raise
+            except Exception:  # it is still there in the next turn
+                log.exception("the posting of task %s could not be cleared up", task_id)
+        due = [(task_id, engine) for task_id, engine in due if self._is_rested(task_id)]
+        for task_id, engine in due:
+            if self._stop.is_set() or not self._has_lease():
+                break
+            if engine == FLOWER:
+                self._flower.look(task_id)
+            else:
+                self._advance(task_id)
+        return bool(due or postings)
+
+    def _advance(self, task_id: str) -> None:
+        """One step of a task's round, or all of them if nobody wants to watch; the task's end if it is time."""
+        try:
+            try:
+                self._play(task_id)
+            except Exception as error:
+                self._rounds.pop(task_id, None)
+                if isinstance(error, Replaced) or is_transient(error):
+                    raise
+                known = isinstance(error, FlmarketError)
+                log.warning("task %s failed: %s", task_id, error if known else "unexpectedly", exc_info=not known)
+                end_task(self.broker, task_id, "failed", str(error) if known else INTERNAL)
+            self._faults.pop(task_id, None)
+        except Replaced:
+            raise
+        except Exception as error:  # of the database, or of closing the task: it is still in the queue
+            faults = 1 + self._faults.get(task_id, (0, 0.0))[0]
+            rest = min(_LONGEST_REST, _FIRST_REST * 2 ** min(faults - 1, 20))
+            self._faults[task_id] = faults, time.monotonic() + rest
+            log.warning("task %s rests for %g s", task_id, rest, exc_info=None if is_transient(error) else error)
+
+    def _play(self, task_id: str) -> None:
+        broker = self.broker
+        if self._ended(task_id):
+            return
+        with broker.database.read() as session:
+            pause = int(1000 * order_of(session.get_one(TaskRow, task_id)).round_seconds / _STEPS)
+        playing = self._rounds.setdefault(task_id, play_round(broker, task_id))
+        try:
+            while self._step(playing):
+                if pause:
+                    _postpone(broker, task_id, pause)
+                    return
+        except NotEnoughBids:
+            del self._rounds[task_id]
+            _postpone(broker, task_id, max(_WAIT_FOR_BIDS_MS, pause))
+            return
+        del self._rounds[task_id]
+        self._ended(task_id)
+
+    def _ended(self, task_id: str) -> bool:
+        """Begin the task if it is new; end it if it is time."""
+        with self.broker.database.read() as session:
+            task = session.get_one(TaskRow, task_id)
+            state = ending(session, task)
+        if task.state == "queued":
+            with self.broker.database.write() as session:
+                begin(session, session.get_one(TaskRow, task_id, with_for_update=True))
+        if state is None:
+            return False
+        self._rounds.pop(task_id, None)
+        end_task(self.broker, task_id, state)
+        return True
+
+    def _step(self, playing: Iterator[str]) -> bool:
+        started = time.perf_counter()
+        more = next(playing, None) is not None
+        self.broker.metrics.round_seconds.observe(time.perf_counter() - started)
+        return more
+
+    def _is_rested(self, task_id: str) -> bool:
+        return self._faults.get(task_id, (0, 0.0))[1] <= time.monotonic()
+
+    def _has_lease(self) -> bool:
+        seconds = self.broker.settings.lease_seconds
+        if self._lease_until > time.monotonic() + seconds / 2:
+            return True
+        fresh, began = not self._lease_until, time.monotonic()
+        if not self._lease.take():
+            self._lease_until = 0.0
+            return False
+        self._lease_until = began + seconds
+        if fresh:
+            self._rounds.clear()
+            with fenced(self._lease.check):
+                self._audits.requeue()
+        return True
+
+
+def _postpone(broker: Broker, task_id: str, milliseconds: int) -> None:
+    with broker.database.write() as session:
+        session.get_one(TaskRow, task_id).next_at = now() + milliseconds
