@@ -149,12 +149,14 @@ def prepare(url: str) -> tuple[str, str, list[str]]:
         broker.books.ledger.register_cap(name, PureDp(100.0))
     order = TaskRequest.model_validate(
         {
-            "name": "a thousand owners",
-            "rounds": 1,
-            "bidders_per_round": OWNERS,
-            "budget_micros_per_round": 10**9,
+            "task": {
+                "name": "a thousand owners",
+                "rounds": 1,
+                "bidders_per_round": OWNERS,
+                "budget_per_round": 1000,
+            },
             "data": {"name": "digits", "owners": OWNERS, "partition": "equal"},
-            "owners": {"simulated": False, "minimum_bids": OWNERS},
+            "broker": {"simulated": False, "minimum_bids": OWNERS},
         }
     )
     task = tasks.post_task(broker, Party(buyer.id, "buyer", "buyer"), order)

@@ -121,7 +121,7 @@ def test_names_from_strangers_import_nothing(module):
             get("evil:Thing")
     for key in ("auction", "aggregation", "perturbation"):
         with pytest.raises(ValidationError, match="one of"):
-            TaskRequest(name="t", budget_micros_per_round=1, mechanism={key: "evil:Thing"})
+            TaskRequest(task={"budget_per_round": 1}, mechanism={key: "evil:Thing"})
     assert ExploreRequest
     assert "evil" not in sys.modules
 

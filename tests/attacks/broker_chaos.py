@@ -175,15 +175,21 @@ class People:
         rng = self.rng
         waits = rng.random() < 0.15  # for more owners than there are: until its deadline
         return {
-            "name": "chaos",
-            "rounds": rng.randint(1, 4),
-            "bidders_per_round": rng.randint(3, 10),
-            "budget_micros_per_round": rng.randint(1, 200) * 1_000_000,
-            "round_seconds": rng.choice((0, 0.1, 0.3, 0.8, 1.5)),
-            "deadline_seconds": 10 if waits or rng.random() < 0.3 else 3600,
             "seed": rng.randint(0, 2),
+            "task": {
+                "name": "chaos",
+                "rounds": rng.randint(1, 4),
+                "bidders_per_round": rng.randint(3, 10),
+                "budget_per_round": rng.randint(1, 200),
+            },
             "data": {"name": "breast-cancer", "owners": 12, "minimum": 5},
-            "owners": {"dropout": 0.1, "faulty": 0.1, "simulated": not waits, "minimum_bids": 12 if waits else 1},
+            "owners": {"dropout": 0.1, "faulty": 0.1},
+            "broker": {
+                "round_seconds": rng.choice((0, 0.1, 0.3, 0.8, 1.5)),
+                "deadline_seconds": 10 if waits or rng.random() < 0.3 else 3600,
+                "simulated": not waits,
+                "minimum_bids": 12 if waits else 1,
+            },
         }
 
     def post(self, http, buyer, key, order):

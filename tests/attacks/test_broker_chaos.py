@@ -46,7 +46,7 @@ def test_the_verdict_finds_what_is_planted(tmp_path):
     made = parties.create_party(broker, None, role="buyer", name="B")
     parties.deposit(broker, None, made.id, chaos.MONEY)
     buyer = parties.get_party(broker, made.id)
-    order = {"name": "x", "rounds": 2, "bidders_per_round": 8, "budget_micros_per_round": 10**8}
+    order = {"task": {"name": "x", "rounds": 2, "bidders_per_round": 8, "budget_per_round": 100}}
     order["data"] = {"name": "breast-cancer", "owners": 12, "minimum": 5}
     tasks.post_task(broker, buyer, TaskRequest.model_validate(order))
     Worker(broker).run_until_idle()

@@ -247,7 +247,7 @@ def test_a_key_belongs_to_one_order(market_anywhere):
     market = market_anywhere
     first = tasks.post_task(market.broker, market.buyer, market.order(), key="k")
     with pytest.raises(Conflict, match="another order"):
-        tasks.post_task(market.broker, market.buyer, market.order(budget_micros_per_round=MONEY), key="k")
+        tasks.post_task(market.broker, market.buyer, market.order(budget_per_round=MONEY / 10**6), key="k")
     with pytest.raises(Conflict, match="another order"):
         tasks.post_task(market.broker, market.buyer, market.order(rounds=2), key="k")
     assert tasks.post_task(market.broker, market.buyer, market.order(), key="k").id == first.id
@@ -257,7 +257,7 @@ def test_a_key_belongs_to_one_order(market_anywhere):
 
 
 def test_a_key_is_free_again_after_a_refusal(market):
-    dear = market.order(budget_micros_per_round=MONEY)
+    dear = market.order(budget_per_round=MONEY / 10**6)
     with pytest.raises(Conflict, match="in escrow"):
         tasks.post_task(market.broker, market.buyer, dear, key="k")
     assert tasks.list_tasks(market.broker, market.buyer).items == ()
@@ -398,7 +398,7 @@ def test_connections_cut_by_the_server_fail_no_task(postgres, joined, order, che
 def test_a_cap_that_is_lowered_in_the_middle_voids_one_award(market_anywhere, monkeypatch, crash):
     """Between the last look at her cap and the payment; with a crash she raises it again before the round goes on."""
     market, original, calls = market_anywhere, SqlLedger.resolve_many, []
-    task_id = market.post(owners={}, budget_micros_per_round=2_000_000_000)
+    task_id = market.post(owners={}, budget_per_round=2000)
 
     def lower_first(self, ends):
         ends = list(ends)

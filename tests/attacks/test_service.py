@@ -217,7 +217,7 @@ def test_a_stream_ends_with_the_right_to_see_it(tmp_path, joined, order, end):
     with broker_at(tmp_path, stream_poll_seconds=0.02, run_worker=True) as broker:
         buyer, desk = joined(broker, "buyer"), joined(broker, "operator")
         (key,) = parties.list_keys(broker, buyer.party).items
-        task = tasks.post_task(broker, buyer.party, order(rounds=500, round_seconds=0.3, budget_micros_per_round=10**6))
+        task = tasks.post_task(broker, buyer.party, order(rounds=500, round_seconds=0.3, budget_per_round=1))
         with serving(create_app(broker=broker)) as address:
             cookies = _cookies(address, buyer.key)
             page = end == "signed out"

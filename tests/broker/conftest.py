@@ -18,6 +18,7 @@ from flmarket.broker.office import parties, statements
 from flmarket.broker.requests import BidRequest, TaskRequest, Valuation
 from flmarket.broker.settings import Settings
 from flmarket.broker.work.worker import Worker
+from flmarket.engines.config import BrokerSection, TaskSection
 
 # the ledger's tests have the PostgreSQL server; the same fixture serves here
 _spec = importlib.util.spec_from_file_location("ledger_conftest", Path(__file__).parents[1] / "ledger" / "conftest.py")
@@ -79,12 +80,24 @@ def joined():
 
 @pytest.fixture(scope="session")
 def order():
-    """A small task: order(rounds=3, …)."""
+    """A small task: order(rounds=3, …); keys of [task] and [broker] may be given without their section."""
 
     def make(**changes):
-        values = {"name": "test", "rounds": 3, "bidders_per_round": 8, "budget_micros_per_round": 100_000_000}
-        values["data"] = {"name": "breast-cancer", "owners": 12, "minimum": 5}
-        return TaskRequest.model_validate(values | changes)
+        values = {
+            "task": {"name": "test", "rounds": 3, "bidders_per_round": 8, "budget_per_round": 100.0},
+            "data": {"name": "breast-cancer", "owners": 12, "minimum": 5, "sigma": 0.5},
+            "owners": {"valuations": ["linear", "quadratic", "sqrt"]},
+            "training": {"average": True},
+            "broker": {},
+        }
+        for key, value in changes.items():
+            if key in TaskSection.model_fields:
+                values["task"][key] = value
+            elif key in BrokerSection.model_fields:
+                values["broker"][key] = value
+            else:
+                values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
+        return TaskRequest.model_validate(values)
 
     return make
 

@@ -71,7 +71,7 @@ def test_writes_can_be_repeated(http, small, joined, order):
     # after an error the key is free
     second = buyer.headers | {"Idempotency-Key": "two"}
     for _ in range(2):
-        poor = http.post(f"{API}/tasks", headers=second, json=body(order, budget_micros_per_round=10**14))
+        poor = http.post(f"{API}/tasks", headers=second, json=body(order, budget_per_round=10**8))
         assert poor.status_code == 409
     fine = http.post(f"{API}/tasks", headers=second, json=body(order))
     assert fine.status_code == 201

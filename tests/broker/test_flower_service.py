@@ -58,7 +58,7 @@ def test_service_and_run_are_killed_and_the_task_finishes(tmp_path, joined, orde
             node = re.search(r"SuperNode (\d+) registered", said)[1]
             parties.bind_node(broker, desk, owner.id, node_id=node, number=number)
         task_id = tasks.post_task(
-            broker, buyer, order(engine="flower", rounds=2, owners={"minimum_bids": 2}, bidders_per_round=2)
+            broker, buyer, order(engine="flower", rounds=2, minimum_bids=2, bidders_per_round=2)
         ).id
 
         def serve():

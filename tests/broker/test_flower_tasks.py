@@ -539,7 +539,7 @@ def test_one_run_at_a_time(stage):
 def test_a_tenancy_is_renewed_while_there_is_progress(stage):
     one = stage()
     one.look()
-    quick = replace(one.broker, settings=replace(one.settings, flower_lease_seconds=0.2))
+    quick = replace(one.broker, settings=one.settings.model_copy(update={"flower_lease_seconds": 0.2}))
     tenancy = Tenancy(quick, one.task_id, 1, patience=60.0)
     tenancy.take()
     with tenancy.renewing():
@@ -567,7 +567,7 @@ def test_a_superlink_that_does_not_answer_fails_nobody(stage):
 
 def test_a_round_waits_for_enough_bids(stage, monkeypatch):
     monkeypatch.setattr(server, "_WAIT_FOR_BIDS_SECONDS", 0.01)
-    one = stage(owners={"minimum_bids": OWNERS}, rounds=1)
+    one = stage(minimum_bids=OWNERS, rounds=1)
     asked = []
 
     def late(message):
@@ -577,7 +577,7 @@ def test_a_round_waits_for_enough_bids(stage, monkeypatch):
         return None
 
     one.grid.before[1] = late
-    one.settings = replace(one.settings, flower_bid_seconds=0.2)
+    one.settings = one.settings.model_copy(update={"flower_bid_seconds": 0.2})
     object.__setattr__(one.broker, "settings", one.settings)
     assert one.finish().state == "finished"
     assert len(asked) == 2

@@ -12,6 +12,7 @@ from flmarket.broker.core import Broker
 from flmarket.broker.database import _MIGRATIONS, Database
 from flmarket.broker.office import offers, tasks
 from flmarket.broker.office.reconcile import reconcile
+from flmarket.broker.requests import order_of
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import Base, PartyRow, TaskRow
 from flmarket.broker.work import rounds
@@ -107,4 +108,50 @@ def test_tasks_keep_the_auction_that_they_were_posted_with(url):
         kept = [session.get_one(TaskRow, f"t_{place}").spec["mechanism"] for place in range(3)]
     assert [one["auction"] for one in kept] == ["cleared-menu", "menu-lottery:flm22-niid", "posted"]
     assert all(one["clip"] == 1.0 for one in kept)
+    database.close()
+
+
+OLD_ORDER = {
+    "name": "triage",
+    "engine": "simulation",
+    "data": {"name": "digits", "owners": 9, "partition": "power-law", "sigma": 0.5, "minimum": 3, "concentration": 0.5},
+    "owners": {
+        "simulated": False, "open": True, "valuations": ["linear"], "rate": {"low": 0.5, "high": 1.5},
+        "privacy_budget": {"low": 0.5, "high": 2.0}, "privacy_cap_total": 12.0, "dropout": 0.25, "faulty": 0.0,
+        "minimum_bids": 2,
+    },
+    "mechanism": {"auction": "all-in", "aggregation": "opt-aggr", "perturbation": "recommended", "clip": 0.5},
+    "training": {
+        "learning_rate": 0.2, "local_steps": 2, "batch_size": None, "local_learning_rate": 0.3, "average": True,
+    },
+    "rounds": 7, "bidders_per_round": 5, "budget_micros_per_round": 290_001, "round_seconds": 1.5,
+    "deadline_seconds": 86400, "seed": 3,
+}  # fmt: skip
+
+
+def test_orders_of_the_fifth_version_are_read(url):
+    """Their keys were the broker's own; what they said stays, to the micro-unit, also when it is taken back."""
+    database = Database(url)
+    migrate(database, "0005")
+    with database.engine.begin() as connection:
+        connection.execute(text("INSERT INTO broker_parties VALUES ('p_1', 'buyer', 'Anna', 1, true, NULL, NULL)"))
+        rows = Table("broker_tasks", MetaData(), autoload_with=connection)
+        must = {c.name: "x" if isinstance(c.type, String) else 0 for c in rows.columns if not c.nullable}
+        must |= {"buyer_id": "p_1", "classes": [], "id": "t_1", "spec": OLD_ORDER, "features": 64, "dimension": 650}
+        connection.execute(rows.insert().values(must))
+    migrate(database, "head")
+    with database.read() as session:
+        row = session.get_one(TaskRow, "t_1")
+    order = order_of(row.spec)
+    assert order.model_dump(mode="json") == row.spec
+    assert (order.budget_micros, order.task.rounds, order.task.name, order.seed) == (290_001, 7, "triage", 3)
+    assert (order.task.learning_rate, order.training.local_learning_rate, order.training.average) == (0.2, 0.3, True)
+    assert (order.owners.rate, order.owners.privacy_cap, order.owners.dropout) == ((0.5, 1.5), 12.0, 0.25)
+    assert (order.broker.simulated, order.broker.minimum_bids, order.broker.round_seconds) == (False, 2, 1.5)
+    assert (order.mechanism.auction, order.model.name, order.data.sigma) == ("all-in", "softmax", 0.5)
+    assert (row.tensors, row.dtype) == ([["weights", [10, 64]], ["biases", [10]]], "float64")
+    migrate(database, "0005", command.downgrade)
+    with database.engine.begin() as connection:
+        rows = Table("broker_tasks", MetaData(), autoload_with=connection)
+        assert connection.execute(rows.select()).one().spec == OLD_ORDER
     database.close()

@@ -91,7 +91,7 @@ def test_the_broker_plays_what_the_simulation_plays(broker, joined, order, play)
 def test_no_money_no_task(broker, joined, order):
     buyer = joined(broker, "buyer").party
     with pytest.raises(Conflict, match="in escrow"):
-        tasks.post_task(broker, buyer, order(rounds=1000, budget_micros_per_round=10**14))
+        tasks.post_task(broker, buyer, order(rounds=1000, budget_per_round=10**8))
     assert tasks.list_tasks(broker, buyer).items == ()
     assert parties.account(broker, buyer).escrow_micros == 0
 
@@ -110,7 +110,7 @@ def test_orders_that_cannot_be_played_are_refused_before_money_moves(small, join
 def test_a_mechanism_that_overspends_fails_the_task_and_the_money_comes_back(broker, joined, order, play):
     buyer = joined(broker, "buyer").party
     before = parties.account(broker, buyer).balance_micros
-    bad = order(rounds=20, mechanism={"auction": "m2"}, budget_micros_per_round=60_000_000)
+    bad = order(rounds=20, mechanism={"auction": "m2"}, budget_per_round=60)
     task = tasks.post_task(broker, buyer, bad)
     play(broker)
     done = tasks.get_task(broker, buyer, task.id)
@@ -211,7 +211,7 @@ def test_a_cap_reached_between_bid_and_settlement_voids_her_award_and_no_other(s
 def test_a_task_for_registered_owners_waits_for_their_bids(broker, joined, order, cheap_bid, play):
     buyer = joined(broker, "buyer").party
     one, two = joined(broker, "owner").party, joined(broker, "owner").party
-    request = order(rounds=2, owners={"simulated": False, "minimum_bids": 2}, mechanism={"auction": "all-in"})
+    request = order(rounds=2, simulated=False, minimum_bids=2, mechanism={"auction": "all-in"})
     task = tasks.post_task(broker, buyer, request)
     offers.place_bid(broker, one, task.id, cheap_bid())
     play(broker)
@@ -239,7 +239,7 @@ def test_bids_are_checked(small, joined, order, cheap_bid):
     offers.place_bid(small, owner, task.id, cheap_bid())
     with pytest.raises(Conflict, match="taken"):
         offers.place_bid(small, joined(small, "owner").party, task.id, cheap_bid())
-    closed = tasks.post_task(small, buyer, order(owners={"open": False}))
+    closed = tasks.post_task(small, buyer, order(open=False))
     with pytest.raises(NotFound):
         offers.place_bid(small, owner, closed.id, cheap_bid())
 
@@ -316,7 +316,7 @@ def test_the_explorer_uses_the_mechanisms_own_model(small, joined, order):
     assert bounds == sorted(bounds, reverse=True)  # more money, less error
     assert all(point.spent_micros <= point.budget_micros for point in found.points)
     # all twelve owners bid in every round, so the explorer's figure is what the task's first round reports
-    task = tasks.post_task(small, buyer, order(rounds=1, bidders_per_round=12, budget_micros_per_round=200_000_000))
+    task = tasks.post_task(small, buyer, order(rounds=1, bidders_per_round=12, budget_per_round=200))
     Worker(small).run_until_idle()
     played = tasks.rounds(small, buyer, task.id).items[0]
     assert played.error_bound == pytest.approx(found.points[1].error_bound)

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
 
 from flmarket import __version__
 from flmarket.broker.core import Broker
@@ -16,6 +17,7 @@ from flmarket.broker.web import api, health, pages, problems, streams
 from flmarket.broker.web.auth import Gate
 from flmarket.broker.web.middleware import BodyLimit, Observe, SecureHeaders
 from flmarket.broker.work.worker import Worker
+from flmarket.client import wire
 
 __all__ = ["create_app"]
 
@@ -25,6 +27,21 @@ _ABOUT = (
     "Money is in whole micro-units. Every ε is per round unless it says total. Send `Idempotency-Key` with writes: "
     "the same key brings the same answer and nothing happens twice."
 )
+
+
+class _Service(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """The API's description, with the problem document among its schemas."""
+        if self.openapi_schema is None:
+            made = get_openapi(title=self.title, version=self.version, description=self.description, routes=self.routes)
+            schemas = made["components"]["schemas"]
+            schemas.pop("HTTPValidationError", None)
+            schemas.pop("ValidationError", None)
+            problem = TypeAdapter(wire.Problem).json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(problem.pop("$defs", {}))
+            schemas["Problem"] = problem
+            self.openapi_schema = made
+        return self.openapi_schema
 
 
 def create_app(settings: Settings | None = None, *, broker: Broker | None = None) -> FastAPI:
@@ -45,7 +62,7 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
         if given is None:
             broker.close()
 
-    app = FastAPI(
+    app = _Service(
         title="flmarket broker",
         version=__version__,
         description=_ABOUT,
@@ -71,19 +88,4 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
     app.add_middleware(BodyLimit, most=broker.settings.max_body_bytes)
     app.add_middleware(SecureHeaders)
     app.add_middleware(Observe, metrics=broker.metrics)
-    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     return app
-
-
-def _describe(app: FastAPI) -> dict[str, Any]:
-    """The API's description, with the problem document among its schemas."""
-    if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schemas = made["components"]["schemas"]
-        schemas.pop("HTTPValidationError", None)
-        schemas.pop("ValidationError", None)
-        problem = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas.update(problem.pop("$defs", {}))
-        schemas["Problem"] = problem
-        app.openapi_schema = made
-    return app.openapi_schema

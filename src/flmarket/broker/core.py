@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -19,11 +19,9 @@ from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
 from flmarket.broker.settings import Settings
 from flmarket.broker.simulations import Simulations
-from flmarket.broker.tables import Secret
+from flmarket.broker.tables import Role, Secret
 
 __all__ = ["Broker", "Metrics", "Party", "Recent", "Role", "Secrets", "require"]
-
-Role = Literal["buyer", "owner", "operator"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Broker:
             database,
             Books.open(settings.database_url),
             _secrets(database),
-            Simulations(settings.data_dir, settings.data_sets),
+            Simulations(settings),
             Metrics(),
         )
 

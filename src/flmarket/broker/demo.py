@@ -65,7 +65,8 @@ def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty,
     worker.stop()  # gives the queue to the service
 
     live = {"round_seconds": round_seconds}
-    triage = _post(broker, meridian, "Biopsy triage, autumn", rounds=150, budget=300, seed=1, **live)
+    registered_only = {"simulated": False, "minimum_bids": 2}
+    triage = _post(broker, meridian, "Biopsy triage, autumn", rounds=150, budget=300, seed=1, broker=live)
     forms = _post(
         broker,
         harbour,
@@ -75,8 +76,8 @@ def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty,
         seed=2,
         data={"name": "digits", "owners": 60, "sigma": 0.5, "minimum": 5},
         owners={"dropout": 0.2, "faulty": 0.05},
-        bidders_per_round=30,
-        **live,
+        bidders=30,
+        broker=live,
     )
     _post(
         broker,
@@ -85,11 +86,18 @@ def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty,
         rounds=60,
         budget=80,
         seed=3,
-        owners={"simulated": False, "minimum_bids": 2},
         mechanism={"auction": "all-in-capped"},
-        **live,
+        broker=registered_only | live,
     )
-    stopped = _post(broker, harbour, "Postcode reader", rounds=40, budget=250, seed=4, data={"name": "digits"})
+    stopped = _post(
+        broker,
+        harbour,
+        "Postcode reader",
+        rounds=40,
+        budget=250,
+        seed=4,
+        data={"name": "digits", "owners": 40, "sigma": 0.5},
+    )
     tasks.cancel_task(broker, harbour, stopped)
     for owner, kind, rate, epsilon in ((anna, "linear", 0.4, 0.2), (lakeside, "quadratic", 0.7, 0.15)):
         _bid(broker, owner, triage, kind, rate, epsilon)
@@ -110,11 +118,12 @@ def _join(broker: Broker, role: Any, name: str) -> DemoParty:
     return DemoParty(Party(view.id, role, name), key, sessions.link_path(token))
 
 
-def _post(broker: Broker, buyer: Party, name: str, *, rounds: int, budget: int, **more: Any) -> str:
-    request = TaskRequest.model_validate(
-        {"name": name, "rounds": rounds, "budget_micros_per_round": budget * MICROS, **more}
-    )
-    return tasks.post_task(broker, buyer, request).id
+def _post(
+    market: Broker, buyer: Party, name: str, *, rounds: int, budget: float, bidders: int = 20, **more: Any
+) -> str:
+    task = {"name": name, "rounds": rounds, "bidders_per_round": bidders, "budget_per_round": budget}
+    usual = {"data": {"owners": 40, "sigma": 0.5}, "training": {"average": True}}
+    return tasks.post_task(market, buyer, TaskRequest.model_validate({"task": task, **usual, **more})).id
 
 
 def _bid(broker: Broker, owner: Party, task_id: str, kind: Any, rate: float, epsilon: float) -> None:

@@ -1,6 +1,9 @@
 """What callers may send: strict types, bounded sizes, nothing unknown. The API and the pages' forms use the same.
 
-Money is in whole micro-units (a millionth of the currency unit). Every ε is per round unless its name says total.
+A task is a market file: the same sections with the same keys and defaults (`engines.config`), within limits. As there,
+`task.budget_per_round` is in currency units; it must be a whole number of micro-units (a millionth of a unit), in which
+all other money is counted here. Every ε is per round unless its name says total. Nothing that a caller names is opened
+or imported: no files, no `package.module:Name`; data sets and models are those that the operator offers.
 
 A task is played on one of two engines, one round at a time, with the same rows, the same ledger and the same endings.
 The simulation is played by the worker, in this process (`work.rounds`). A Flower task is played by a run on a
@@ -10,25 +13,50 @@ SuperLink such an order is refused rather than half served.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from decimal import Decimal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from annotated_types import Le, MaxLen, MinLen
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+    create_model,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
 from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import TaskRow
-from flmarket.engines.config import RECOMMENDED, MarketConfig
+from flmarket.engines.config import (
+    RECOMMENDED,
+    BrokerSection,
+    DataSection,
+    MarketConfig,
+    MechanismSection,
+    ModelSection,
+    OwnersSection,
+    TaskSection,
+    TrainingSection,
+)
+from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.privacy import PureDp
 
 __all__ = [
     "DEFAULT_CAP_TOTAL",
     "FLOWER",
+    "PLAYED",
     "SIMULATION",
     "AuditRequest",
     "BidHelpRequest",
@@ -42,7 +70,7 @@ __all__ = [
     "SignInRequest",
     "TaskRequest",
     "Valuation",
-    "check_engine",
+    "check_playable",
     "engines",
     "order_of",
 ]
@@ -50,8 +78,9 @@ __all__ = [
 # Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
 DEFAULT_CAP_TOTAL = 3.0
 SIMULATION, FLOWER = "simulation", "flower"
+PLAYED = ("auction",)  # kinds of market that tasks can be
 MAX_MONEY = 10**15  # a billion currency units
-MAX_OWNERS, MAX_ROUNDS, MAX_POINTS = 2000, 1000, 32
+MAX_OWNERS, MAX_ROUNDS, MAX_POINTS, MAX_DIMENSION = 2000, 1000, 32, 10**9
 _DAY = 86_400
 
 
@@ -85,17 +114,11 @@ def pure_perturbations() -> tuple[str, ...]:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
-Money = Annotated[int, Field(ge=0, le=MAX_MONEY)]
 PositiveMoney = Annotated[int, Field(ge=1, le=MAX_MONEY)]
-Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Epsilon = Annotated[float, Field(ge=0.001, le=50, allow_inf_nan=False)]
 TotalEpsilon = Annotated[float, Field(ge=0.001, le=10_000, allow_inf_nan=False)]
-Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Family = Literal["linear", "quadratic", "sqrt", "exponential", "step"]
 AuctionName = Annotated[str, _Listed(auctions.names)]
-AggregationName = Annotated[str, _Listed(aggregation.names)]
-PerturbationName = Annotated[str, _Listed(pure_perturbations)]
 PopulationName = Annotated[str, _Listed(populations.names)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -106,112 +129,185 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Span(Request):
-    """A range to draw from."""
+@dataclass(frozen=True)
+class _Instead:
+    """Another type for a field, which must then be given."""
 
-    low: NonNegative
-    high: NonNegative
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.low > self.high:
-            raise ValueError("low is at most high")
-        return self
+    annotation: Any
 
 
-class DataNeed(Request):
-    """Which data the model learns, and how it lies with its owners."""
-
-    name: Annotated[str, Field(min_length=1, max_length=40)] = "breast-cancer"
-    owners: Annotated[int, Field(ge=1, le=MAX_OWNERS)] = 40
-    partition: Literal["power-law", "dirichlet", "equal"] = "power-law"
-    sigma: Annotated[float, Field(ge=0, le=10)] = 0.5
-    minimum: Annotated[int, Field(ge=1, le=10_000)] = 3
-    concentration: Annotated[float, Field(gt=0, le=1000)] = 0.5
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class OwnersNeed(Request):
-    """Who may sell. `simulated`: places that no registered owner took bid as drawn here; else they stay empty.
+class _Within:
+    """A section of the market file as a stranger may fill it in: strict types, the same defaults, and for some fields
+    further limits, by name. Whoever reads it finds the section itself."""
 
-    `privacy_cap_total` is what each simulated owner gives up at most: a setting of the simulation, no advice.
-    """
+    def __init__(self, check: Callable[[Any], Any] | None = None, /, **limits: Any) -> None:
+        self._check, self._limits = check, limits
 
-    simulated: bool = True
-    open: bool = True
-    valuations: Annotated[list[Family], Field(min_length=1, max_length=5)] = ["linear", "quadratic", "sqrt"]
-    rate: Span = Span(low=0.5, high=1.5)
-    privacy_budget: Span = Span(low=0.5, high=2.0)
-    privacy_cap_total: TotalEpsilon = 1000.0
-    dropout: Probability = 0.0
-    faulty: Probability = 0.0
-    minimum_bids: Annotated[int, Field(ge=1, le=MAX_OWNERS)] = 1
-
-
-class Mechanism(Request):
-    """Auction, aggregation and noise by name."""
-
-    auction: AuctionName = "posted"
-    aggregation: AggregationName = "opt-aggr"
-    perturbation: PerturbationName = RECOMMENDED
-    clip: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        fields: dict[str, Any] = {}
+        for name, field in source.model_fields.items():
+            limit = self._limits.get(name, ())
+            limits = limit if isinstance(limit, tuple) else (limit,)
+            if get_origin(field.annotation) is tuple:
+                limits = (Strict(False), *limits)  # JSON has lists
+            if isinstance(limit, _Instead):
+                fields[name] = limit.annotation, ...
+            elif limits:
+                fields[name] = _limited(field, limits), field.default
+        about = {"__doc__": source.__doc__, "__module__": __name__}
+        schema = handler.generate_schema(create_model(source.__name__, __base__=(source, _Strict), **about, **fields))
+        return schema if self._check is None else core_schema.no_info_after_validator_function(self._check, schema)
 
 
-class Training(Request):
-    """What owners compute, and whether the buyer gets the mean of the latter half of all models."""
+def _limited(field: FieldInfo, limits: tuple[Any, ...]) -> Any:
+    """A field's type with further limits, all of which None passes."""
+    annotation: Any = field.annotation
+    optional = get_origin(annotation) in (Union, UnionType) and NoneType in get_args(annotation)
+    if optional:
+        annotation = Union[tuple(one for one in get_args(annotation) if one is not NoneType)]  # noqa: UP007
+    for one in (*field.metadata, *limits):
+        annotation = Annotated[annotation, one]
+    return annotation | None if optional else annotation
 
-    learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.1
-    local_steps: Annotated[int, Field(ge=1, le=100)] = 1
-    batch_size: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    local_learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.1
-    average: bool = True
+
+def _absent(why: str) -> BeforeValidator:
+    """For keys that market files have and tasks may not."""
+
+    def refuse(value: Any) -> None:
+        raise ValueError(why)
+
+    return BeforeValidator(refuse, json_schema_input_type=None)
+
+
+def _whole_micros(amount: float) -> float:
+    micros = Decimal(repr(amount)) * MICROS
+    if micros != int(micros):
+        raise ValueError("an amount with at most six decimals")
+    return amount
+
+
+def _small_settings(section: ModelSection) -> ModelSection:
+    """A model's own settings may be anything: this bounds what they can cost."""
+    given = section.model_extra or {}
+    if reserved := given.keys() & {"features", "classes", "local", "shape", "threads"}:
+        raise ValueError(f"without {', '.join(sorted(reserved))}: that is not for the buyer to say")
+    values = [one for value in given.values() for one in (value if isinstance(value, list) else [value])]
+    texts = [one for one in values if isinstance(one, str) and len(one) <= 80]
+    numbers = [one for one in values if isinstance(one, int | float) and abs(one) <= 1024]  # not NaN
+    if not len(texts) + len(numbers) == len(values) <= 16:
+        raise ValueError("at most 16 settings: numbers up to 1024, short texts, or lists of them")
+    return section
+
+
+def _small_dimension(value: Any) -> Any:
+    if value != "model" and value > MAX_DIMENSION:
+        raise ValueError(f"at most {MAX_DIMENSION}")
+    return value
+
+
+def _small_range(span: tuple[float, float]) -> tuple[float, float]:
+    if span[1] > 1e6:
+        raise ValueError("at most 1000000")
+    return span
+
+
+def _section() -> Any:
+    return Field(default={}, validate_default=True)  # made like one that was sent
+
+
+Budget = Annotated[float, Field(gt=0, le=MAX_MONEY // MICROS), AfterValidator(_whole_micros)]
+_NO_FILES = _absent("a data set that the operator offers: files stay where they are")
 
 
 class TaskRequest(Request):
-    """A buyer's order. `rounds` × `budget_micros_per_round` is taken into escrow; what is not spent comes back."""
+    """A buyer's order: the sections of a market file. `rounds` × `budget_per_round` is taken into escrow; what is not
+    spent comes back."""
 
-    name: Name
-    engine: Literal["simulation", "flower"] = "simulation"
-    data: DataNeed = DataNeed()
-    owners: OwnersNeed = OwnersNeed()
-    mechanism: Mechanism = Mechanism()
-    training: Training = Training()
-    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 40
-    bidders_per_round: Annotated[int, Field(ge=1, le=MAX_OWNERS)] = 20
-    budget_micros_per_round: PositiveMoney
-    round_seconds: Annotated[float, Field(ge=0, le=_DAY)] = 0.0
-    deadline_seconds: Annotated[int, Field(ge=10, le=90 * _DAY)] = 7 * _DAY
+    kind: Literal["auction", "sampling", "reward", "joint"] = "auction"
     seed: Seed = 0
+    task: Annotated[
+        TaskSection,
+        _Within(
+            name=(MinLen(1), MaxLen(80), Field(pattern=r"^[^\x00-\x1f\x7f]*$")),
+            rounds=Le(MAX_ROUNDS),
+            bidders_per_round=Le(MAX_OWNERS),
+            budget_per_round=_Instead(Budget),
+            budget_factor=_absent("budget_per_round: a task's budget is set before bids are seen"),
+            learning_rate=Le(1000),
+        ),
+    ]
+    data: Annotated[
+        DataSection,
+        _Within(
+            name=(MinLen(1), MaxLen(120)),
+            train=_NO_FILES,
+            test=_NO_FILES,
+            label=_NO_FILES,
+            scaling=_NO_FILES,
+            owners=Le(MAX_OWNERS),
+            sigma=Le(10),
+            minimum=Le(10_000),
+            concentration=Le(1000),
+        ),
+    ] = _section()
+    owners: Annotated[
+        OwnersSection,
+        _Within(
+            valuations=(MinLen(1), MaxLen(5)),
+            rate=AfterValidator(_small_range),
+            privacy_budget=AfterValidator(_small_range),
+            bids=_absent("drawn bids, or those of registered owners: files stay where they are"),
+        ),
+    ] = _section()
+    mechanism: Annotated[
+        MechanismSection,
+        _Within(
+            auction=_Listed(auctions.names),
+            aggregation=_Listed(aggregation.names),
+            perturbation=_Listed(pure_perturbations),
+            clip=Le(1000),
+            bound_dimension=AfterValidator(_small_dimension),
+        ),
+    ] = _section()
+    model: Annotated[ModelSection, _Within(_small_settings, name=(MinLen(1), MaxLen(120)))] = _section()
+    training: Annotated[
+        TrainingSection,
+        _Within(local_steps=Le(100), local_epochs=Le(100), batch_size=Le(10_000), local_learning_rate=Le(1000)),
+    ] = _section()
+    broker: Annotated[
+        BrokerSection, _Within(minimum_bids=Le(MAX_OWNERS), round_seconds=Le(_DAY), deadline_seconds=Le(90 * _DAY))
+    ] = _section()
+
+    @property
+    def budget_micros(self) -> int:
+        """A round's budget."""
+        return round((self.task.budget_per_round or 0.0) * MICROS)
 
     @property
     def escrow_micros(self) -> int:
         """What the buyer sets aside."""
-        return self.rounds * self.budget_micros_per_round
+        return self.task.rounds * self.budget_micros
+
+    def with_budget(self, budget_micros: int) -> Self:
+        """The same order at another budget."""
+        task = self.task.model_copy(update={"budget_per_round": budget_micros / MICROS})
+        return self.model_copy(update={"task": task})
 
     def market(self, task_id: str) -> MarketConfig:
-        """The same order as the engine reads it."""
-        return MarketConfig.parse(
-            {
-                "seed": self.seed,
-                "task": {
-                    "name": task_id,
-                    "rounds": self.rounds,
-                    "bidders_per_round": self.bidders_per_round,
-                    "budget_per_round": self.budget_micros_per_round / MICROS,
-                    "learning_rate": self.training.learning_rate,
-                },
-                "data": self.data.model_dump(),
-                "owners": {
-                    "valuations": self.owners.valuations,
-                    "rate": [self.owners.rate.low, self.owners.rate.high],
-                    "privacy_budget": [self.owners.privacy_budget.low, self.owners.privacy_budget.high],
-                    "privacy_cap": self.owners.privacy_cap_total,
-                    "dropout": self.owners.dropout,
-                    "faulty": self.owners.faulty,
-                },
-                "mechanism": self.mechanism.model_dump(),
-                "training": self.training.model_dump(exclude={"learning_rate"}),
-            },
-            source="task",
+        """The market file of the same order."""
+        return MarketConfig(
+            seed=self.seed,
+            task=self.task.model_copy(update={"name": task_id}),
+            data=self.data,
+            owners=self.owners,
+            mechanism=self.mechanism,
+            model=self.model,
+            training=self.training,
+            broker=self.broker,
         )
 
 
@@ -316,13 +412,17 @@ def engines(settings: Settings) -> tuple[str, ...]:
     return (SIMULATION, FLOWER) if settings.superlink else (SIMULATION,)
 
 
-def check_engine(settings: Settings, name: str) -> None:
-    """Conflict unless this broker can run the engine."""
-    offered = engines(settings)
-    if name not in offered:
-        raise Conflict(f"this broker does not run {name} tasks; it runs {', '.join(offered)}")
+def check_playable(settings: Settings, order: TaskRequest) -> None:
+    """A typed error unless this broker can play the order's kind of market on its engine."""
+    if order.kind not in PLAYED:
+        raise InvalidInput("kind", order.kind, f"one of {', '.join(PLAYED)}, the kinds of market that are played here")
+    engine, offered = order.broker.engine, engines(settings)
+    if engine not in offered:
+        raise Conflict(f"this broker does not run {engine} tasks; it runs {', '.join(offered)}")
+    if engine == FLOWER and not order.broker.open:
+        raise InvalidInput("broker.open", False, "true in a Flower task: its owners are registered ones")
 
 
-def order_of(row: TaskRow) -> TaskRequest:
-    """The order that a task was posted with."""
-    return TaskRequest.model_validate_json(json.dumps(row.spec))
+def order_of(spec: Mapping[str, Any]) -> TaskRequest:
+    """The order that a task was posted with, from its row or its view."""
+    return TaskRequest.model_validate(spec)

@@ -1,56 +1,150 @@
-"""What an operator can set, in one frozen value; every limit of the service is here."""
+"""What an operator can set, in one frozen value; every limit of the service is here.
+
+A setting comes from the first of these that names it: an option of `flmarket serve` (in Python: an argument), the
+environment (`FLMARKET_` and its name in capitals), the settings file (TOML), the default below. As texts, lists are
+separated by commas.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
+
+from flmarket.errors import ConfigError
 
 __all__ = ["Settings"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """`database_url`: SQLite by default, `postgresql+psycopg://…` for many users. Sizes in bytes, times in seconds."""
+def _separated(value: Any) -> Any:
+    return tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else value
 
-    database_url: str = "sqlite:///flmarket-broker.db"
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_separated)]
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Settings(BaseSettings):
+    """Sizes in bytes, times in seconds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FLMARKET_", frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+
+    database_url: Annotated[str, Field(repr=False)] = "sqlite:///flmarket-broker.db"
+    """SQLite by default, `postgresql+psycopg://…` for many users."""
     data_dir: Path | None = None
-    # Only these may be asked for, so that a request can never start a download.
-    data_sets: tuple[str, ...] = ("breast-cancer", "digits")
+    """Where data sets are looked for."""
+    data_sets: Names = ("breast-cancer", "digits")
+    """Only these may be asked for, so that a request can never start a download; `package.module:load` is one too."""
+    models: Names = ()
+    """Models as `package.module:Name` that tasks may ask for beside the registered ones; they run in this process."""
+    max_dimension: Count = 1_000_000
+    """Parameters of a model at most."""
 
-    # A connection in $FLWR_HOME/config.toml; without one, Flower tasks are refused. The folder has the runs' state; the
-    # SuperLink's ServerApps must see it, and the database, as this process does.
     superlink: str = ""
+    """A connection in $FLWR_HOME/config.toml; without one, Flower tasks are refused."""
     flower_folder: Path = Path("flmarket-flower")
-    flower_bid_seconds: float = 60.0
-    flower_train_seconds: float = 600.0
-    flower_start_seconds: float = 180.0
-    flower_lease_seconds: float = 30.0
-    flower_tries: int = 5
+    """The state of Flower runs; the SuperLink's ServerApps must see it, and the database, as this process does."""
+    flower_bid_seconds: Seconds = 60.0
+    """How long a Flower round waits for bids."""
+    flower_train_seconds: Seconds = 600.0
+    """How long a Flower round waits for updates."""
+    flower_start_seconds: Seconds = 180.0
+    """How long a Flower run may take to begin."""
+    flower_lease_seconds: Seconds = 30.0
+    """How long a Flower run that says nothing is believed to be at work."""
+    flower_tries: Count = 5
+    """Flower runs in a row without a settled round, after which a task fails."""
 
     run_worker: bool = True
-    worker_pause: float = 0.2
-    lease_seconds: float = 15.0
+    """Whether this process may play tasks; of several, one does."""
+    worker_pause: Seconds = 0.2
+    """How often the worker looks for something to do."""
+    lease_seconds: Seconds = 15.0
+    """How long a worker that says nothing keeps others from working."""
 
-    max_body_bytes: int = 256 * 1024
-    requests_per_second: float = 100.0
-    request_burst: int = 300
-    anonymous_requests_per_second: float = 50.0
-    anonymous_burst: int = 200
-    sign_ins_per_minute: float = 30.0
-    # Whose word on a client's address (X-Forwarded-For) is taken: addresses or networks. Nobody's by default.
-    trusted_proxies: tuple[str, ...] = ()
-    # Work that takes seconds has threads of its own: so many at once, one for each party, and so many that wait.
-    heavy_workers: int = 2
-    max_heavy_waiting: int = 16
-    max_streams: int = 200
-    max_streams_per_party: int = 8
-    stream_seconds: float = 3600.0
-    stream_poll_seconds: float = 0.3
+    max_body_bytes: Count = 256 * 1024
+    """The largest body of a request."""
+    requests_per_second: Rate = 100.0
+    """Of a party, in the long run."""
+    request_burst: Count = 300
+    """Of a party, at once."""
+    anonymous_requests_per_second: Rate = 50.0
+    """Of an address that nobody has signed in from, in the long run."""
+    anonymous_burst: Count = 200
+    """Of such an address, at once."""
+    sign_ins_per_minute: Rate = 30.0
+    """Of an address."""
+    trusted_proxies: Names = ()
+    """Whose word on a client's address (X-Forwarded-For) is taken: addresses or networks. Nobody's by default."""
+    heavy_workers: Count = 2
+    """Work that takes seconds has threads of its own: so many at once, one for each party."""
+    max_heavy_waiting: Annotated[int, Field(ge=0)] = 16
+    """How much such work may wait."""
+    max_streams: Count = 200
+    """Open event streams."""
+    max_streams_per_party: Count = 8
+    """Open event streams of one party."""
+    stream_seconds: Seconds = 3600.0
+    """How long an event stream stays open; browsers and the client resume by themselves."""
+    stream_poll_seconds: Seconds = 0.3
+    """How often an event stream looks for news."""
 
-    session_seconds: float = 12 * 3600.0
+    session_seconds: Seconds = 12 * 3600.0
+    """How long somebody stays signed in."""
     secure_cookies: bool = False
-    idempotency_seconds: float = 24 * 3600.0
+    """Send cookies over HTTPS only; set it when behind a proxy with TLS."""
+    idempotency_seconds: Seconds = 24 * 3600.0
+    """How long the answer to a write is kept for its repetition."""
 
-    max_tasks_per_buyer: int = 100
-    max_active_audits: int = 4
-    max_keys_per_party: int = 20
+    max_tasks_per_buyer: Count = 100
+    """Tasks of a buyer that are under way."""
+    max_active_audits: Count = 4
+    """Audits of a party that wait or run."""
+    max_keys_per_party: Count = 20
+    """Valid API keys of a party."""
+
+    @classmethod
+    def read(cls, file: Path | None, given: Mapping[str, Any]) -> Self:
+        """Options, environment and file together; the first problem becomes a one-line error that names the setting."""
+        values: dict[str, Any] = {}
+        if file is not None:
+            try:
+                values = tomllib.loads(file.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError("settings file", str(file), f"a readable UTF-8 file ({error})") from None
+            except tomllib.TOMLDecodeError as error:
+                raise ConfigError(str(file), str(error), "valid TOML") from None
+        try:
+            return cls(**{**values, **EnvSettingsSource(cls)(), **given})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"])) or "settings"
+            shown = "…" if name == "database_url" else first["input"]
+            known = "one of those that `flmarket serve --show-settings` prints"
+            accepted = known if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Input should be ")
+            raise ConfigError(f"setting {name}", shown, accepted) from None
+
+    @classmethod
+    def template(cls) -> str:
+        """A settings file with everything in it, as it is by default."""
+        lines = []
+        for name, field in cls.model_fields.items():
+            lines.append(f"# {field.description}")
+            lines.append(f"{name} = {_toml(field.default)}" if field.default is not None else f"# {name} = …")
+        return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f'"{value}"' if isinstance(value, str | Path) else repr(value)

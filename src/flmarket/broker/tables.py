@@ -10,13 +10,14 @@ round decided is copied into `releases` for listing; the ledger remains the auth
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flmarket.bids import FloatArray
+from flmarket.client.wire import ENDED
 
 __all__ = [
     "ACTIVE",
@@ -34,6 +35,7 @@ __all__ = [
     "Lease",
     "PartyRow",
     "Release",
+    "Role",
     "RoundRow",
     "Secret",
     "SessionRow",
@@ -44,9 +46,10 @@ __all__ = [
     "vector_bytes",
 ]
 
+Role = Literal["buyer", "owner", "operator"]
+
 PLAYABLE = ("queued", "running")
 ACTIVE = ("funding", *PLAYABLE)
-ENDED = ("finished", "cancelled", "expired", "failed")
 
 Id = String(40)
 # SQLite counts up by itself only in a column that is exactly INTEGER.
@@ -65,7 +68,7 @@ class PartyRow(Base):
 
     __tablename__ = "broker_parties"
     id: Mapped[str] = mapped_column(Id, primary_key=True)
-    role: Mapped[str] = mapped_column(String(16))
+    role: Mapped[Role] = mapped_column(String(16))
     name: Mapped[str] = mapped_column(String(80))
     created_at: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool] = mapped_column(default=True)
@@ -124,6 +127,8 @@ class TaskRow(Base):
     perturbation: Mapped[str] = mapped_column(String(40))
     dimension: Mapped[int]
     features: Mapped[int]
+    tensors: Mapped[list[Any]] = mapped_column(JSON, server_default="[]")  # of the model: names and shapes, in order
+    dtype: Mapped[str] = mapped_column(String(16), server_default="float64")
     classes: Mapped[list[str]] = mapped_column(JSON)
     baseline_accuracy: Mapped[float]
     created_at: Mapped[int] = mapped_column(BigInteger)

@@ -228,23 +228,44 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Where to listen.")] = 8642,
     demo: Annotated[bool, typer.Option("--demo", help="A seeded market with tasks running, to look at.")] = False,
-    secure_cookies: Annotated[bool, typer.Option("--secure-cookies", help="Set it when behind HTTPS.")] = False,
+    secure_cookies: Annotated[
+        bool | None, typer.Option("--secure-cookies", help="Set it when behind HTTPS.", show_default=False)
+    ] = None,
     superlink: Annotated[
-        str, typer.Option(envvar="FLMARKET_SUPERLINK", help="For Flower tasks: a connection in $FLWR_HOME/config.toml.")
-    ] = "",
-    flower_folder: Annotated[
-        Path, typer.Option(envvar="FLMARKET_FLOWER_FOLDER", help="Where Flower runs keep their state.")
-    ] = Path("flmarket-flower"),
+        str | None, typer.Option(help="For Flower tasks: a connection in $FLWR_HOME/config.toml.")
+    ] = None,
+    flower_folder: Annotated[Path | None, typer.Option(help="Where Flower runs keep their state.")] = None,
     trusted_proxy: Annotated[
         list[str] | None,
         typer.Option(help="An address or network whose X-Forwarded-For is believed; repeat. Default: nobody's."),
     ] = None,
     data_dir: DataDir = None,
+    settings: Annotated[
+        Path | None, typer.Option(envvar="FLMARKET_SETTINGS", help="A TOML file of settings (see --show-settings).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, as name=value; repeat. Or FLMARKET_NAME=value.")
+    ] = None,
+    show_settings: Annotated[
+        bool, typer.Option("--show-settings", help="Print a settings file with all defaults, and end.")
+    ] = False,
 ) -> None:
     """Run the broker: the HTTP service and the web market (docs/broker.md)."""
-    from flmarket.cli.serve import serve as run
+    from flmarket.cli import serve as service
 
-    run(db, host, port, demo, data_dir, secure_cookies, superlink, flower_folder, tuple(trusted_proxy or ()))
+    if show_settings:
+        service.show_settings()
+        return
+    options = {
+        "database_url": db,
+        "data_dir": data_dir,
+        "secure_cookies": secure_cookies,
+        "superlink": superlink,
+        "flower_folder": flower_folder,
+        "trusted_proxies": tuple(trusted_proxy) if trusted_proxy else None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    service.serve(host, port, demo, settings, given, set_ or [])
 
 
 app.add_typer(buyer, name="buyer")

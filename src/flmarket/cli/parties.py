@@ -27,7 +27,7 @@ Url = Annotated[str, typer.Option(envvar="FLMARKET_URL", help="The broker's addr
 Key = Annotated[str, typer.Option(envvar="FLMARKET_KEY", help="Your API key; better in the environment than here.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 TaskId = Annotated[str, typer.Argument(help="The task's id.")]
-TaskFile = Annotated[Path, typer.Argument(help="A TOML or JSON file with the fields of a task (docs/broker.md).")]
+TaskFile = Annotated[Path, typer.Argument(help="A market file, as TOML or JSON (docs/broker.md).")]
 _URL = "http://127.0.0.1:8642"
 
 
@@ -55,7 +55,7 @@ def tasks(url: Url = _URL, key: Key = "", json: Json = False) -> None:
     with _client(url, key) as client:
         found = list(client.tasks())
     if json:
-        print_json({"tasks": [task.raw for task in found]})
+        print_json({"tasks": [asdict(task) for task in found]})
         return
     shown = table("Tasks", "id", "name", "state", "rounds", "spent", "escrow", "accuracy", text=3)
     for task in found:
@@ -96,8 +96,8 @@ def bill(task_id: TaskId, url: Url = _URL, key: Key = "", json: Json = False) ->
         return
     shown = table(f"Bill of {task_id} ({found.state})", "round", "budget", "spent", "deliveries", text=0)
     for line in found.lines:
-        amounts = (format_micros(line["budget_micros"]), format_micros(line["spent_micros"]))
-        shown.add_row(str(line["index"]), *amounts, str(line["deliveries"]))
+        amounts = (format_micros(line.budget_micros), format_micros(line.spent_micros))
+        shown.add_row(str(line.index), *amounts, str(line.deliveries))
     screen.print(shown)
     screen.print(
         f"escrow {format_micros(found.escrow_micros)} = spent {format_micros(found.spent_micros)} "
@@ -278,7 +278,7 @@ def _client(url: str, key: str) -> BrokerClient:
     try:
         from flmarket.client import BrokerClient
     except ImportError as error:
-        raise MissingDependency(error.name or "httpx", "broker") from None
+        raise MissingDependency(error.name or "httpx", "client") from None
     if not key:
         raise ConfigError("--key", "", "your API key, as --key or in FLMARKET_KEY")
     return BrokerClient(url, key)
@@ -299,7 +299,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _show_task(task: Task, json: bool) -> None:
     if json:
-        print_json(task.raw)
+        print_json(asdict(task))
         return
     accuracy = (
         "" if task.accuracy is None else f", accuracy {task.accuracy:.3f} (baseline {task.baseline_accuracy:.3f})"
@@ -307,7 +307,7 @@ def _show_task(task: Task, json: bool) -> None:
     spent, escrow = format_micros(task.spent_micros), format_micros(task.escrow_micros)
     screen.print(f"{task.id}  {task.name}: {task.state}, round {task.rounds_done} of {task.rounds}{accuracy}")
     screen.print(f"spent {spent} of {escrow}" + (f"; {task.error}" if task.error else ""))
-    show_trust(task_words(str(task.raw["request"]["engine"])))
+    show_trust(task_words(task.request["broker"]["engine"]))
 
 
 def _watch(client: BrokerClient, task_id: str) -> None:

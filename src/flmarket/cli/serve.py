@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import logging
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flmarket.cli.output import errors, screen
 from flmarket.errors import ConfigError, MissingDependency
@@ -16,51 +17,39 @@ from flmarket.trust import market_words
 if TYPE_CHECKING:
     from flmarket.broker.demo import DemoParty
 
-__all__ = ["serve"]
+__all__ = ["serve", "show_settings"]
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    db: str | None,
-    host: str,
-    port: int,
-    demo: bool,
-    data_dir: Path | None,
-    secure_cookies: bool,
-    superlink: str = "",
-    flower_folder: Path = Path("flmarket-flower"),
-    trusted_proxies: tuple[str, ...] = (),
+    host: str, port: int, demo: bool, settings_file: Path | None, given: Mapping[str, Any], more: list[str]
 ) -> None:
-    """Open the market, print how to sign in, and serve until interrupted."""
+    """Open the market, print how to sign in, and serve until interrupted.
+
+    `given` are the settings that have an option of their own, `more` any others as "name=value".
+    """
     try:
         import uvicorn
 
         from flmarket.broker.app import create_app
         from flmarket.broker.core import Broker
-        from flmarket.broker.work.flower.files import check_connection
         from flmarket.broker.settings import Settings
+        from flmarket.broker.work.flower.files import check_connection
     except ImportError as error:
         raise MissingDependency(error.name or "fastapi", "broker") from None
+    settings = Settings.read(settings_file, {**dict(map(_pair, more)), **given})
     if demo and host not in _LOCAL:
         raise ConfigError("--host", host, "this machine only (127.0.0.1) for the demo, whose keys are printed")
-    if superlink:
+    if settings.superlink:
         if importlib.util.find_spec("flwr") is None:
             raise MissingDependency("flwr", "flower")
-        check_connection(superlink)
+        check_connection(settings.superlink)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     with ExitStack() as stack:
-        if db is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="flmarket-")) if demo else "."
-            db = f"sqlite:///{folder}/flmarket-broker.db"
-        settings = Settings(
-            database_url=db,
-            data_dir=data_dir,
-            secure_cookies=secure_cookies,
-            superlink=superlink,
-            flower_folder=flower_folder,
-            trusted_proxies=trusted_proxies,
-        )
+        if demo and "database_url" not in settings.model_fields_set:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="flmarket-"))
+            settings = settings.model_copy(update={"database_url": f"sqlite:///{folder}/flmarket-broker.db"})
         broker = Broker.open(settings)
         stack.callback(broker.close)
         app = create_app(broker=broker)
@@ -78,6 +67,22 @@ def serve(
             timeout_graceful_shutdown=3,
         )
         uvicorn.Server(config).run()
+
+
+def show_settings() -> None:
+    """Print a settings file with every setting and its default."""
+    try:
+        from flmarket.broker.settings import Settings
+    except ImportError as error:
+        raise MissingDependency(error.name or "pydantic-settings", "broker") from None
+    print(Settings.template())
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError("--set", text, "name=value, such as max_streams=50")
+    return name.strip(), value.strip()
 
 
 def _welcome(broker: object, address: str, demo: bool) -> tuple[DemoParty, ...]:

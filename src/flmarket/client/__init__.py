@@ -1,8 +1,11 @@
-"""A Python client of the broker's API: `BrokerClient(url, key)`. Needs httpx and nothing else of the broker."""
+"""A Python client of the broker's API: `BrokerClient(url, key)`, with `wire`, the values it returns.
+
+Needs httpx and pydantic (`flmarket[client]`), and nothing of the broker.
+"""
 
 from flmarket.client.client import BrokerClient
 from flmarket.client.errors import BrokerRefused, BrokerUnreachable
-from flmarket.client.values import (
+from flmarket.client.wire import (
     Account,
     Audit,
     Bid,
@@ -10,6 +13,7 @@ from flmarket.client.values import (
     Bill,
     BudgetPoint,
     Offer,
+    Party,
     Privacy,
     Progress,
     Release,
@@ -29,6 +33,7 @@ __all__ = [
     "BrokerUnreachable",
     "BudgetPoint",
     "Offer",
+    "Party",
     "Privacy",
     "Progress",
     "Release",

@@ -12,30 +12,18 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 
+from flmarket.client import wire
 from flmarket.client.errors import BrokerRefused, BrokerUnreachable
-from flmarket.client.values import (
-    Account,
-    Audit,
-    Bid,
-    BidAdvice,
-    Bill,
-    BudgetPoint,
-    Offer,
-    Privacy,
-    Progress,
-    Release,
-    Round,
-    Statement,
-    Task,
-    read,
-)
 
 __all__ = ["BrokerClient"]
+
+T = TypeVar("T")
 
 _AGAIN = (429, 502, 503, 504)
 _LONGEST_WAIT = 10.0
@@ -61,63 +49,61 @@ class BrokerClient:
 
     # anybody
 
-    def me(self) -> Mapping[str, Any]:
+    def me(self) -> wire.Party:
         """Who I am."""
-        document: Mapping[str, Any] = self._get("/me")
-        return document
+        return _read(wire.Party, self._get("/me"))
 
-    def account(self) -> Account:
+    def account(self) -> wire.Account:
         """My money."""
-        return read(Account, self._get("/me/account"))
+        return _read(wire.Account, self._get("/me/account"))
 
-    def audit(self, auction: str, *, population: str = "flm22-iid", profiles: int = 100, seed: int = 0) -> Audit:
+    def audit(self, auction: str, *, population: str = "flm22-iid", profiles: int = 100, seed: int = 0) -> wire.Audit:
         """Start a run of the auditor."""
         body = {"auction": auction, "population": population, "profiles": profiles, "seed": seed}
-        return _audit(self._write("POST", "/audits", body))
+        return _read(wire.Audit, self._write("POST", "/audits", body))
 
-    def get_audit(self, audit_id: str) -> Audit:
+    def get_audit(self, audit_id: str) -> wire.Audit:
         """How far an audit is, or its verdict."""
-        return _audit(self._get(f"/audits/{_part(audit_id)}"))
+        return _read(wire.Audit, self._get(f"/audits/{_part(audit_id)}"))
 
     # buyers
 
-    def post_task(self, task: Mapping[str, Any], *, idempotency_key: str | None = None) -> Task:
-        """Post a task (the fields of `POST /api/v1/tasks`); its budget goes into escrow."""
-        return _task(self._write("POST", "/tasks", task, idempotency_key))
+    def post_task(self, task: Mapping[str, Any], *, idempotency_key: str | None = None) -> wire.Task:
+        """Post a task, which has the sections of a market file (docs/broker.md); its budget goes into escrow."""
+        return _read(wire.Task, self._write("POST", "/tasks", task, idempotency_key))
 
-    def tasks(self) -> Iterator[Task]:
+    def tasks(self) -> Iterator[wire.Task]:
         """My tasks, newest first."""
         for document in self._pages("/tasks"):
-            yield _task(document)
+            yield _read(wire.Task, document)
 
-    def task(self, task_id: str) -> Task:
+    def task(self, task_id: str) -> wire.Task:
         """One task."""
-        return _task(self._get(f"/tasks/{_part(task_id)}"))
+        return _read(wire.Task, self._get(f"/tasks/{_part(task_id)}"))
 
-    def cancel(self, task_id: str) -> Task:
+    def cancel(self, task_id: str) -> wire.Task:
         """Stop a task after the round being played."""
-        return _task(self._write("POST", f"/tasks/{_part(task_id)}/cancel"))
+        return _read(wire.Task, self._write("POST", f"/tasks/{_part(task_id)}/cancel"))
 
-    def rounds(self, task_id: str) -> tuple[Round, ...]:
+    def rounds(self, task_id: str) -> tuple[wire.Round, ...]:
         """All rounds so far."""
-        found: list[Round] = []
+        found: list[wire.Round] = []
         start: int | None = 0
         while start is not None:
-            page = self._get(f"/tasks/{_part(task_id)}/rounds", {"start": start})
-            found += [read(Round, one) for one in page["items"]]
-            start = page["next"]
+            page = _read(wire.RoundPage, self._get(f"/tasks/{_part(task_id)}/rounds", {"start": start}))
+            found += page.items
+            start = page.next
         return tuple(found)
 
     def receipts(self, task_id: str, index: int) -> tuple[Mapping[str, Any], ...]:
         """The ledger's receipts of a round, as documents that can be checked without the broker: a buyer's by
         `flmarket.ledger.SealedReceipt`, an owner's by `flmarket.ledger.Receipt`."""
-        page = self._get(f"/tasks/{_part(task_id)}/rounds/{int(index)}/receipts")
-        return tuple(one["document"] for one in page["items"])
+        page = _read(wire.ReceiptPage, self._get(f"/tasks/{_part(task_id)}/rounds/{int(index)}/receipts"))
+        return tuple(one.document for one in page.items)
 
-    def bill(self, task_id: str) -> Bill:
+    def bill(self, task_id: str) -> wire.Bill:
         """What was paid for."""
-        document = self._get(f"/tasks/{_part(task_id)}/bill")
-        return read(Bill, {**document, "lines": tuple(document["lines"])})
+        return _read(wire.Bill, self._get(f"/tasks/{_part(task_id)}/bill"))
 
     def model(self, task_id: str, *, format: Literal["npz", "safetensors"] = "npz") -> bytes:
         """The trained model as a file's bytes."""
@@ -132,12 +118,12 @@ class BrokerClient:
 
     def explore(
         self, task: Mapping[str, Any], budgets_micros: list[int], *, accuracy: bool = False
-    ) -> tuple[BudgetPoint, ...]:
+    ) -> tuple[wire.BudgetPoint, ...]:
         """What different budgets a round would buy."""
         body = {"task": dict(task), "budgets_micros": budgets_micros, "accuracy": accuracy}
-        return tuple(read(BudgetPoint, one) for one in self._write("POST", "/explore", body)["points"])
+        return _read(wire.Exploration, self._write("POST", "/explore", body)).points
 
-    def follow(self, task_id: str, *, after: int = 0) -> Iterator[Progress]:
+    def follow(self, task_id: str, *, after: int = 0) -> Iterator[wire.Progress]:
         """What happens in a task, as it happens, until it has ended; goes on by itself when the connection breaks."""
         last, failures = after, 0
         while True:
@@ -156,39 +142,37 @@ class BrokerClient:
 
     # owners
 
-    def offers(self) -> Iterator[Offer]:
+    def offers(self) -> Iterator[wire.Offer]:
         """Tasks that I can sell to."""
         for document in self._pages("/offers"):
-            yield read(Offer, document)
+            yield _read(wire.Offer, document)
 
     def bid(
         self, task_id: str, valuation: Mapping[str, Any], *, privacy_budget: float, data_size: int | None = None
-    ) -> Bid:
+    ) -> wire.Bid:
         """Bid, or replace my bid: `valuation` is {kind, rate} or {kind: tabulated, grid, values}."""
         body = {"valuation": dict(valuation), "privacy_budget": privacy_budget, "data_size": data_size}
-        return read(Bid, self._write("PUT", f"/offers/{_part(task_id)}/bid", body))
+        return _read(wire.Bid, self._write("PUT", f"/offers/{_part(task_id)}/bid", body))
 
-    def withdraw(self, task_id: str) -> Bid:
+    def withdraw(self, task_id: str) -> wire.Bid:
         """Stay out of later rounds."""
-        return read(Bid, self._write("DELETE", f"/offers/{_part(task_id)}/bid"))
+        return _read(wire.Bid, self._write("DELETE", f"/offers/{_part(task_id)}/bid"))
 
-    def statement(self) -> Statement:
+    def statement(self) -> wire.Statement:
         """Everything I sold, earned and gave up."""
-        document = self._get("/me/statement")
-        releases = tuple(read(Release, one) for one in document["releases"])
-        return read(Statement, {**document, "privacy": read(Privacy, document["privacy"]), "releases": releases})
+        return _read(wire.Statement, self._get("/me/statement"))
 
     def statement_csv(self) -> str:
         """The same as a table."""
         return self._request("GET", "/me/statement.csv").text
 
-    def privacy(self) -> Privacy:
+    def privacy(self) -> wire.Privacy:
         """My total ε, spent and left."""
-        return read(Privacy, self._get("/me/privacy"))
+        return _read(wire.Privacy, self._get("/me/privacy"))
 
-    def set_cap(self, cap_epsilon_total: float) -> Privacy:
+    def set_cap(self, cap_epsilon_total: float) -> wire.Privacy:
         """Set the most ε that I give up in total."""
-        return read(Privacy, self._write("PUT", "/me/privacy", {"cap_epsilon_total": cap_epsilon_total}))
+        return _read(wire.Privacy, self._write("PUT", "/me/privacy", {"cap_epsilon_total": cap_epsilon_total}))
 
     def bid_help(
         self,
@@ -199,12 +183,11 @@ class BrokerClient:
         rounds: int = 1,
         auction: str = "posted",
         population: str = "flm22-iid",
-    ) -> BidAdvice:
+    ) -> wire.BidAdvice:
         """What a bid would earn on a population, in so many rounds."""
         bid = {"valuation": dict(valuation), "privacy_budget": privacy_budget, "data_size": data_size}
         body = {"bid": bid, "rounds": rounds, "auction": auction, "population": population}
-        document = self._write("POST", "/bid-help", body)
-        return read(BidAdvice, {**document, "epsilon_words": document["epsilon"]["words"]})
+        return _read(wire.BidAdvice, self._write("POST", "/bid-help", body))
 
     # the wire
 
@@ -253,7 +236,7 @@ class BrokerClient:
             time.sleep(wait)
         raise AssertionError("unreachable")
 
-    def _stream(self, task_id: str, last: int) -> Iterator[Progress]:
+    def _stream(self, task_id: str, last: int) -> Iterator[wire.Progress]:
         headers = {"Last-Event-ID": str(last), "Accept": "text/event-stream"}
         path = f"/tasks/{_part(task_id)}/events"
         with self._http.stream("GET", path, headers=headers, timeout=httpx.Timeout(30.0, read=60.0)) as answer:
@@ -267,8 +250,8 @@ class BrokerClient:
                     fields[name] = value.removeprefix(" ")
                 elif fields:
                     if "event" in fields:
-                        number = int(fields.get("id", last))
-                        yield Progress(number, fields["event"], json.loads(fields.get("data", "{}")))
+                        number, data = int(fields.get("id", last)), json.loads(fields.get("data", "{}"))
+                        yield wire.Progress(number, fields["event"], data, data.get("at", ""))
                     fields = {}
 
 
@@ -276,18 +259,28 @@ def _part(identifier: str) -> str:
     return quote(identifier, safe="")
 
 
-def _task(document: Mapping[str, Any]) -> Task:
-    return read(Task, {**document, "raw": document})
+_readers: dict[type[Any], TypeAdapter[Any]] = {}
 
 
-def _audit(document: Mapping[str, Any]) -> Audit:
-    return read(Audit, {**document, "claims": tuple(document["claims"])})
+def _reader(kind: type[Any]) -> TypeAdapter[Any]:
+    if kind not in _readers:  # building one takes longer than a request
+        _readers[kind] = TypeAdapter(kind)
+    return _readers[kind]
+
+
+def _read(kind: type[T], document: Any) -> T:
+    """One of the API's values from JSON; fields that a newer broker adds are ignored."""
+    try:
+        value: T = _reader(kind).validate_python(document)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise BrokerRefused(200, f"an answer that this client does not know: {where} of {kind.__name__}") from None
+    return value
 
 
 def _refusal(answer: httpx.Response) -> BrokerRefused:
     try:
-        document = answer.json()
-        fields = {one["field"]: one["problem"] for one in document.get("errors", ())}
-        return BrokerRefused(answer.status_code, str(document["detail"]), fields)
-    except (ValueError, KeyError, TypeError):
+        problem = _reader(wire.Problem).validate_python(answer.json())
+    except ValueError:
         return BrokerRefused(answer.status_code, f"HTTP status {answer.status_code}")
+    return BrokerRefused(answer.status_code, problem.detail, {one.field: one.problem for one in problem.errors})

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from flmarket import aggregation, auctions, privacy
 from flmarket.aggregation import robust
 from flmarket.bids import BidProfile, FloatArray, Kind, Valuations
-from flmarket.engines.config_types import NonNegative, Positive, Probability, Range, Section
+from flmarket.engines.config_types import Cap, NonNegative, Positive, Probability, Range, Section
 from flmarket.engines.memory import JdpTraining, SampledTraining, Simulation, Spec, StackelbergTraining
 from flmarket.errors import ConfigError
 from flmarket.learning import (
@@ -81,7 +81,7 @@ class DataSection(Section):
     owners: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 60
     partition: Literal["power-law", "dirichlet", "equal"] = "power-law"
     sigma: NonNegative = 2.0
-    minimum: Annotated[int, Field(ge=1, strict=True)] = 10
+    minimum: Annotated[int, Field(ge=1, strict=True)] = 3
     concentration: Positive = 0.5
 
     @model_validator(mode="after")
@@ -90,10 +90,15 @@ class DataSection(Section):
             raise ValueError("train with test, label and scaling: they are for one's own files")
         return self
 
+    @property
+    def registered(self) -> str:
+        """The registered data set, unless it comes from files."""
+        return self.name or DEFAULT_DATA
+
     def load(self, data_dir: str | Path | None, base: Path) -> DataSet:
         """The data; `base` is the market file's folder."""
         if self.train is None:
-            return datasets.load(datasets.admit(self.name or DEFAULT_DATA), data_dir)
+            return datasets.load(datasets.admit(self.registered), data_dir)
         train, test = (None if name is None else base / name for name in (self.train, self.test))
         assert train is not None
         return from_files(train, test, label=self.label, scaling=self.scaling, name=self.name or "")
@@ -117,7 +122,7 @@ class OwnersSection(Section):
     rate: Range = (0.5, 1.5)
     privacy_budget: Range = (0.5, 2.0)
     bids: str | None = None
-    privacy_cap: Annotated[float, Field(gt=0)] = math.inf
+    privacy_cap: Cap = math.inf
     privacy_cap_delta: Probability = 0.0
     dropout: Probability = 0.0
     faulty: Probability = 0.0
@@ -189,9 +194,17 @@ class ModelSection(Section):
         """Refuse an unknown name before any data is read."""
         models.admit(self.name)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The model's own settings; a typed error for one that the market gives itself."""
+        given = dict(self.model_extra or {})
+        if taken := given.keys() & {"features", "classes", "local"}:
+            raise ConfigError(f"model.{min(taken)}", given[min(taken)], "left out: it follows from data and training")
+        return given
+
     def build(self, data: DataSet, local: LocalTraining, *, threads: int = 1) -> Model:
         """The model for the data's features and classes."""
-        given = dict(self.model_extra or {})
+        given = self.settings
         return models.get(
             models.admit(self.name),
             **{"shape": data.shape, "threads": threads} | given,
@@ -199,6 +212,21 @@ class ModelSection(Section):
             classes=data.n_classes,
             local=local,
         )
+
+
+class BrokerSection(Section):
+    """How a broker plays the task; whoever plays it otherwise has no use for this.
+
+    With `open`, registered owners may take places; with `simulated`, places that nobody took bid as `[owners]` draws
+    them, else they stay empty and a round waits for `minimum_bids`. `round_seconds` is the least time a round takes.
+    """
+
+    engine: Literal["simulation", "flower"] = "simulation"
+    open: bool = True
+    simulated: bool = True
+    minimum_bids: Annotated[int, Field(ge=1, strict=True)] = 1
+    round_seconds: NonNegative = 0.0
+    deadline_seconds: Annotated[int, Field(ge=10, strict=True)] = 7 * 86_400
 
 
 class RewardSection(Section):
@@ -396,6 +424,7 @@ class MarketConfig(Section):
     mechanism: MechanismSection = MechanismSection()
     model: ModelSection = ModelSection()
     training: TrainingSection = TrainingSection()
+    broker: BrokerSection = BrokerSection()
     reward: RewardSection = RewardSection()
     joint: JointSection = JointSection()
     sampling: SamplingSection = SamplingSection()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flmarket.broker.office.views import AwardView, EventView, TaskView
 from flmarket.broker.requests import TaskRequest
 from flmarket.broker.web.pages.live import latest_round, lines, make_scene
+from flmarket.client import wire
 
 AT = "2026-11-15T23:04:09.000Z"
 WINNERS = [
@@ -21,19 +21,21 @@ STORY = [
     ("settled", {"round": 0, "delivered": 1, "winners": 2, "spent_micros": 4_000_000, "accuracy": 0.75}),
 ]
 AWARDS = (
-    AwardView(3, "owner-3", 0.5, 10, 1.0, 4_000_000, "posted", "", "t/0/3"),
-    AwardView(7, "owner-7", 1.25, 10, 0.0, 5_500_000, "expired", "deadline passed", "t/0/7"),
+    wire.Award(3, "owner-3", 0.5, 10, 1.0, 4_000_000, "posted", "", "t/0/3"),
+    wire.Award(7, "owner-7", 1.25, 10, 0.0, 5_500_000, "expired", "deadline passed", "t/0/7"),
 )
 
 
 def told(steps):
     """The events of the story up to a step."""
-    return [EventView(i + 1, kind, AT, data) for i, (kind, data) in enumerate(STORY[:steps])]
+    return [wire.Progress(i + 1, kind, data, AT) for i, (kind, data) in enumerate(STORY[:steps])]
 
 
 def scene(steps):
-    order = TaskRequest(name="t", rounds=2, budget_micros_per_round=10_000_000)
-    task = TaskView(
+    order = TaskRequest.model_validate({"task": {"name": "t", "rounds": 2, "budget_per_round": 10}}).model_dump(
+        mode="json"
+    )
+    task = wire.Task(
         "t", "p", "t", "running", order, 2, 0, 20_000_000, 0, 0, "privunit", 31, 0.6, None, None, AT, AT, None, AT, ""
     )
     latest = latest_round(told(steps))
@@ -84,11 +86,11 @@ def test_the_log_tells_the_story_in_order():
         "Round 1: 1 of 2 updates arrived.",
         "Round 1 settled: 4.00 paid; accuracy 0.750.",
     ]
-    ended = EventView(9, "failed", AT, {"refunded_micros": 6_000_000, "error": "no data"})
+    ended = wire.Progress(9, "failed", {"refunded_micros": 6_000_000, "error": "no data"}, AT)
     assert [line.text for line in lines([ended])] == ["The task failed: no data; 6.00 went back to the buyer."]
 
 
 def test_a_new_round_replaces_the_old():
-    later = [*told(7), EventView(8, "open", AT, {"round": 1})]
+    later = [*told(7), wire.Progress(8, "open", {"round": 1}, AT)]
     latest = latest_round(later)
     assert (latest.index, latest.settled) == (1, False)

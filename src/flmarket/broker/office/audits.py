@@ -7,15 +7,15 @@ from sqlalchemy import func, select
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import KeyReused, NotFound, TooMany
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.views import AuditPage, AuditView, ClaimView
 from flmarket.broker.requests import AuditRequest
 from flmarket.broker.stamps import derived_id, iso, new_id, now
 from flmarket.broker.tables import AuditJob
+from flmarket.client import wire
 
 __all__ = ["get_audit", "list_audits", "start_audit"]
 
 
-def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str | None = None) -> AuditView:
+def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str | None = None) -> wire.Audit:
     """Queue a run; the same `key` queues it once."""
     audit_id = new_id("a") if key is None else derived_id("a", party.id, key)
     with broker.database.write() as session:
@@ -43,14 +43,14 @@ def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str
     return _view(job, whole=True)
 
 
-def list_audits(broker: Broker, party: Party, *, limit: int = 50) -> AuditPage:
+def list_audits(broker: Broker, party: Party, *, limit: int = 50) -> wire.AuditPage:
     """One's own runs, newest first."""
     query = select(AuditJob).where(AuditJob.party_id == party.id).order_by(AuditJob.created_at.desc()).limit(limit)
     with broker.database.read() as session:
-        return AuditPage(tuple(_view(job, whole=False) for job in session.scalars(query)))
+        return wire.AuditPage(tuple(_view(job, whole=False) for job in session.scalars(query)))
 
 
-def get_audit(broker: Broker, party: Party, audit_id: str) -> AuditView:
+def get_audit(broker: Broker, party: Party, audit_id: str) -> wire.Audit:
     """One's own run, or any for the operator."""
     with broker.database.read() as session:
         job = session.get(AuditJob, audit_id)
@@ -59,11 +59,11 @@ def get_audit(broker: Broker, party: Party, audit_id: str) -> AuditView:
         return _view(job, whole=True)
 
 
-def _view(job: AuditJob, *, whole: bool) -> AuditView:
+def _view(job: AuditJob, *, whole: bool) -> wire.Audit:
     report = job.report if whole else None
-    claims = tuple(ClaimView(**claim) for claim in (report or {}).get("claims", ()))
+    claims = tuple(wire.Claim(**claim) for claim in (report or {}).get("claims", ()))
     request = AuditRequest.model_validate(job.request)
-    return AuditView(
+    return wire.Audit(
         job.id,
         job.state,
         request.auction,

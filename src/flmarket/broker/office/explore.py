@@ -19,8 +19,8 @@ from flmarket.bids import BidProfile, Valuations
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.offers import as_profile
 from flmarket.broker.office.statements import epsilon_words
-from flmarket.broker.office.views import BidHelpView, ExplorePoint, ExploreView
-from flmarket.broker.requests import BidHelpRequest, ExploreRequest, check_engine
+from flmarket.broker.requests import BidHelpRequest, ExploreRequest, check_playable
+from flmarket.client import wire
 from flmarket.engines import Simulation, SimulationRun
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS, MemoryLedger
@@ -32,14 +32,14 @@ _TRIAL_ROUNDS, _TRIAL_SECONDS = 25, 6.0
 _MOST_BIDS = 4000
 
 
-def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreView:
+def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Exploration:
     """Error bound, spending and winners at each budget."""
     require(party, "buyer")
-    check_engine(broker.settings, request.task.engine)
+    check_playable(broker.settings, request.task)
     simulation = broker.simulations.build("explore", request.task)
     run = SimulationRun(simulation, MemoryLedger())
     rng = np.random.default_rng(request.task.seed)
-    bidders = min(request.task.bidders_per_round, simulation.bids.n)
+    bidders = min(request.task.task.bidders_per_round, simulation.bids.n)
     profiles = max(1, min(request.profiles, _MOST_BIDS // bidders))  # so that no request costs more than a second or so
     bids = _rounds(simulation, bidders, profiles, rng)
     until = time.monotonic() + _TRIAL_SECONDS
@@ -49,7 +49,7 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreVie
         if request.accuracy and not point.failed and time.monotonic() < until:
             point = replace(point, accuracy=_trial(simulation, budget))
         points.append(point)
-    return ExploreView(
+    return wire.Exploration(
         simulation.auction.name,
         simulation.aggregation.name,
         simulation.perturbation.name,
@@ -62,7 +62,7 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> ExploreVie
     )
 
 
-def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> BidHelpView:
+def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> wire.BidAdvice:
     """What this bid would earn among owners drawn from a population, as far as her lifetime cap lets her sell."""
     require(party, "owner")
     cap, spent = broker.books.privacy(party.id)
@@ -85,7 +85,7 @@ def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> BidHelpVi
     total = min(request.rounds * share, float(paid_most)) * pay
     truthful = str(auction.guarantees.truthful)
     outlook = _Outlook(request.rounds, paid_most, total, spent, left)
-    return BidHelpView(
+    return wire.BidAdvice(
         auction.name,
         request.population,
         request.profiles,
@@ -111,12 +111,12 @@ def _rounds(simulation: Simulation, bidders: int, profiles: int, rng: np.random.
     return simulation.bids[chosen]
 
 
-def _point(simulation: Simulation, bids: BidProfile, budget: int, dimension: int) -> ExplorePoint:
+def _point(simulation: Simulation, bids: BidProfile, budget: int, dimension: int) -> wire.BudgetPoint:
     try:
         outcome = simulation.auction.run(bids, budget / MICROS, rng=np.random.default_rng(0))
         spent = outcome.payment.sum(axis=-1)
         if (spent > budget / MICROS * (1 + 1e-9)).any():
-            return ExplorePoint(budget, None, 0, 0.0, 0.0, "the mechanism would overspend this budget", None)
+            return wire.BudgetPoint(budget, None, 0, 0.0, 0.0, "the mechanism would overspend this budget", None)
         sells = outcome.winners.any(axis=-1)
         bound = None
         if sells.any():
@@ -127,10 +127,10 @@ def _point(simulation: Simulation, bids: BidProfile, budget: int, dimension: int
             bounds = error_bound(weights, epsilon, size, clip=clip, dimension=dimension, perturbation=noise)
             bound = float(np.mean(bounds)) if np.isfinite(bounds).all() else None
     except FlmarketError as error:
-        return ExplorePoint(budget, None, 0, 0.0, 0.0, str(error), None)
+        return wire.BudgetPoint(budget, None, 0, 0.0, 0.0, str(error), None)
     won = outcome.epsilon[outcome.winners]
     winners = float(outcome.winners.sum(axis=-1).mean())
-    return ExplorePoint(budget, bound, int(spent.mean() * MICROS), winners, _mean(won), "", None)
+    return wire.BudgetPoint(budget, bound, int(spent.mean() * MICROS), winners, _mean(won), "", None)
 
 
 def _trial(simulation: Simulation, budget: int) -> float | None:

@@ -16,9 +16,9 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_entry
 from flmarket.broker.office.reconcile import reconcile
-from flmarket.broker.office.views import FindingView, LedgerCheck, LedgerEntry, LedgerHead, LedgerPage
 from flmarket.broker.stamps import iso
 from flmarket.broker.tables import TaskRow
+from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.ledger import Entry
 
@@ -27,24 +27,24 @@ __all__ = ["entries", "head", "verify"]
 _READ = 20_000
 
 
-def head(broker: Broker) -> LedgerHead:
+def head(broker: Broker) -> wire.LedgerHead:
     """How long the log is, and the root of the tree over it."""
     found = broker.books.ledger.head()
-    return LedgerHead(found.size, found.last, found.root)
+    return wire.LedgerHead(found.size, found.last, found.root)
 
 
-def verify(broker: Broker, party: Party) -> LedgerCheck:
+def verify(broker: Broker, party: Party) -> wire.LedgerCheck:
     """Replay the whole log, compare it with the broker's rows, and say what was found; the operator's."""
     require(party, "operator")
     try:
         found = broker.books.ledger.verify()
-        wrong = tuple(FindingView(**asdict(one)) for one in reconcile(broker.database.engine))
+        wrong = tuple(wire.Finding(**asdict(one)) for one in reconcile(broker.database.engine))
         said = "every entry, balance and award follows from the log, and so does every bill and statement"
         if wrong:
             said = f"the log is sound, but {len(wrong)} bills or statements do not follow from it: {wrong[0].message}"
-        check = LedgerCheck(not wrong, said, found.size, found.root, wrong)
+        check = wire.LedgerCheck(not wrong, said, found.size, found.root, wrong)
     except SettlementError as error:
-        check = LedgerCheck(False, str(error), 0, "")
+        check = wire.LedgerCheck(False, str(error), 0, "")
     with broker.database.write() as session:
         note(session, party, "ledger.verify", outcome="ok" if check.ok else "corrupt", detail=check.message)
     return check
@@ -52,7 +52,7 @@ def verify(broker: Broker, party: Party) -> LedgerCheck:
 
 def entries(
     broker: Broker, party: Party, *, search: str | None = None, limit: int = 100, before: int | None = None
-) -> LedgerPage:
+) -> wire.LedgerPage:
     """Entries that the party may see, newest first; `search` is part of an id or an account.
 
     One call reads at most the 20,000 entries before `before`; `next` goes on from there, also when none was found.
@@ -61,7 +61,7 @@ def entries(
     size = broker.books.ledger.head().size
     end = size if before is None else min(before, size)
     start = max(0, end - _READ)
-    found: list[LedgerEntry] = []
+    found: list[wire.LedgerEntry] = []
     while end > start and len(found) < limit:
         first = max(start, end - 1000)
         for entry in reversed(list(broker.books.ledger.entries(first, end))):
@@ -69,10 +69,10 @@ def entries(
                 found.append(view)
         end = first
     reached = found[-1].seq if len(found) >= limit else start
-    return LedgerPage(tuple(found), reached or None)
+    return wire.LedgerPage(tuple(found), reached or None)
 
 
-def _sight(broker: Broker, party: Party) -> Callable[[Entry], LedgerEntry | None]:
+def _sight(broker: Broker, party: Party) -> Callable[[Entry], wire.LedgerEntry | None]:
     """An entry as the party may see it; None if she may not."""
     if party.role == "operator":
         return _view
@@ -81,7 +81,7 @@ def _sight(broker: Broker, party: Party) -> Callable[[Entry], LedgerEntry | None
         with broker.database.read() as session:
             own.update(session.scalars(select(TaskRow.id).where(TaskRow.buyer_id == party.id)))
 
-    def seen(entry: Entry) -> LedgerEntry | None:
+    def seen(entry: Entry) -> wire.LedgerEntry | None:
         view = _view(entry)
         hers = not own.isdisjoint(_names(view)) or (party.role == "buyer" and view.ref.partition("/")[0] in own)
         return None if not hers else buyers_entry(broker, view, own) if party.role == "buyer" else view
@@ -89,17 +89,17 @@ def _sight(broker: Broker, party: Party) -> Callable[[Entry], LedgerEntry | None
     return seen
 
 
-def _names(entry: LedgerEntry) -> tuple[str, ...]:
+def _names(entry: wire.LedgerEntry) -> tuple[str, ...]:
     return tuple(name for name in (entry.debit, entry.credit, entry.owner) if name)
 
 
-def _matches(entry: LedgerEntry, search: str | None) -> bool:
+def _matches(entry: wire.LedgerEntry, search: str | None) -> bool:
     return search is None or any(search in text for text in (entry.ref, entry.kind, *_names(entry)))
 
 
-def _view(entry: Entry) -> LedgerEntry:
+def _view(entry: Entry) -> wire.LedgerEntry:
     line = entry.line
-    return LedgerEntry(
+    return wire.LedgerEntry(
         entry.seq,
         iso(entry.time_us // 1000) or "",
         str(line.kind),

@@ -8,16 +8,16 @@ from sqlalchemy import func, select
 
 from flmarket import aggregation, auctions, populations
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office.views import Catalogue, MarketTask, MarketView, MechanismView
 from flmarket.broker.requests import FLOWER, order_of, pure_perturbations
 from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow
+from flmarket.client import wire
 from flmarket.ledger import AwardState
 from flmarket.trust import task_words
 
 __all__ = ["catalogue", "overview", "registered_places"]
 
 
-def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> MarketView:
+def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> wire.Market:
     """The latest tasks as everybody may know them, signed in or not. No accuracy, no names of buyers or owners."""
     with broker.database.read() as session:
         rows = session.scalars(
@@ -30,11 +30,11 @@ def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> MarketV
         )
         paid, deliveries = session.execute(delivered).one()
         at_home = delivered.join(TaskRow, Release.task_id == TaskRow.id).where(
-            TaskRow.spec["engine"].as_string() == FLOWER
+            TaskRow.spec["broker"]["engine"].as_string() == FLOWER
         )
         _, from_owners = session.execute(at_home).one()
         owners = session.scalar(select(func.count()).where(PartyRow.role == "owner", PartyRow.active)) or 0
-    return MarketView(
+    return wire.Market(
         tuple(_task(row, party) for row in rows),
         sum(by_state.get(state, 0) for state in PLAYABLE),
         by_state.get("finished", 0),
@@ -53,20 +53,22 @@ def registered_places(broker: Broker, task_id: str) -> int:
         return session.scalar(taken) or 0
 
 
-def catalogue(broker: Broker) -> Catalogue:
+def catalogue(broker: Broker) -> wire.Catalogue:
     """What there is, and what each auction claims."""
     sets = broker.simulations.data_sets
     mechanisms = _mechanisms(auctions.names())
-    return Catalogue(mechanisms, aggregation.names(), pure_perturbations(), populations.names(), sets)
+    return wire.Catalogue(
+        mechanisms, aggregation.names(), pure_perturbations(), populations.names(), sets, broker.simulations.models
+    )
 
 
 @lru_cache(maxsize=4)
-def _mechanisms(names: tuple[str, ...]) -> tuple[MechanismView, ...]:
+def _mechanisms(names: tuple[str, ...]) -> tuple[wire.Mechanism, ...]:
     found = []
     for name in names:
         claims = auctions.get(name).guarantees
         found.append(
-            MechanismView(
+            wire.Mechanism(
                 name,
                 str(claims.truthful),
                 str(claims.rational),
@@ -78,21 +80,21 @@ def _mechanisms(names: tuple[str, ...]) -> tuple[MechanismView, ...]:
     return tuple(found)
 
 
-def _task(row: TaskRow, party: Party | None) -> MarketTask:
-    order = order_of(row)
-    return MarketTask(
+def _task(row: TaskRow, party: Party | None) -> wire.MarketTask:
+    order = order_of(row.spec)
+    return wire.MarketTask(
         row.id,
         row.name,
         row.state,
-        task_words(order.engine).place,
-        order.data.name,
+        task_words(order.broker.engine).place,
+        order.data.registered,
         order.mechanism.auction,
         order.mechanism.aggregation,
         row.perturbation,
         row.rounds,
         row.rounds_done,
-        order.budget_micros_per_round,
+        order.budget_micros,
         order.data.owners,
-        order.owners.open and row.state in PLAYABLE,
+        order.broker.open and row.state in PLAYABLE,
         party is not None and row.buyer_id == party.id,
     )

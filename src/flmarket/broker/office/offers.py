@@ -16,17 +16,17 @@ from flmarket.bids import BidProfile, Kind, Valuations
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, NotFound
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.views import BidView, OfferPage, OfferView
 from flmarket.broker.requests import FLOWER, BidRequest, Valuation, order_of
 from flmarket.broker.stamps import iso, now
 from flmarket.broker.tables import PLAYABLE, Bid, Slot, TaskRow
+from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.trust import task_words
 
 __all__ = ["as_profile", "get_offer", "list_offers", "my_bid", "place_bid", "withdraw_bid"]
 
 
-def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> OfferPage:
+def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> wire.OfferPage:
     """Tasks that registered owners can sell to, newest first."""
     require(party, "owner", "operator")
     query = select(TaskRow).where(TaskRow.state.in_(PLAYABLE)).order_by(TaskRow.id.desc()).limit(4 * limit + 1)
@@ -37,17 +37,17 @@ def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | 
         found = [row for row in rows if _takes_bids(row)]
         items = tuple(_view(session, row, party) for row in found[:limit])
     more = len(found) > limit or len(rows) > 4 * limit
-    return OfferPage(items, (items[-1].task_id if items else rows[-1].id) if more else None)
+    return wire.OfferPage(items, (items[-1].task_id if items else rows[-1].id) if more else None)
 
 
-def get_offer(broker: Broker, party: Party, task_id: str) -> OfferView:
+def get_offer(broker: Broker, party: Party, task_id: str) -> wire.Offer:
     """One offer; also an ended one, if the owner has a place in it."""
     require(party, "owner", "operator")
     with broker.database.read() as session:
         return _view(session, _offer(session, party, task_id), party)
 
 
-def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -> BidView:
+def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
     """Bid, or replace one's bid; the first one takes a place in the task."""
     require(party, "owner")
     as_profile(request.valuation, request.privacy_budget, 1)  # a table that is no valuation is refused here
@@ -60,7 +60,7 @@ def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -
     raise Conflict("the task is busy, try again")
 
 
-def withdraw_bid(broker: Broker, party: Party, task_id: str) -> BidView:
+def withdraw_bid(broker: Broker, party: Party, task_id: str) -> wire.Bid:
     """Stay out of later rounds; the place is kept."""
     require(party, "owner")
     with broker.database.write() as session:
@@ -71,7 +71,7 @@ def withdraw_bid(broker: Broker, party: Party, task_id: str) -> BidView:
     return view_bid(bid)
 
 
-def my_bid(broker: Broker, party: Party, task_id: str) -> BidView:
+def my_bid(broker: Broker, party: Party, task_id: str) -> wire.Bid:
     """One's own standing bid."""
     require(party, "owner")
     with broker.database.read() as session:
@@ -90,9 +90,9 @@ def as_profile(valuation: Valuation, privacy_budget: float, data_size: int) -> B
     return BidProfile(made, [privacy_budget], [float(data_size)])
 
 
-def view_bid(bid: Bid) -> BidView:
+def view_bid(bid: Bid) -> wire.Bid:
     """The row as a view."""
-    return BidView(
+    return wire.Bid(
         bid.task_id,
         bid.slot,
         bid.kind,
@@ -106,9 +106,9 @@ def view_bid(bid: Bid) -> BidView:
     )
 
 
-def _place(session: Session, party: Party, task_id: str, request: BidRequest) -> BidView:
+def _place(session: Session, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
     task = _offer(session, party, task_id)
-    if order_of(task).engine == FLOWER:
+    if order_of(task.spec).broker.engine == FLOWER:
         raise Conflict(f"bids for task {task_id} come from owners' own nodes: what owner.toml says is bid")
     if task.state not in PLAYABLE:
         raise Conflict(f"task {task_id} is {task.state}: it takes no more bids")
@@ -150,8 +150,8 @@ def _offer(session: Session, party: Party, task_id: str) -> TaskRow:
 
 def _takes_bids(row: TaskRow) -> bool:
     """Whether registered owners bid here; on Flower their nodes do."""
-    order = order_of(row)
-    return order.owners.open and order.engine != FLOWER
+    order = order_of(row.spec)
+    return order.broker.open and order.broker.engine != FLOWER
 
 
 def _bid(session: Session, party: Party, task_id: str) -> Bid:
@@ -161,17 +161,17 @@ def _bid(session: Session, party: Party, task_id: str) -> Bid:
     return bid
 
 
-def _view(session: Session, row: TaskRow, party: Party) -> OfferView:
-    order = order_of(row)
+def _view(session: Session, row: TaskRow, party: Party) -> wire.Offer:
+    order = order_of(row.spec)
     free = select(func.count()).where(Slot.task_id == row.id, Slot.party_id.is_(None))
     slot = session.scalars(select(Slot).where(Slot.task_id == row.id, Slot.party_id == party.id)).first()
     bid = session.get(Bid, (row.id, party.id))
-    return OfferView(
+    return wire.Offer(
         row.id,
         row.name,
         row.state,
-        task_words(order.engine).place,
-        order.data.name,
+        task_words(order.broker.engine).place,
+        order.data.registered,
         order.mechanism.auction,
         str(auctions.get(order.mechanism.auction).guarantees.truthful),
         order.mechanism.aggregation,
@@ -179,8 +179,8 @@ def _view(session: Session, row: TaskRow, party: Party) -> OfferView:
         row.dimension,
         row.rounds,
         row.rounds_done,
-        order.budget_micros_per_round,
-        order.bidders_per_round,
+        order.budget_micros,
+        order.task.bidders_per_round,
         session.scalar(free) or 0,
         iso(row.deadline_at) or "",
         None if slot is None else slot.slot,

@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.reconcile import RECONCILE
-from flmarket.broker.office.views import FindingView, LogLine, LogPage, OperatorView
 from flmarket.broker.stamps import iso, now
 from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, PartyRow, TaskRow
+from flmarket.client import wire
 from flmarket.ledger import ESCROW
 
 __all__ = ["WORKER", "audit_log", "note", "status"]
@@ -38,7 +38,7 @@ def note(
 
 def audit_log(
     broker: Broker, party: Party, *, limit: int = 100, before: int | None = None, about: str | None = None
-) -> LogPage:
+) -> wire.LogPage:
     """The operator's: newest first; `about` is a party or a target."""
     require(party, "operator")
     query = select(AuditLog).order_by(AuditLog.id.desc()).limit(limit + 1)
@@ -49,26 +49,26 @@ def audit_log(
     with broker.database.read() as session:
         rows = session.scalars(query).all()
     lines = tuple(
-        LogLine(row.id, iso(row.at) or "", row.party_id, row.action, row.target, row.outcome, row.detail)
+        wire.LogLine(row.id, iso(row.at) or "", row.party_id, row.action, row.target, row.outcome, row.detail)
         for row in rows[:limit]
     )
-    return LogPage(lines, lines[-1].id if len(rows) > limit else None)
+    return wire.LogPage(lines, lines[-1].id if len(rows) > limit else None)
 
 
 WORKER = "worker"
 
 
-def status(broker: Broker, party: Party) -> OperatorView:
+def status(broker: Broker, party: Party) -> wire.Operations:
     """Queues and health in one look."""
     require(party, "operator")
     at = now()
     with broker.database.read() as session:
         tasks = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
         audits = dict(session.execute(select(AuditJob.state, func.count()).group_by(AuditJob.state)).all())
-        roles = dict(session.execute(select(PartyRow.role, func.count()).group_by(PartyRow.role)).all())
+        roles: dict[str, int] = dict(session.execute(select(PartyRow.role, func.count()).group_by(PartyRow.role)).all())
         due = session.scalar(select(func.min(TaskRow.next_at)).where(TaskRow.state.in_(PLAYABLE)))
         lease, check = session.get(Lease, WORKER), session.get(Check, RECONCILE)
-    return OperatorView(
+    return wire.Operations(
         tasks,
         audits,
         roles,
@@ -80,5 +80,5 @@ def status(broker: Broker, party: Party) -> OperatorView:
         broker.books.ledger.balance(ESCROW),
         broker.books.ledger.head().size,
         None if check is None else iso(check.at),
-        () if check is None else tuple(FindingView(**one) for one in check.findings),
+        () if check is None else tuple(wire.Finding(**one) for one in check.findings),
     )

@@ -20,10 +20,10 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker, Party, Role, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.views import AccountView, KeyPage, KeyView, NewKey, PartyPage, PartyView
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL
 from flmarket.broker.stamps import derived_id, iso, new_id, new_secret, now
 from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, SessionRow, TaskRow
+from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
 
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) -> PartyView:
+def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) -> wire.Party:
     """The operator's; without a party, the service's own (first start, demo)."""
     if party is not None:
         require(party, "operator")
@@ -74,13 +74,13 @@ def get_party(broker: Broker, party_id: str) -> Party:
     return as_party(row)
 
 
-def my_view(broker: Broker, party: Party) -> PartyView:
+def my_view(broker: Broker, party: Party) -> wire.Party:
     """Oneself."""
     with broker.database.read() as session:
         return view_party(_party_row(session, party.id))
 
 
-def list_parties(broker: Broker, party: Party, *, limit: int = 100, after: str | None = None) -> PartyPage:
+def list_parties(broker: Broker, party: Party, *, limit: int = 100, after: str | None = None) -> wire.PartyPage:
     """The operator's: all parties in the order of their ids."""
     require(party, "operator")
     query = select(PartyRow).order_by(PartyRow.id).limit(limit + 1)
@@ -89,10 +89,10 @@ def list_parties(broker: Broker, party: Party, *, limit: int = 100, after: str |
     with broker.database.read() as session:
         rows = session.scalars(query).all()
     items = tuple(view_party(row) for row in rows[:limit])
-    return PartyPage(items, items[-1].id if len(rows) > limit else None)
+    return wire.PartyPage(items, items[-1].id if len(rows) > limit else None)
 
 
-def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> PartyView:
+def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> wire.Party:
     """The operator closes or reopens a party; nobody closes herself."""
     require(party, "operator")
     if party_id == party.id:
@@ -104,7 +104,7 @@ def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> 
     return view_party(row)
 
 
-def bind_node(broker: Broker, party: Party, party_id: str, *, node_id: str, number: int | None = None) -> PartyView:
+def bind_node(broker: Broker, party: Party, party_id: str, *, node_id: str, number: int | None = None) -> wire.Party:
     """The operator says which SuperNode is an owner's: the id that `flwr supernode register` printed for her key.
 
     She gets a number for life, which her own configuration names too; the next one unless `number` is given.
@@ -128,7 +128,7 @@ def bind_node(broker: Broker, party: Party, party_id: str, *, node_id: str, numb
     return view_party(row)
 
 
-def unbind_node(broker: Broker, party: Party, party_id: str) -> PartyView:
+def unbind_node(broker: Broker, party: Party, party_id: str) -> wire.Party:
     """The owner takes no part in further rounds of Flower tasks; her number stays hers."""
     require(party, "operator")
     with broker.database.write() as session:
@@ -139,7 +139,7 @@ def unbind_node(broker: Broker, party: Party, party_id: str) -> PartyView:
     return view_party(row)
 
 
-def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str) -> NewKey:
+def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str) -> wire.NewKey:
     """A new key, whose secret is returned this once; for oneself, or by the operator for anybody."""
     if party is not None and party.id != party_id:
         require(party, "operator")
@@ -154,17 +154,17 @@ def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str)
             raise Conflict(f"a party has at most {broker.settings.max_keys_per_party} valid keys: revoke one first")
         session.add(ApiKey(id=key_id, party_id=party_id, label=label, hash=hashed, created_at=now()))
         note(session, party, "key.create", key_id, detail=party_id)
-    return NewKey(key_id, label, format_key(key_id, secret))
+    return wire.NewKey(key_id, label, format_key(key_id, secret))
 
 
-def list_keys(broker: Broker, party: Party) -> KeyPage:
+def list_keys(broker: Broker, party: Party) -> wire.KeyPage:
     """One's own keys, without secrets."""
     with broker.database.read() as session:
         rows = session.scalars(select(ApiKey).where(ApiKey.party_id == party.id).order_by(ApiKey.created_at)).all()
-    return KeyPage(tuple(_key_view(row) for row in rows))
+    return wire.KeyPage(tuple(_key_view(row) for row in rows))
 
 
-def revoke_key(broker: Broker, party: Party, key_id: str) -> KeyView:
+def revoke_key(broker: Broker, party: Party, key_id: str) -> wire.Key:
     """One's own key stops working at once, and with it every session that came from it."""
     with broker.database.write() as session:
         row = session.get(ApiKey, key_id)
@@ -205,19 +205,19 @@ def may_act(session: Session, party: Party) -> bool:
     return row is not None and row.active
 
 
-def account(broker: Broker, party: Party) -> AccountView:
+def account(broker: Broker, party: Party) -> wire.Account:
     """One's own money."""
     query = select(
         func.coalesce(func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros), 0)
     ).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
     with broker.database.read() as session:
         escrow = int(session.scalar(query) or 0)
-    return AccountView(party.id, broker.books.ledger.balance(party.id), escrow)
+    return wire.Account(party.id, broker.books.ledger.balance(party.id), escrow)
 
 
 def deposit(
     broker: Broker, party: Party | None, party_id: str, amount_micros: int, *, key: str | None = None
-) -> AccountView:
+) -> wire.Account:
     """The operator books money that a buyer paid in; the same `key` of the same operator books it once."""
     if party is not None:
         require(party, "operator")
@@ -240,13 +240,13 @@ def deposit(
 
 def as_party(row: PartyRow, key_id: str | None = None) -> Party:
     """The row as services know it."""
-    return Party(row.id, row.role, row.name, key_id)  # type: ignore[arg-type]
+    return Party(row.id, row.role, row.name, key_id)
 
 
-def view_party(row: PartyRow) -> PartyView:
+def view_party(row: PartyRow) -> wire.Party:
     """The row as a view."""
     created = iso(row.created_at) or ""
-    return PartyView(row.id, row.role, row.name, row.active, created, row.node_id, row.owner_number)
+    return wire.Party(row.id, row.role, row.name, row.active, created, row.node_id, row.owner_number)
 
 
 def _valid_key(key_id: str) -> Select[str, PartyRow]:
@@ -273,8 +273,8 @@ def _party_row(session: Session, party_id: str) -> PartyRow:
     return row
 
 
-def _key_view(row: ApiKey) -> KeyView:
-    return KeyView(row.id, row.label, iso(row.created_at) or "", iso(row.revoked_at))
+def _key_view(row: ApiKey) -> wire.Key:
+    return wire.Key(row.id, row.label, iso(row.created_at) or "", iso(row.revoked_at))
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------

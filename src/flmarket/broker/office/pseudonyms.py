@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office.views import LedgerEntry
+from flmarket.client import wire
 from flmarket.ledger import BANK, ESCROW, FEES
 from flmarket.ledger.receipt import SealedReceipt, seal
 
@@ -67,7 +67,7 @@ def buyers_receipt(broker: Broker, award_id: str, size: int | None = None) -> Se
     return seal(broker.books.ledger.receipt(award_id, size), award=named, owner=named.rpartition("/")[2])
 
 
-def buyers_entry(broker: Broker, entry: LedgerEntry, own: Set[str]) -> LedgerEntry:
+def buyers_entry(broker: Broker, entry: wire.LedgerEntry, own: Set[str]) -> wire.LedgerEntry:
     """An entry of the log as a buyer may see it: `own` accounts by their names, owners by theirs in the task."""
     found = _AWARD.fullmatch(entry.ref)
     owner = None if found is None else f"{found[1]}/{owner_name(broker, found[1], int(found[3]))}"

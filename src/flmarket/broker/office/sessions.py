@@ -16,9 +16,9 @@ from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.parties import as_party, may_act, party_of_key, view_party
-from flmarket.broker.office.views import SessionView
 from flmarket.broker.stamps import iso, new_secret, now
 from flmarket.broker.tables import PartyRow, SessionRow, SignInLink
+from flmarket.client import wire
 
 __all__ = [
     "SignedIn",
@@ -37,7 +37,7 @@ class SignedIn:
     """A session as its browser knows it: `cookie` is a secret."""
 
     cookie: str
-    view: SessionView
+    view: wire.Session
 
 
 def sign_in(broker: Broker, key: str) -> SignedIn:
@@ -71,14 +71,14 @@ def redeem_link(broker: Broker, token: str) -> SignedIn:
     return _start(broker, as_party(party), "sign-in.link")
 
 
-def session_of(broker: Broker, cookie: str) -> tuple[Party, SessionView]:
+def session_of(broker: Broker, cookie: str) -> tuple[Party, wire.Session]:
     """Who is signed in with this cookie."""
     with broker.database.read() as session:
         found = _valid_session(session, cookie)
     if found is None:
         raise Unauthenticated("the session is not valid any more: sign in again")
     row, party = found
-    return as_party(party, row.key_id), SessionView(view_party(party), row.csrf, iso(row.expires_at) or "")
+    return as_party(party, row.key_id), wire.Session(view_party(party), row.csrf, iso(row.expires_at) or "")
 
 
 def still_signed_in(broker: Broker, party: Party, cookie: str | None) -> bool:
@@ -111,7 +111,7 @@ def _start(broker: Broker, party: Party, action: str) -> SignedIn:
         session.add(row)
         found = session.get_one(PartyRow, party.id)
         note(session, party, action)
-    return SignedIn(cookie, SessionView(view_party(found), row.csrf, iso(row.expires_at) or ""))
+    return SignedIn(cookie, wire.Session(view_party(found), row.csrf, iso(row.expires_at) or ""))
 
 
 def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow] | None:

@@ -12,9 +12,9 @@ from sqlalchemy import select
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.parties import view_party
-from flmarket.broker.office.views import EpsilonWords, PrivacyView, ReleaseView, StatementView
 from flmarket.broker.stamps import iso
 from flmarket.broker.tables import PartyRow, Release, TaskRow
+from flmarket.client import wire
 from flmarket.ledger import AwardState, format_micros
 from flmarket.privacy import PureDp
 from flmarket.trust import certainty, meaning_of, task_words
@@ -28,16 +28,16 @@ _HEADER = (
 )  # fmt: skip
 
 
-def privacy(broker: Broker, party: Party) -> PrivacyView:
+def privacy(broker: Broker, party: Party) -> wire.Privacy:
     """Total ε spent and left over all tasks, as the ledger counts it."""
     require(party, "owner")
     cap, spent = broker.books.privacy(party.id)
     limit = 0.0 if cap is None else cap
     left = max(0.0, limit - spent)
-    return PrivacyView(limit, spent, left, privacy_words(limit, spent))
+    return wire.Privacy(limit, spent, left, privacy_words(limit, spent))
 
 
-def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> PrivacyView:
+def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> wire.Privacy:
     """Change one's own cap; never below what was released already."""
     require(party, "owner")
     broker.books.ledger.register_cap(party.id, PureDp(cap_epsilon_total))
@@ -46,7 +46,7 @@ def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> PrivacyVi
     return privacy(broker, party)
 
 
-def statement(broker: Broker, party: Party) -> StatementView:
+def statement(broker: Broker, party: Party) -> wire.Statement:
     """Every award of the owner, oldest first, with running totals."""
     require(party, "owner")
     query = (
@@ -68,10 +68,10 @@ def statement(broker: Broker, party: Party) -> StatementView:
         earned += paid
         delivered += one.state == AwardState.POSTED
         releases.append(
-            ReleaseView(
+            wire.Release(
                 one.task_id,
                 name,
-                task_words(str(spec.get("engine"))).place,
+                task_words(str(spec["broker"]["engine"])).place,
                 one.index,
                 one.epsilon,
                 total,
@@ -84,7 +84,7 @@ def statement(broker: Broker, party: Party) -> StatementView:
                 iso(one.at) or "",
             )
         )
-    return StatementView(view_party(row), privacy(broker, party), earned, len(releases), delivered, tuple(releases))
+    return wire.Statement(view_party(row), privacy(broker, party), earned, len(releases), delivered, tuple(releases))
 
 
 def statement_csv(broker: Broker, party: Party) -> str:
@@ -107,7 +107,7 @@ def _plain(text: str) -> str:
 # --- in plain words ---------------------------------------------------------------------------------------------------
 
 
-def epsilon_words(epsilon_total: float) -> EpsilonWords:
+def epsilon_words(epsilon_total: float) -> wire.EpsilonWords:
     """What a total ε lets others learn at most."""
     if epsilon_total <= 0.5:
         verdict = "Very strong: nobody learns much about your data."
@@ -119,7 +119,7 @@ def epsilon_words(epsilon_total: float) -> EpsilonWords:
         verdict = "Hardly any protection against somebody who knows what to look for."
     factor = math.exp(min(epsilon_total, 700.0))
     words = f"{meaning_of(epsilon_total)} Odds grow by at most {factor:.3g}. {verdict}"
-    return EpsilonWords(epsilon_total, factor, certainty(epsilon_total), words)
+    return wire.EpsilonWords(epsilon_total, factor, certainty(epsilon_total), words)
 
 
 def privacy_words(cap: float, spent: float) -> str:

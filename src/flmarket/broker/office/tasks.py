@@ -9,39 +9,28 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from flmarket.bids import FloatArray
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
-from flmarket.broker.office.views import (
-    AwardView,
-    BillLine,
-    BillView,
-    EventView,
-    ModelFile,
-    ReceiptPage,
-    ReceiptView,
-    RoundDetail,
-    RoundPage,
-    RoundView,
-    TaskPage,
-    TaskView,
-)
-from flmarket.broker.requests import FLOWER, TaskRequest, check_engine, order_of
+from flmarket.broker.requests import FLOWER, TaskRequest, check_playable
 from flmarket.broker.stamps import derived_id, iso, new_id, now
 from flmarket.broker.tables import ACTIVE, ENDED, Event, PartyRow, Release, RoundRow, Slot, TaskRow, vector
+from flmarket.client import wire
 from flmarket.engines import SimulationRun
-from flmarket.errors import InvalidInput, MissingDependency
+from flmarket.errors import MissingDependency
+from flmarket.learning import Model, to_named
 from flmarket.ledger import MemoryLedger
 
 __all__ = [
@@ -61,13 +50,13 @@ __all__ = [
     "view_round",
 ]
 
+ModelFormat = Literal["npz", "safetensors"]
 
-def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | None = None) -> TaskView:
+
+def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | None = None) -> wire.Task:
     """Check the order, take its budget into escrow and queue it; the same `key` posts the same order once."""
     require(party, "buyer")
-    check_engine(broker.settings, request.engine)
-    if request.engine == FLOWER and not request.owners.open:
-        raise InvalidInput("owners.open", False, "true in a Flower task: its owners are registered ones")
+    check_playable(broker.settings, request)
     task_id = new_id("t") if key is None else _keyed_id(broker, party, key)
     spec = request.model_dump(mode="json")
     with broker.database.read() as session:
@@ -80,10 +69,10 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
     row = TaskRow(
         id=task_id,
         buyer_id=party.id,
-        name=request.name,
+        name=request.task.name,
         state="funding",
         spec=spec,
-        rounds=request.rounds,
+        rounds=request.task.rounds,
         rounds_done=0,
         escrow_micros=request.escrow_micros,
         spent_micros=0,
@@ -91,16 +80,18 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
         perturbation=simulation.perturbation.name,
         dimension=run.parameters.size,
         features=simulation.data.features,
+        tensors=[[name, list(shape)] for name, shape in run.model.tensors.items()],
+        dtype=np.dtype(getattr(run.model, "dtype", np.float64)).name,
         classes=list(simulation.data.classes),
         baseline_accuracy=run.baseline_accuracy(),
         created_at=at,
-        deadline_at=at + 1000 * request.deadline_seconds,
+        deadline_at=at + 1000 * request.broker.deadline_seconds,
         next_at=at,
         cancel_requested=False,
         error="",
     )
     # on Flower, places are taken by owners with a node, as they come
-    sizes = () if request.engine == FLOWER else tuple(simulation.partition.sizes.tolist())
+    sizes = () if request.broker.engine == FLOWER else tuple(simulation.partition.sizes.tolist())
     places = [Slot(task_id=task_id, slot=slot, records=records) for slot, records in enumerate(sizes)]
     try:
         with broker.database.write() as session:
@@ -123,14 +114,14 @@ def _keyed_id(broker: Broker, party: Party, key: str) -> str:
     return next(task_id for task_id in ids if not broker.books.is_dropped(task_id))
 
 
-def _posted_before(broker: Broker, party: Party, known: TaskRow, spec: dict[str, Any]) -> TaskView:
+def _posted_before(broker: Broker, party: Party, known: TaskRow, spec: dict[str, Any]) -> wire.Task:
     """A key that came back: its task, or KeyReused if it comes with another order."""
     if known.buyer_id != party.id or known.spec != spec:
         raise KeyReused("this idempotency key belongs to another order: use a new one")
     return _fund(broker, party, known) if known.state == "funding" else _view(broker, party, known)
 
 
-def _fund(broker: Broker, party: Party, row: TaskRow) -> TaskView:
+def _fund(broker: Broker, party: Party, row: TaskRow) -> wire.Task:
     """Take a task's budget into escrow and queue it; Conflict, and no task, if the buyer has less."""
     try:
         broker.books.fund(row.id, party.id, row.escrow_micros)
@@ -175,7 +166,7 @@ def _queue(broker: Broker, party: Party | None, task_id: str, action: str) -> No
     broker.wake.set()
 
 
-def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> TaskPage:
+def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> wire.TaskPage:
     """One's own tasks, or the operator's view of all, newest first."""
     require(party, "buyer", "operator")
     query = select(TaskRow).order_by(TaskRow.created_at.desc(), TaskRow.id.desc()).limit(limit + 1)
@@ -192,16 +183,16 @@ def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | N
             )
         rows = session.scalars(query).all()
         items = tuple(_view(broker, party, row) for row in rows[:limit])
-    return TaskPage(items, items[-1].id if len(rows) > limit else None)
+    return wire.TaskPage(items, items[-1].id if len(rows) > limit else None)
 
 
-def get_task(broker: Broker, party: Party, task_id: str) -> TaskView:
+def get_task(broker: Broker, party: Party, task_id: str) -> wire.Task:
     """A task of one's own, or any for the operator."""
     with broker.database.read() as session:
         return _view(broker, party, own_task(session, party, task_id))
 
 
-def cancel_task(broker: Broker, party: Party, task_id: str) -> TaskView:
+def cancel_task(broker: Broker, party: Party, task_id: str) -> wire.Task:
     """Stop after the round that is being played; what is left of the escrow comes back."""
     require(party, "buyer", "operator")
     with broker.database.write() as session:
@@ -215,16 +206,18 @@ def cancel_task(broker: Broker, party: Party, task_id: str) -> TaskView:
     return get_task(broker, party, task_id)
 
 
-def rounds(broker: Broker, party: Party, task_id: str, *, limit: int = 1000, start: int = 0) -> RoundPage:
+def rounds(broker: Broker, party: Party, task_id: str, *, limit: int = 1000, start: int = 0) -> wire.RoundPage:
     """The rounds of a task from `start` on."""
     with broker.database.read() as session:
         own_task(session, party, task_id)
         query = select(RoundRow).where(RoundRow.task_id == task_id, RoundRow.index >= start).order_by(RoundRow.index)
         rows = session.scalars(query.limit(limit + 1)).all()
-    return RoundPage(tuple(view_round(row) for row in rows[:limit]), rows[limit].index if len(rows) > limit else None)
+    return wire.RoundPage(
+        tuple(view_round(row) for row in rows[:limit]), rows[limit].index if len(rows) > limit else None
+    )
 
 
-def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> RoundDetail:
+def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire.RoundDetail:
     """One round and its awards. The operator sees owners as they are, a buyer by their names in this task."""
     with broker.database.read() as session:
         own_task(session, party, task_id)
@@ -234,7 +227,7 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> Roun
         releases = session.execute(_releases_with_names(task_id, index)).all()
     named = party.role == "operator"
     awards = [
-        AwardView(
+        wire.Award(
             one.slot if named else None,
             (name or f"owner-{one.slot}") if named else owner_name(broker, task_id, one.slot),
             one.epsilon,
@@ -247,22 +240,24 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> Roun
         )
         for one, name in releases
     ]
-    return RoundDetail(view_round(row), tuple(awards if named else sorted(awards, key=lambda award: award.owner)))
+    return wire.RoundDetail(view_round(row), tuple(awards if named else sorted(awards, key=lambda award: award.owner)))
 
 
-def bill(broker: Broker, party: Party, task_id: str) -> BillView:
+def bill(broker: Broker, party: Party, task_id: str) -> wire.Bill:
     """What was paid for, round by round."""
     with broker.database.read() as session:
         row = own_task(session, party, task_id)
         played = session.scalars(select(RoundRow).where(RoundRow.task_id == task_id).order_by(RoundRow.index)).all()
     lines = tuple(
-        BillLine(one.index, one.budget_micros, one.spent_micros, one.delivered) for one in played if one.closed_at
+        wire.BillLine(one.index, one.budget_micros, one.spent_micros, one.delivered) for one in played if one.closed_at
     )
     left = row.escrow_micros - row.spent_micros - row.refunded_micros
-    return BillView(task_id, row.name, row.state, row.escrow_micros, row.spent_micros, row.refunded_micros, left, lines)
+    return wire.Bill(
+        task_id, row.name, row.state, row.escrow_micros, row.spent_micros, row.refunded_micros, left, lines
+    )
 
 
-def receipts(broker: Broker, party: Party, task_id: str, index: int) -> ReceiptPage:
+def receipts(broker: Broker, party: Party, task_id: str, index: int) -> wire.ReceiptPage:
     """The ledger's receipts of a round: all, sealed, for the buyer; one's own for an owner."""
     with broker.database.read() as session:
         query = select(Release).where(Release.task_id == task_id, Release.index == index).order_by(Release.slot)
@@ -274,9 +269,9 @@ def receipts(broker: Broker, party: Party, task_id: str, index: int) -> ReceiptP
     if not found and party.role == "owner":
         raise NotFound("receipt", f"{task_id}/{index}")
     receipt = partial(buyers_receipt, broker) if party.role == "buyer" else broker.books.ledger.receipt
-    return ReceiptPage(
+    return wire.ReceiptPage(
         tuple(
-            ReceiptView(
+            wire.Receipt(
                 buyers_award(broker, one.award_id) if party.role == "buyer" else one.award_id,
                 one.state,
                 one.epsilon,
@@ -288,14 +283,17 @@ def receipts(broker: Broker, party: Party, task_id: str, index: int) -> ReceiptP
     )
 
 
-def events(broker: Broker, party: Party, task_id: str, *, after: int = 0, limit: int = 200) -> tuple[EventView, ...]:
+def events(
+    broker: Broker, party: Party, task_id: str, *, after: int = 0, limit: int = 200
+) -> tuple[wire.Progress, ...]:
     """What happened in a task after the event `after`."""
     with broker.database.read() as session:
         own_task(session, party, task_id)
         query = select(Event).where(Event.task_id == task_id, Event.id > after).order_by(Event.id).limit(limit)
         found = session.scalars(query).all()
     return tuple(
-        EventView(one.id, one.kind, iso(one.at) or "", buyers_data(broker, party, task_id, one.data)) for one in found
+        wire.Progress(one.id, one.kind, buyers_data(broker, party, task_id, one.data), iso(one.at) or "")
+        for one in found
     )
 
 
@@ -318,9 +316,9 @@ def own_task(session: Session, party: Party, task_id: str) -> TaskRow:
     return row
 
 
-def view_round(row: RoundRow) -> RoundView:
+def view_round(row: RoundRow) -> wire.Round:
     """The row as a view."""
-    return RoundView(
+    return wire.Round(
         row.index,
         row.state,
         row.bids,
@@ -346,13 +344,13 @@ def _releases_with_names(task_id: str, index: int) -> Select[Release, str]:
     )
 
 
-def _view(broker: Broker, party: Party, row: TaskRow) -> TaskView:
-    return TaskView(
+def _view(broker: Broker, party: Party, row: TaskRow) -> wire.Task:
+    return wire.Task(
         row.id,
         row.buyer_id,
         row.name,
         row.state,
-        order_of(row),
+        row.spec,
         row.rounds,
         row.rounds_done,
         row.escrow_micros,
@@ -374,21 +372,34 @@ def _view(broker: Broker, party: Party, row: TaskRow) -> TaskView:
 # --- the model as a file ----------------------------------------------------------------------------------------------
 
 
-ModelFormat = Literal["npz", "safetensors"]
+@dataclass(frozen=True)
+class ModelFile:
+    """A trained model as a file."""
+
+    name: str
+    content: bytes
+    media_type: str = "application/octet-stream"
 
 
-def model_file(task: TaskRow, parameters: NDArray[np.float64], format: ModelFormat) -> ModelFile:
-    """Softmax regression: `weights` (outputs, features) and `biases` (outputs)."""
-    outputs = parameters.size // (task.features + 1)
-    weights = parameters[: outputs * task.features].reshape(outputs, task.features)
-    arrays = {"weights": weights.copy(), "biases": parameters[outputs * task.features :].copy()}
+@dataclass(frozen=True)
+class _Shapes:
+    """What is left of a model when only its arrays matter: the task's row has it."""
+
+    tensors: dict[str, tuple[int, ...]]
+    dtype: str
+
+
+def model_file(task: TaskRow, parameters: FloatArray, format: ModelFormat) -> ModelFile:
+    """The model's own named arrays, for NumPy or as safetensors; and what it is, in words."""
+    shapes = _Shapes({name: tuple(shape) for name, shape in task.tensors}, task.dtype)
+    arrays = to_named(cast(Model, shapes), parameters)
     about = {"task": task.id, "name": task.name, "classes": json.dumps(task.classes), "rounds": str(task.rounds_done)}
     if format == "npz":
         out = io.BytesIO()
-        np.savez(out, **arrays, about=np.array(json.dumps(about)))  # type: ignore[arg-type]
-        return ModelFile(f"{task.id}.npz", "application/octet-stream", out.getvalue())
+        np.savez(out, allow_pickle=False, **{"about": np.array(json.dumps(about)), **arrays})
+        return ModelFile(f"{task.id}.npz", out.getvalue())
     try:
         from safetensors.numpy import save
     except ImportError:
         raise MissingDependency("safetensors", "app") from None
-    return ModelFile(f"{task.id}.safetensors", "application/octet-stream", save(arrays, metadata=about))
+    return ModelFile(f"{task.id}.safetensors", save(arrays, metadata=about))

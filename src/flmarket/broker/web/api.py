@@ -25,37 +25,6 @@ from flmarket.broker.office import (
     tasks,
 )
 from flmarket.broker.office.tasks import ModelFormat
-from flmarket.broker.office.views import (
-    AccountView,
-    AuditPage,
-    AuditView,
-    BidHelpView,
-    BidView,
-    BillView,
-    Catalogue,
-    ExploreView,
-    KeyPage,
-    KeyView,
-    LedgerCheck,
-    LedgerHead,
-    LedgerPage,
-    LogPage,
-    MarketView,
-    NewKey,
-    OfferPage,
-    OfferView,
-    OperatorView,
-    PartyPage,
-    PartyView,
-    PrivacyView,
-    ReceiptPage,
-    RoundDetail,
-    RoundPage,
-    SessionView,
-    StatementView,
-    TaskPage,
-    TaskView,
-)
 from flmarket.broker.requests import (
     AuditRequest,
     BidHelpRequest,
@@ -80,6 +49,7 @@ from flmarket.broker.web.auth import (
 )
 from flmarket.broker.web.idempotency import IdempotencyKey, IdempotentRoute, keep_secret
 from flmarket.broker.web.problems import PROBLEMS, file_response
+from flmarket.client import wire
 
 __all__ = [
     "After",
@@ -128,7 +98,7 @@ sign_in_routes = APIRouter(tags=["account"], responses=PROBLEMS)
 
 
 @sign_in_routes.post("/session", status_code=201)
-def sign_in(request: Request, response: Response, broker: CurrentBroker, body: SignInRequest) -> SessionView:
+def sign_in(request: Request, response: Response, broker: CurrentBroker, body: SignInRequest) -> wire.Session:
     """Exchange a key for a session cookie. Writes by cookie need the returned token as `X-CSRF-Token`."""
     get_gate(request).sign_ins.take(client_address(request))
     signed_in = sessions.sign_in(broker, body.key)
@@ -145,19 +115,19 @@ def sign_out(response: Response, broker: CurrentBroker, auth: CurrentAuth, key: 
 
 
 @account_routes.get("/me")
-def me(broker: CurrentBroker, party: CurrentParty) -> PartyView:
+def me(broker: CurrentBroker, party: CurrentParty) -> wire.Party:
     """Who I am."""
     return parties.my_view(broker, party)
 
 
 @account_routes.get("/me/account")
-def my_account(broker: CurrentBroker, party: CurrentParty) -> AccountView:
+def my_account(broker: CurrentBroker, party: CurrentParty) -> wire.Account:
     """My money: the balance, and what running tasks hold in escrow."""
     return parties.account(broker, party)
 
 
 @account_routes.get("/me/keys")
-def my_keys(broker: CurrentBroker, party: CurrentParty) -> KeyPage:
+def my_keys(broker: CurrentBroker, party: CurrentParty) -> wire.KeyPage:
     """My keys, without their secrets."""
     return parties.list_keys(broker, party)
 
@@ -165,26 +135,26 @@ def my_keys(broker: CurrentBroker, party: CurrentParty) -> KeyPage:
 @account_routes.post("/me/keys", status_code=201)
 def new_key(
     request: Request, broker: CurrentBroker, party: CurrentParty, body: KeyRequest, key: IdempotencyKey = None
-) -> NewKey:
+) -> wire.NewKey:
     """A new key for me; its secret is shown this once."""
     keep_secret(request)
     return parties.issue_key(broker, party, party.id, label=body.label)
 
 
 @account_routes.delete("/me/keys/{key_id}")
-def revoke_key(broker: CurrentBroker, party: CurrentParty, key_id: Identifier, key: IdempotencyKey = None) -> KeyView:
+def revoke_key(broker: CurrentBroker, party: CurrentParty, key_id: Identifier, key: IdempotencyKey = None) -> wire.Key:
     """Revoke one of my keys."""
     return parties.revoke_key(broker, party, key_id)
 
 
 @account_routes.get("/market")
-def overview(broker: CurrentBroker, party: CurrentParty) -> MarketView:
+def overview(broker: CurrentBroker, party: CurrentParty) -> wire.Market:
     """The market at a glance."""
     return market.overview(broker, party)
 
 
 @account_routes.get("/catalogue")
-def catalogue(broker: CurrentBroker, party: CurrentParty) -> Catalogue:
+def catalogue(broker: CurrentBroker, party: CurrentParty) -> wire.Catalogue:
     """The names that a task may use, and what each auction claims."""
     return market.catalogue(broker)
 
@@ -192,13 +162,13 @@ def catalogue(broker: CurrentBroker, party: CurrentParty) -> Catalogue:
 @account_routes.get("/ledger")
 def ledger_entries(
     broker: CurrentBroker, party: CurrentParty, search: Search = None, limit: Limit = 100, before: After = None
-) -> LedgerPage:
+) -> wire.LedgerPage:
     """Entries of the ledger's log that concern me (the operator: all), newest first."""
     return ledger.entries(broker, party, search=search, limit=limit, before=before)
 
 
 @account_routes.get("/ledger/head")
-def ledger_head(broker: CurrentBroker, party: CurrentParty) -> LedgerHead:
+def ledger_head(broker: CurrentBroker, party: CurrentParty) -> wire.LedgerHead:
     """What commits to the whole log: keep it, and the past cannot change unseen."""
     return ledger.head(broker)
 
@@ -210,19 +180,19 @@ task_routes = APIRouter(tags=["tasks"], route_class=IdempotentRoute, responses=P
 
 
 @task_routes.post("/tasks", status_code=201)
-def post_task(broker: CurrentBroker, party: CurrentParty, body: TaskRequest, key: IdempotencyKey = None) -> TaskView:
+def post_task(broker: CurrentBroker, party: CurrentParty, body: TaskRequest, key: IdempotencyKey = None) -> wire.Task:
     """Post a task. Its whole budget goes into escrow; what is not spent comes back."""
     return tasks.post_task(broker, party, body, key=key)
 
 
 @task_routes.get("/tasks")
-def list_tasks(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50, before: Before = None) -> TaskPage:
+def list_tasks(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50, before: Before = None) -> wire.TaskPage:
     """My tasks (the operator: all), newest first."""
     return tasks.list_tasks(broker, party, limit=limit, before=before)
 
 
 @task_routes.get("/tasks/{task_id}")
-def get_task(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> TaskView:
+def get_task(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> wire.Task:
     """One task."""
     return tasks.get_task(broker, party, task_id)
 
@@ -230,7 +200,7 @@ def get_task(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) ->
 @task_routes.post("/tasks/{task_id}/cancel")
 def cancel_task(
     broker: CurrentBroker, party: CurrentParty, task_id: Identifier, key: IdempotencyKey = None
-) -> TaskView:
+) -> wire.Task:
     """Stop after the round being played; the rest of the escrow comes back."""
     return tasks.cancel_task(broker, party, task_id)
 
@@ -238,25 +208,25 @@ def cancel_task(
 @task_routes.get("/tasks/{task_id}/rounds")
 def list_rounds(
     broker: CurrentBroker, party: CurrentParty, task_id: Identifier, limit: Limit = 500, start: Start = 0
-) -> RoundPage:
+) -> wire.RoundPage:
     """The rounds so far."""
     return tasks.rounds(broker, party, task_id, limit=limit, start=start)
 
 
 @task_routes.get("/tasks/{task_id}/rounds/{index}")
-def get_round(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, index: Index) -> RoundDetail:
+def get_round(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, index: Index) -> wire.RoundDetail:
     """One round and its awards."""
     return tasks.round_detail(broker, party, task_id, index)
 
 
 @task_routes.get("/tasks/{task_id}/rounds/{index}/receipts")
-def get_receipts(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, index: Index) -> ReceiptPage:
+def get_receipts(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, index: Index) -> wire.ReceiptPage:
     """The ledger's receipts of a round, each with proofs; an owner gets her own."""
     return tasks.receipts(broker, party, task_id, index)
 
 
 @task_routes.get("/tasks/{task_id}/bill")
-def get_bill(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> BillView:
+def get_bill(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> wire.Bill:
     """What was paid for."""
     return tasks.bill(broker, party, task_id)
 
@@ -272,7 +242,7 @@ def get_model(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, f
 @task_routes.post("/explore")
 async def explore_budgets(
     request: Request, broker: CurrentBroker, party: CurrentParty, body: ExploreRequest, key: IdempotencyKey = None
-) -> ExploreView:
+) -> wire.Exploration:
     """What different budgets would buy, before posting a task. Nothing is posted and nothing is paid.
 
     A party has one under way and one that waits; more are refused (429).
@@ -287,19 +257,19 @@ owner_routes = APIRouter(tags=["owners"], route_class=IdempotentRoute, responses
 
 
 @owner_routes.get("/offers")
-def list_offers(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50, before: Before = None) -> OfferPage:
+def list_offers(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50, before: Before = None) -> wire.OfferPage:
     """Tasks that I can sell to."""
     return offers.list_offers(broker, party, limit=limit, before=before)
 
 
 @owner_routes.get("/offers/{task_id}")
-def get_offer(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> OfferView:
+def get_offer(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> wire.Offer:
     """One offer, with my place and my bid."""
     return offers.get_offer(broker, party, task_id)
 
 
 @owner_routes.get("/offers/{task_id}/bid")
-def get_bid(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> BidView:
+def get_bid(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> wire.Bid:
     """My standing bid."""
     return offers.my_bid(broker, party, task_id)
 
@@ -307,7 +277,7 @@ def get_bid(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> 
 @owner_routes.put("/offers/{task_id}/bid")
 def place_bid(
     broker: CurrentBroker, party: CurrentParty, task_id: Identifier, body: BidRequest, key: IdempotencyKey = None
-) -> BidView:
+) -> wire.Bid:
     """Bid, or replace my bid. It counts in every round until I replace or withdraw it."""
     return offers.place_bid(broker, party, task_id, body)
 
@@ -315,13 +285,13 @@ def place_bid(
 @owner_routes.delete("/offers/{task_id}/bid")
 def withdraw_bid(
     broker: CurrentBroker, party: CurrentParty, task_id: Identifier, key: IdempotencyKey = None
-) -> BidView:
+) -> wire.Bid:
     """Stay out of later rounds."""
     return offers.withdraw_bid(broker, party, task_id)
 
 
 @owner_routes.get("/me/statement")
-def statement(broker: CurrentBroker, party: CurrentParty) -> StatementView:
+def statement(broker: CurrentBroker, party: CurrentParty) -> wire.Statement:
     """Everything I sold, earned and gave up."""
     return statements.statement(broker, party)
 
@@ -334,13 +304,13 @@ def statement_csv(broker: CurrentBroker, party: CurrentParty) -> Response:
 
 
 @owner_routes.get("/me/privacy")
-def privacy(broker: CurrentBroker, party: CurrentParty) -> PrivacyView:
+def privacy(broker: CurrentBroker, party: CurrentParty) -> wire.Privacy:
     """My total ε, spent and left."""
     return statements.privacy(broker, party)
 
 
 @owner_routes.put("/me/privacy")
-def set_cap(broker: CurrentBroker, party: CurrentParty, body: CapRequest, key: IdempotencyKey = None) -> PrivacyView:
+def set_cap(broker: CurrentBroker, party: CurrentParty, body: CapRequest, key: IdempotencyKey = None) -> wire.Privacy:
     """Set the most ε that I give up in total; not below what I gave up already."""
     return statements.set_cap(broker, party, body.cap_epsilon_total)
 
@@ -348,7 +318,7 @@ def set_cap(broker: CurrentBroker, party: CurrentParty, body: CapRequest, key: I
 @owner_routes.post("/bid-help")
 async def bid_help(
     request: Request, broker: CurrentBroker, party: CurrentParty, body: BidHelpRequest, key: IdempotencyKey = None
-) -> BidHelpView:
+) -> wire.BidAdvice:
     """What a bid would earn, and what its ε means on top of all I gave up before. Nothing is placed."""
     return await get_gate(request).heavy.run(party.id, lambda: explore.bid_help(broker, party, body))
 
@@ -361,19 +331,19 @@ audit_routes = APIRouter(tags=["audits"], route_class=IdempotentRoute, responses
 @audit_routes.post("/audits", status_code=202)
 def start_audit(
     broker: CurrentBroker, party: CurrentParty, body: AuditRequest, key: IdempotencyKey = None
-) -> AuditView:
+) -> wire.Audit:
     """Run the auditor on a mechanism, in the background."""
     return audits.start_audit(broker, party, body, key=key)
 
 
 @audit_routes.get("/audits")
-def list_audits(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50) -> AuditPage:
+def list_audits(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50) -> wire.AuditPage:
     """My audits."""
     return audits.list_audits(broker, party, limit=limit)
 
 
 @audit_routes.get("/audits/{audit_id}")
-def get_audit(broker: CurrentBroker, party: CurrentParty, audit_id: Identifier) -> AuditView:
+def get_audit(broker: CurrentBroker, party: CurrentParty, audit_id: Identifier) -> wire.Audit:
     """One audit: its progress, and then its verdict."""
     return audits.get_audit(broker, party, audit_id)
 
@@ -385,13 +355,15 @@ operator_routes = APIRouter(prefix="/operator", tags=["operator"], route_class=I
 
 
 @operator_routes.get("/status")
-def status(broker: CurrentBroker, party: CurrentParty) -> OperatorView:
+def status(broker: CurrentBroker, party: CurrentParty) -> wire.Operations:
     """Queues and health."""
     return operator.status(broker, party)
 
 
 @operator_routes.get("/parties")
-def list_parties(broker: CurrentBroker, party: CurrentParty, limit: Limit = 100, after: Before = None) -> PartyPage:
+def list_parties(
+    broker: CurrentBroker, party: CurrentParty, limit: Limit = 100, after: Before = None
+) -> wire.PartyPage:
     """All parties."""
     return parties.list_parties(broker, party, limit=limit, after=after)
 
@@ -399,7 +371,7 @@ def list_parties(broker: CurrentBroker, party: CurrentParty, limit: Limit = 100,
 @operator_routes.post("/parties", status_code=201)
 def create_party(
     broker: CurrentBroker, party: CurrentParty, body: PartyRequest, key: IdempotencyKey = None
-) -> PartyView:
+) -> wire.Party:
     """Somebody new."""
     return parties.create_party(broker, party, role=body.role, name=body.name)
 
@@ -407,7 +379,7 @@ def create_party(
 @operator_routes.post("/parties/{party_id}/close")
 def close_party(
     broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
-) -> PartyView:
+) -> wire.Party:
     """Keys and sessions of the party stop working; her money stays hers."""
     return parties.set_active(broker, party, party_id, active=False)
 
@@ -415,7 +387,7 @@ def close_party(
 @operator_routes.post("/parties/{party_id}/reopen")
 def reopen_party(
     broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
-) -> PartyView:
+) -> wire.Party:
     """Keys and sessions of the party work again."""
     return parties.set_active(broker, party, party_id, active=True)
 
@@ -423,7 +395,7 @@ def reopen_party(
 @operator_routes.put("/parties/{party_id}/node")
 def bind_node(
     broker: CurrentBroker, party: CurrentParty, party_id: Identifier, body: NodeRequest, key: IdempotencyKey = None
-) -> PartyView:
+) -> wire.Party:
     """Which SuperNode is an owner's, so that she can sell in Flower tasks."""
     return parties.bind_node(broker, party, party_id, node_id=body.node_id, number=body.number)
 
@@ -431,7 +403,7 @@ def bind_node(
 @operator_routes.delete("/parties/{party_id}/node")
 def unbind_node(
     broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
-) -> PartyView:
+) -> wire.Party:
     """The owner takes no part in further rounds of Flower tasks."""
     return parties.unbind_node(broker, party, party_id)
 
@@ -444,7 +416,7 @@ def issue_key(
     party_id: Identifier,
     body: KeyRequest,
     key: IdempotencyKey = None,
-) -> NewKey:
+) -> wire.NewKey:
     """A key for a party; its secret is shown this once."""
     require(party, "operator")
     keep_secret(request)
@@ -458,7 +430,7 @@ def deposit(
     party_id: Identifier,
     body: DepositRequest,
     key: IdempotencyKey = None,
-) -> AccountView:
+) -> wire.Account:
     """Book money that a buyer paid in."""
     return parties.deposit(broker, party, party_id, body.amount_micros, key=key)
 
@@ -466,12 +438,12 @@ def deposit(
 @operator_routes.get("/audit-log")
 def audit_log(
     broker: CurrentBroker, party: CurrentParty, limit: Limit = 100, before: After = None, about: Before = None
-) -> LogPage:
+) -> wire.LogPage:
     """Who did what, newest first."""
     return operator.audit_log(broker, party, limit=limit, before=before, about=about)
 
 
 @operator_routes.post("/ledger/verify")
-def verify_ledger(broker: CurrentBroker, party: CurrentParty, key: IdempotencyKey = None) -> LedgerCheck:
+def verify_ledger(broker: CurrentBroker, party: CurrentParty, key: IdempotencyKey = None) -> wire.LedgerCheck:
     """Replay the whole log and say what was found."""
     return ledger.verify(broker, party)

@@ -22,9 +22,9 @@ from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import Forbidden, Unauthenticated
 from flmarket.broker.office.parties import party_of_key
 from flmarket.broker.office.sessions import SignedIn, session_of, still_signed_in
-from flmarket.broker.office.views import SessionView
 from flmarket.broker.settings import Settings
 from flmarket.broker.web.limits import Buckets, HeavyWork, Streams
+from flmarket.client import wire
 from flmarket.errors import ConfigError
 
 __all__ = [
@@ -48,7 +48,7 @@ class Auth:
     """Who is asking, and the session if it is a browser."""
 
     party: Party
-    session: SessionView | None = None
+    session: wire.Session | None = None
     cookie: str | None = None
 
     def still_holds(self, broker: Broker) -> bool:

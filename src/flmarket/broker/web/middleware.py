@@ -6,7 +6,6 @@ or the query: those may hold a sign-in token.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 
@@ -14,6 +13,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flmarket.broker.core import Metrics
+from flmarket.broker.errors import TooLarge
+from flmarket.broker.web.problems import problem
 
 __all__ = ["BodyLimit", "Observe", "SecureHeaders"]
 
@@ -80,7 +81,9 @@ class BodyLimit:
             more = message.get("more_body", False)
             too_large = len(body) > self.most
         if too_large:
-            await self._refuse(send)
+            refusal = TooLarge(f"a body has at most {self.most} bytes")
+            answer = problem(refusal.status, refusal.title, str(refusal), headers={"Connection": "close"})
+            await answer(scope, receive, send)
             return
         handed = False
 
@@ -92,18 +95,6 @@ class BodyLimit:
             return {"type": "http.request", "body": bytes(body), "more_body": False}
 
         await self.app(scope, whole, send)
-
-    async def _refuse(self, send: Send) -> None:
-        detail = f"a body has at most {self.most} bytes"
-        content = {"type": "about:blank", "title": "Too large", "status": 413, "detail": detail, "errors": []}
-        body = json.dumps(content).encode()
-        headers = [
-            (b"content-type", b"application/problem+json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
 
 class Observe:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from flmarket.broker.errors import BrokerError, TooMany
+from flmarket.client import wire
 from flmarket.errors import (
     DataUnavailable,
     FlmarketError,
@@ -23,28 +25,11 @@ from flmarket.errors import (
 )
 from flmarket.ledger.journal import LedgerUnavailable
 
-__all__ = ["PROBLEMS", "Problem", "file_response", "install", "problem"]
+__all__ = ["PROBLEMS", "file_response", "install", "problem"]
 
 
 log = logging.getLogger("flmarket.broker")
 MEDIA_TYPE = "application/problem+json"
-
-
-class FieldProblem(BaseModel):
-    """One field that is not accepted."""
-
-    field: str
-    problem: str
-
-
-class Problem(BaseModel):
-    """What went wrong."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    errors: list[FieldProblem] = []
 
 
 def _documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -75,11 +60,11 @@ def problem(
     status: int,
     title: str,
     detail: str,
-    errors: list[dict[str, str]] | None = None,
+    errors: Iterable[wire.FieldProblem] = (),
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
     """A problem document."""
-    content = {"type": "about:blank", "title": title, "status": status, "detail": detail, "errors": errors or []}
+    content = asdict(wire.Problem(title, status, detail, tuple(errors)))
     return JSONResponse(content, status, headers=headers, media_type=MEDIA_TYPE)
 
 
@@ -93,7 +78,7 @@ def from_error(error: FlmarketError) -> JSONResponse:
         return problem(error.status, error.title, str(error), headers=headers)
     if isinstance(error, InvalidInput):
         field = error.field.removeprefix("task: ")
-        return problem(422, "Not accepted", str(error), [{"field": field, "problem": f"expected {error.accepted}"}])
+        return problem(422, "Not accepted", str(error), [wire.FieldProblem(field, f"expected {error.accepted}")])
     if isinstance(error, LedgerUnavailable):
         return problem(503, "Not now", str(error), headers={"Retry-After": "1"})
     if isinstance(error, _CONFLICTS):
@@ -110,13 +95,10 @@ async def _flmarket_error(_request: Request, error: Exception) -> JSONResponse:
 async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     found = [
-        {
-            "field": ".".join(str(part) for part in one["loc"][1:]) or str(one["loc"][0]),
-            "problem": str(one["msg"])[:300],
-        }
+        wire.FieldProblem(".".join(map(str, one["loc"][1:])) or str(one["loc"][0]), str(one["msg"])[:300])
         for one in error.errors()[:20]
     ]
-    named = ", ".join(one["field"] for one in found[:3])
+    named = ", ".join(one.field for one in found[:3])
     return problem(422, "Not accepted", f"not accepted: {named}", found)
 
 

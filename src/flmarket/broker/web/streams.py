@@ -16,12 +16,12 @@ from starlette.concurrency import run_in_threadpool
 
 from flmarket.broker.core import Broker
 from flmarket.broker.office import tasks
-from flmarket.broker.office.views import EventView
 from flmarket.broker.tables import ENDED
 from flmarket.broker.web.api import Identifier, Start
 from flmarket.broker.web.auth import Auth, CurrentAuth, CurrentBroker, get_gate
 from flmarket.broker.web.limits import Streams
 from flmarket.broker.web.problems import PROBLEMS
+from flmarket.client import wire
 
 __all__ = ["router"]
 
@@ -86,7 +86,7 @@ async def _follow(broker: Broker, auth: Auth, task_id: str, last: int, streams: 
         streams.leave(auth.party.id)
 
 
-def _news(broker: Broker, auth: Auth, task_id: str, last: int) -> tuple[str, tuple[EventView, ...]] | None:
+def _news(broker: Broker, auth: Auth, task_id: str, last: int) -> tuple[str, tuple[wire.Progress, ...]] | None:
     """The task's state and what happened since; None if whoever asked may not know any more."""
     if not auth.still_holds(broker):
         return None
@@ -94,6 +94,6 @@ def _news(broker: Broker, auth: Auth, task_id: str, last: int) -> tuple[str, tup
     return state, tasks.events(broker, auth.party, task_id, after=last)
 
 
-def _format(event: EventView) -> str:
+def _format(event: wire.Progress) -> str:
     data = json.dumps({"at": event.at, **event.data})
     return f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n"

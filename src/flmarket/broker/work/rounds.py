@@ -86,7 +86,7 @@ def _check_enough_bids(broker: Broker, task_id: str) -> None:
     """NotEnoughBids for a round that is open and still waits, before anything is loaded for it."""
     with broker.database.read() as session:
         task = session.get_one(TaskRow, task_id)
-        need = order_of(task).owners
+        need = order_of(task.spec).broker
         row = session.get(RoundRow, (task_id, task.rounds_done))
         if not need.simulated and row is not None and row.state == "open":
             count = select(func.count()).select_from(Bid).where(Bid.task_id == task_id, Bid.active)
@@ -100,7 +100,7 @@ def _prepare(broker: Broker, task_id: str) -> tuple[_Playing, dict[str, Any] | N
         slots = session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id.is_not(None))).all()
         row = session.get(RoundRow, (task_id, task.rounds_done), options=[undefer(RoundRow.opened)])
         stored = None if row is None else row.opened
-    order = order_of(task)
+    order = order_of(task.spec)
     simulation = broker.simulations.build(task_id, order)
     parties = {slot.slot: slot.party_id for slot in slots if slot.party_id is not None}
     ledger = TaskLedger(
@@ -132,14 +132,14 @@ def _take_bids(broker: Broker, playing: _Playing) -> OpenRound | None:
         for slot in session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id.is_not(None))):
             assert slot.party_id is not None
             playing.parties[slot.slot] = slot.party_id  # whoever came while the round was open
-    if not playing.order.owners.simulated and len(standing) < playing.order.owners.minimum_bids:
+    if not playing.order.broker.simulated and len(standing) < playing.order.broker.minimum_bids:
         raise NotEnoughBids
     by_party = broker.books.privacy_of([bid.party_id for bid in standing])
     privacy = {bid.slot: by_party[bid.party_id] for bid in standing}
     _use_privacy(run, privacy)
     run.owners.bids = _profile(run.spec, standing)
     taken = set(playing.parties) - {bid.slot for bid in standing}
-    everybody = np.arange(run.spec.bids.n) if playing.order.owners.simulated else np.array(sorted(privacy), dtype=int)
+    everybody = np.arange(run.spec.bids.n) if playing.order.broker.simulated else np.array(sorted(privacy), dtype=int)
     opened = run.open(index, among=np.setdiff1d(everybody, np.array(sorted(taken), dtype=int)))
     if opened is None:
         return None
@@ -212,7 +212,7 @@ def _settle(broker: Broker, playing: _Playing, record: RoundRecord) -> None:
             parties=playing.parties,
             parameters=run.buyers_model(),
             checkpoint=state_to(run.state()),
-            pause_ms=int(1000 * playing.order.round_seconds / 5),
+            pause_ms=int(1000 * playing.order.broker.round_seconds / 5),
         )
     broker.metrics.count_round(valid=record.valid, paid_micros=record.spent_micros)
 

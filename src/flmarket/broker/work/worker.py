@@ -114,7 +114,7 @@ class Worker:
             stuck = select(TaskRow.id).where(TaskRow.state == "funding", TaskRow.created_at < now() - _FUNDING_MS)
             query = select(TaskRow.id, TaskRow.spec).where(TaskRow.state.in_(PLAYABLE), TaskRow.next_at <= now())
             postings = session.scalars(stuck).all()
-            due = [(row.id, row.spec.get("engine")) for row in session.execute(query.order_by(TaskRow.next_at))]
+            due = [(row.id, row.spec["broker"]["engine"]) for row in session.execute(query.order_by(TaskRow.next_at))]
         for task_id in postings:
             try:
                 recover_posting(self.broker, task_id)
@@ -158,7 +158,7 @@ class Worker:
         if self._ended(task_id):
             return
         with broker.database.read() as session:
-            pause = int(1000 * order_of(session.get_one(TaskRow, task_id)).round_seconds / _STEPS)
+            pause = int(1000 * order_of(session.get_one(TaskRow, task_id).spec).broker.round_seconds / _STEPS)
         playing = self._rounds.setdefault(task_id, play_round(broker, task_id))
         try:
             while self._step(playing):

@@ -13,10 +13,10 @@ from flmarket.audit import Bid, Example
 from flmarket.audit.example import Result
 from flmarket.broker.errors import TooMany
 from flmarket.broker.office import audits, market
-from flmarket.broker.office.views import AuditView
 from flmarket.broker.requests import AuditRequest
 from flmarket.broker.web.pages.context import Form, PageRoute, Reader, SignedIn, SignedInWrites, Visitor, fragment, page
 from flmarket.broker.web.pages.rendering import list_of
+from flmarket.client import wire
 from flmarket.report.audit_story import tell
 from flmarket.report.formatting import count, percent, significant
 from flmarket.trust import BIDS_ONLY
@@ -102,7 +102,7 @@ def start(request: Request, visitor: SignedInWrites, form: Form) -> Response:
     return RedirectResponse(f"/audit/{audit.id}" if audit else "/audit", 303)
 
 
-def _page(visitor: Visitor, auction: str, audit: AuditView | None) -> HTMLResponse:
+def _page(visitor: Visitor, auction: str, audit: wire.Audit | None) -> HTMLResponse:
     past = audits.list_audits(visitor.broker, visitor.party).items
     if audit is None and past:
         audit = audits.get_audit(visitor.broker, visitor.party, past[0].id)
@@ -123,7 +123,7 @@ def _page(visitor: Visitor, auction: str, audit: AuditView | None) -> HTMLRespon
     )
 
 
-def _result(visitor: Visitor, audit: AuditView | None, problem: str = "") -> HTMLResponse:
+def _result(visitor: Visitor, audit: wire.Audit | None, problem: str = "") -> HTMLResponse:
     """The result so far and, beside it, the list of audits as it is now."""
     return fragment(
         visitor,
@@ -137,7 +137,7 @@ def _result(visitor: Visitor, audit: AuditView | None, problem: str = "") -> HTM
     )
 
 
-def _verdict(audit: AuditView) -> Verdict | None:
+def _verdict(audit: wire.Audit) -> Verdict | None:
     report = audit.report
     if report is None:
         return None
@@ -174,7 +174,7 @@ def _violated(report: dict[str, Any], claim: str) -> bool:
     return bool(report["rational" if claim == "rational" else "budget"]["violations"])
 
 
-def _story(audit: AuditView, report: dict[str, Any], broken: list[str], silent: list[str]) -> str:
+def _story(audit: wire.Audit, report: dict[str, Any], broken: list[str], silent: list[str]) -> str:
     tried = (
         f"{count(report['search']['misreports_per_owner'], 'lie')} tried for each owner in "
         f"{count(audit.profiles, 'random auction')} (population {audit.population}, seed {audit.seed})."

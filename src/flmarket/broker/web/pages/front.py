@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import Forbidden, NotFound, Unauthenticated
 from flmarket.broker.office import ledger, market, sessions, tasks
-from flmarket.broker.office.views import MarketTask, MarketView
 from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.auth import clear_cookie, client_address, get_gate, set_cookie
 from flmarket.broker.web.pages.context import (
@@ -26,6 +25,7 @@ from flmarket.broker.web.pages.context import (
     page,
 )
 from flmarket.broker.web.pages.rendering import theme_css, tone
+from flmarket.client import wire
 from flmarket.trust import AT_BROKER, AT_OWNERS, market_words
 
 __all__ = ["last_router", "router"]
@@ -84,7 +84,7 @@ def _front(visitor: Visitor) -> HTMLResponse:
     )
 
 
-def _bought(view: MarketView) -> str:
+def _bought(view: wire.Market) -> str:
     """Where the updates that were bought were made."""
     own = view.releases - view.releases_simulated
     if not view.releases:
@@ -98,18 +98,18 @@ def front_tasks(visitor: AnyVisitor) -> HTMLResponse:
     return fragment(visitor, "_tasks.html.j2", tiles=_market(visitor)[1])
 
 
-def _market(visitor: Visitor) -> tuple[MarketView, tuple[Tile, ...]]:
+def _market(visitor: Visitor) -> tuple[wire.Market, tuple[Tile, ...]]:
     party = None if visitor.auth is None else visitor.auth.party
     view = market.overview(visitor.broker, party, limit=_SHOWN)
     return view, _tiles(visitor.broker, party, view)
 
 
-def _tiles(broker: Broker, party: Party | None, view: MarketView) -> tuple[Tile, ...]:
+def _tiles(broker: Broker, party: Party | None, view: wire.Market) -> tuple[Tile, ...]:
     order = sorted(view.tasks, key=lambda task: task.state not in PLAYABLE)  # running ones first, else newest first
     return tuple(_tile(broker, party, task) for task in order)
 
 
-def _tile(broker: Broker, party: Party | None, task: MarketTask) -> Tile:
+def _tile(broker: Broker, party: Party | None, task: wire.MarketTask) -> Tile:
     role = None if party is None else party.role
     visible = task.mine or role == "operator"
     href = f"/tasks/{task.id}" if visible else f"/owner/bid?task={task.id}" if role == "owner" and task.open else ""

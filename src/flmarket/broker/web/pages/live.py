@@ -19,13 +19,14 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from flmarket.broker.office import tasks
-from flmarket.broker.office.views import AwardView, EventView, TaskView
+from flmarket.broker.requests import order_of
 from flmarket.broker.tables import ENDED, PLAYABLE
 from flmarket.broker.web.api import Start
 from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import BuyerOrOperator, PageRoute, Visitor, page, render_for
 from flmarket.broker.web.pages.rendering import Chart
 from flmarket.broker.web.pages.tasks import TaskId, accuracy_chart
+from flmarket.client import wire
 from flmarket.ledger import AwardState
 from flmarket.report.formatting import epsilon, money, rate
 from flmarket.trust import TrustWords, task_words
@@ -121,19 +122,19 @@ class Line:
     text: str
 
 
-def latest_round(happened: Sequence[EventView]) -> Latest:
+def latest_round(happened: Sequence[wire.Progress]) -> Latest:
     """The round that is under way, or the last one."""
     in_rounds = [event for event in happened if event.kind in _STAGES]
     index = in_rounds[-1].data["round"] if in_rounds else 0
     return Latest(index, {event.kind: event.data for event in in_rounds if event.data["round"] == index})
 
 
-def make_scene(task: TaskView, latest: Latest, awards: tuple[AwardView, ...]) -> Scene:
+def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) -> Scene:
     """The round as it stands; `awards` are known once it is settled."""
     known = latest.known
     reached = max((_STAGES.index(kind) for kind in known), default=-1)
     bids, offered = known.get("bids", {}), known.get("awards", {})
-    budget = bids.get("budget_micros", task.request.budget_micros_per_round)
+    budget = bids.get("budget_micros", order_of(task.request).budget_micros)
     seats = _settled_seats(awards) if latest.settled else _awarded_seats(offered.get("winners", []))
     sold = len(awards) if latest.settled else offered.get("awards", 0)
     others = max(0, bids.get("bids", 0) - sold)
@@ -144,7 +145,7 @@ def make_scene(task: TaskView, latest: Latest, awards: tuple[AwardView, ...]) ->
     return Scene(
         latest.index + 1,
         task.rounds,
-        _stages(known, reached, task_words(task.request.engine)),
+        _stages(known, reached, task_words(task.request["broker"]["engine"])),
         _parts(budget, offered, awards, settled=latest.settled),
         budget,
         tuple(shown),
@@ -179,7 +180,7 @@ def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords) -
     )  # fmt: skip
 
 
-def _parts(budget: int, offered: dict[str, Any], awards: tuple[AwardView, ...], *, settled: bool) -> tuple[Part, ...]:
+def _parts(budget: int, offered: dict[str, Any], awards: tuple[wire.Award, ...], *, settled: bool) -> tuple[Part, ...]:
     held = offered.get("held_micros", 0)
     paid = sum(one.price_micros for one in awards if one.state == AwardState.POSTED)
     back = held - paid if settled else 0
@@ -198,7 +199,7 @@ def _awarded_seats(winners: Iterable[dict[str, Any]]) -> list[Seat]:
     ]
 
 
-def _settled_seats(awards: tuple[AwardView, ...]) -> list[Seat]:
+def _settled_seats(awards: tuple[wire.Award, ...]) -> list[Seat]:
     seats = []
     for one in awards:
         paid = one.state == AwardState.POSTED
@@ -220,12 +221,12 @@ def _capital(name: str) -> str:
     return f"Owner {short}" if short.isdigit() else short[:1].upper() + short[1:] if short == name else short
 
 
-def lines(happened: Iterable[EventView]) -> list[Line]:
+def lines(happened: Iterable[wire.Progress]) -> list[Line]:
     """Events as lines of the log."""
     return [Line(event.at, text) for event in happened if (text := _tell(event))]
 
 
-def _tell(event: EventView) -> str:
+def _tell(event: wire.Progress) -> str:
     """An event in words; empty for one that says nothing by itself."""
     data = event.data
     number = data.get("round", 0) + 1
@@ -269,7 +270,8 @@ def live(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         "live.html.j2",
         title=f"{task.name}, live",
         task=task,
-        trust=task_words(task.request.engine),
+        budget_micros=order_of(task.request).budget_micros,
+        trust=task_words(task.request["broker"]["engine"]),
         running=task.state in PLAYABLE,
         stream=f"/tasks/{task_id}/stream?after={last}",
         scene=_scene(visitor, task, happened),
@@ -297,12 +299,12 @@ def stream(request: Request, task_id: TaskId, visitor: BuyerOrOperator, after: S
     return StreamingResponse(parts(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-async def _follow(visitor: Visitor, task: TaskView, last: int) -> AsyncIterator[str]:
+async def _follow(visitor: Visitor, task: wire.Task, last: int) -> AsyncIterator[str]:
     settings = visitor.broker.settings
     until, beat = time.monotonic() + settings.stream_seconds, time.monotonic()
     yield "retry: 1500\n\n"
     recent = await run_in_threadpool(_history, visitor, task.id)
-    new: list[EventView] | None = [event for event in recent if event.id > last]
+    new: list[wire.Progress] | None = [event for event in recent if event.id > last]
     while new is not None and time.monotonic() < until:
         if new:
             last, beat = new[-1].id, time.monotonic()
@@ -318,14 +320,14 @@ async def _follow(visitor: Visitor, task: TaskView, last: int) -> AsyncIterator[
         recent = [*recent, *(new or ())][-_RECENT:]
 
 
-def _news(visitor: Visitor, task_id: str, last: int) -> list[EventView] | None:
+def _news(visitor: Visitor, task_id: str, last: int) -> list[wire.Progress] | None:
     """What happened since; None once whoever looks is signed out, or her key or she herself was barred."""
     if visitor.auth is None or not visitor.auth.still_holds(visitor.broker):
         return None
     return list(tasks.events(visitor.broker, visitor.party, task_id, after=last))
 
 
-def _changes(visitor: Visitor, task: TaskView, recent: list[EventView], new: list[EventView]) -> str:
+def _changes(visitor: Visitor, task: wire.Task, recent: list[wire.Progress], new: list[wire.Progress]) -> str:
     """The parts of the page that some new events change."""
     scene = _scene(visitor, task, recent)
     made = [
@@ -343,9 +345,9 @@ def _message(kind: str, html: str, identifier: int) -> str:
     return f"id: {identifier}\nevent: {kind}\n{data}\n"
 
 
-def _history(visitor: Visitor, task_id: str) -> list[EventView]:
+def _history(visitor: Visitor, task_id: str) -> list[wire.Progress]:
     """The events of the last rounds; a long task has more than anybody reads."""
-    found: list[EventView] = []
+    found: list[wire.Progress] = []
     after = 0
     while True:
         batch = tasks.events(visitor.broker, visitor.party, task_id, after=after, limit=1000)
@@ -355,14 +357,14 @@ def _history(visitor: Visitor, task_id: str) -> list[EventView]:
         after = batch[-1].id
 
 
-def _chart(visitor: Visitor, task: TaskView) -> Chart:
+def _chart(visitor: Visitor, task: wire.Task) -> Chart:
     played = tasks.rounds(visitor.broker, visitor.party, task.id).items
     return accuracy_chart([one for one in played if one.closed_at], task.baseline_accuracy)
 
 
-def _scene(visitor: Visitor, task: TaskView, happened: list[EventView]) -> Scene:
+def _scene(visitor: Visitor, task: wire.Task, happened: list[wire.Progress]) -> Scene:
     latest = latest_round(happened)
-    awards: tuple[AwardView, ...] = ()
+    awards: tuple[wire.Award, ...] = ()
     if latest.settled:
         awards = tasks.round_detail(visitor.broker, visitor.party, task.id, latest.index).awards
     return make_scene(task, latest, awards)

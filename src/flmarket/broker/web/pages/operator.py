@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.office import operator, parties, tasks
-from flmarket.broker.office.views import NewKey, OperatorView
 from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest
 from flmarket.broker.stamps import new_id
 from flmarket.broker.web.pages.context import Form, Operator, OperatorWrites, PageRoute, Reader, Visitor, fragment, page
 from flmarket.broker.web.pages.rendering import seconds, tone, when
+from flmarket.client import wire
 from flmarket.errors import FlmarketError
 from flmarket.report.formatting import count, money
 
@@ -86,7 +86,9 @@ def bind(visitor: OperatorWrites, form: Form) -> Response:
     return _page(visitor, reader.errors)
 
 
-def _page(visitor: Visitor, errors: dict[str, str], *, key: NewKey | None = None, registered: str = "") -> HTMLResponse:
+def _page(
+    visitor: Visitor, errors: dict[str, str], *, key: wire.NewKey | None = None, registered: str = ""
+) -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
     everybody = parties.list_parties(broker, party, limit=_SHOWN)
     names = {one.id: one.name for one in everybody.items}
@@ -113,7 +115,7 @@ def _page(visitor: Visitor, errors: dict[str, str], *, key: NewKey | None = None
     )
 
 
-def _health(view: OperatorView) -> list[tuple[str, str, str]]:
+def _health(view: wire.Operations) -> list[tuple[str, str, str]]:
     running, queued = view.tasks.get("running", 0), view.tasks.get("queued", 0)
     late = view.oldest_waiting_seconds or 0.0
     waiting = "nothing is due" if view.next_round_in_seconds is None else (
@@ -139,7 +141,7 @@ def _health(view: OperatorView) -> list[tuple[str, str, str]]:
     ]
 
 
-def _books(view: OperatorView) -> tuple[str, str, str]:
+def _books(view: wire.Operations) -> tuple[str, str, str]:
     if view.reconciled_at is None:
         return "Bills and ledger", "–", "not compared yet"
     if view.findings:

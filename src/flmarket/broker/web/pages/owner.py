@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.office import explore, offers, parties, statements
-from flmarket.broker.office.views import BidHelpView, OfferView, PrivacyView, ReleaseView, StatementView
 from flmarket.broker.requests import BidHelpRequest, BidRequest, CapRequest
 from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import (
@@ -31,6 +30,7 @@ from flmarket.broker.web.pages.context import (
     sentence,
 )
 from flmarket.broker.web.pages.rendering import Chart, Column, award_state, award_tone
+from flmarket.client import wire
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS, AwardState
 from flmarket.market.owner import LEAST_EPSILON
@@ -147,7 +147,7 @@ def withdraw(task_id: str, visitor: OwnerWrites) -> Response:
 
 def _form(
     visitor: Visitor,
-    found: tuple[OfferView, ...],
+    found: tuple[wire.Offer, ...],
     values: dict[str, str],
     errors: dict[str, str],
     *,
@@ -217,7 +217,7 @@ def _scaled(bid: BidRequest, scale: float) -> BidRequest:
     return bid.model_copy(update={"valuation": valuation})
 
 
-def _meaning(view: BidHelpView, limit: float) -> Markup:
+def _meaning(view: wire.BidAdvice, limit: float) -> Markup:
     total, spent = view.epsilon.epsilon, view.spent_epsilon_total
     before = Markup("You have given up ε = {} in total so far. ").format(epsilon(spent)) if spent else Markup("")
     return before + Markup(
@@ -229,7 +229,7 @@ def _meaning(view: BidHelpView, limit: float) -> Markup:
     )
 
 
-def _odds(view: BidHelpView, limit: float) -> tuple[Odds, ...]:
+def _odds(view: wire.BidAdvice, limit: float) -> tuple[Odds, ...]:
     """From the lifetime total: as it is, after one more round, and after all that are left or fit under the cap."""
     spent, most = view.spent_epsilon_total, view.epsilon.epsilon
     lines = [
@@ -242,7 +242,7 @@ def _odds(view: BidHelpView, limit: float) -> tuple[Odds, ...]:
     return tuple(lines)
 
 
-def _earns(view: BidHelpView, records: int, cost: float, limit: float) -> Markup:
+def _earns(view: wire.BidAdvice, records: int, cost: float, limit: float) -> Markup:
     asked = Markup("Selling ε = {} on {} is worth <strong>{}</strong> to you. ").format(
         epsilon(limit), count(records, "record"), significant(cost)
     )
@@ -275,7 +275,7 @@ def _earns(view: BidHelpView, records: int, cost: float, limit: float) -> Markup
     return asked + each + together + advice
 
 
-def _chart(views: dict[float, BidHelpView], bid: BidRequest) -> Chart:
+def _chart(views: dict[float, wire.BidAdvice], bid: BidRequest) -> Chart:
     assert bid.valuation.rate is not None
     rate = bid.valuation.rate
     return Chart(
@@ -351,11 +351,11 @@ def _page(visitor: Visitor, errors: dict[str, str]) -> HTMLResponse:
     )
 
 
-def _share(privacy: PrivacyView) -> float:
+def _share(privacy: wire.Privacy) -> float:
     return privacy.spent_epsilon_total / privacy.cap_epsilon_total if privacy.cap_epsilon_total > 0 else 1.0
 
 
-def _outlook(statement: StatementView) -> str:
+def _outlook(statement: wire.Statement) -> str:
     """How long the cap lasts at the pace so far."""
     sold = [one.epsilon for one in statement.releases if one.state == AwardState.POSTED]
     left = statement.privacy.left_epsilon_total
@@ -370,11 +370,11 @@ def _outlook(statement: StatementView) -> str:
     )
 
 
-def _delivered(statement: StatementView) -> list[ReleaseView]:
+def _delivered(statement: wire.Statement) -> list[wire.Release]:
     return [one for one in statement.releases if one.state == AwardState.POSTED]
 
 
-def _spent_chart(statement: StatementView) -> Chart:
+def _spent_chart(statement: wire.Statement) -> Chart:
     cap = statement.privacy.cap_epsilon_total
     known = _delivered(statement)
     return Chart(
@@ -392,7 +392,7 @@ def _spent_chart(statement: StatementView) -> Chart:
     )
 
 
-def _earnings_chart(statement: StatementView) -> Chart:
+def _earnings_chart(statement: wire.Statement) -> Chart:
     total, rows = 0, []
     for i, one in enumerate(_delivered(statement)):
         total += one.paid_micros
@@ -408,7 +408,7 @@ def _earnings_chart(statement: StatementView) -> Chart:
     )
 
 
-def _bid_text(offer: OfferView) -> str:
+def _bid_text(offer: wire.Offer) -> str:
     bid = offer.bid
     if bid is None or not bid.active:
         return ""

@@ -1,8 +1,9 @@
 """Post a task, with a budget explorer beside the form: what each budget buys, before any money moves.
 
 The explorer asks `office.explore`, which runs the task's own auction on the task's own owners; the page comes without
-it and asks for it by itself, because it takes a while. The form asks for fewer things than the API takes; the rest has
-the API's defaults.
+it and asks for it by itself, because it takes a while. The form asks for fewer things than the API takes. The rest has
+the API's defaults, except that owners' sizes differ less and that the buyer gets the mean of the latter half of all
+models, which is what most people want.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from markupsafe import Markup
 from flmarket import auctions
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.office import explore, market, parties, tasks
-from flmarket.broker.office.views import Catalogue, ExplorePoint, ExploreView, MechanismView
 from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.auth import get_gate
@@ -33,6 +33,7 @@ from flmarket.broker.web.pages.context import (
     sentence,
 )
 from flmarket.broker.web.pages.rendering import Chart, Column
+from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
@@ -44,18 +45,20 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _DEFAULTS = {
     "name": "", "data": "breast-cancer", "owners": "40", "auction": "posted", "aggregation": "opt-aggr",
-    "perturbation": "recommended", "budget": "200", "rounds": "25", "bidders": "20", "learning_rate": "0.2",
-    "clip": "0.5", "round_seconds": "5", "deadline_days": "7", "seed": "0", "engine": SIMULATION,
+    "perturbation": "recommended", "model": "softmax", "budget": "200", "rounds": "25", "bidders": "20",
+    "learning_rate": "0.2", "clip": "0.5", "round_seconds": "5", "deadline_days": "7", "seed": "0",
+    "engine": SIMULATION,
 }  # fmt: skip
 _FIELDS = {
-    "name": "name", "data.name": "data", "data.owners": "owners", "mechanism.auction": "auction",
+    "task.name": "name", "data.name": "data", "data.owners": "owners", "mechanism.auction": "auction",
     "mechanism.aggregation": "aggregation", "mechanism.perturbation": "perturbation", "mechanism.clip": "clip",
-    "rounds": "rounds", "bidders_per_round": "bidders", "budget_micros_per_round": "budget",
-    "training.learning_rate": "learning_rate", "round_seconds": "round_seconds", "deadline_seconds": "deadline_days",
-    "seed": "seed", "engine": "engine",
+    "model.name": "model", "model": "model", "task.rounds": "rounds", "task.bidders_per_round": "bidders",
+    "task.budget_per_round": "budget", "task.learning_rate": "learning_rate", "broker.round_seconds": "round_seconds",
+    "broker.deadline_seconds": "deadline_days", "seed": "seed", "broker.engine": "engine", "owners": "owners",
 }  # fmt: skip
+_DATA, _TRAINING = {"sigma": 0.5}, {"average": True}
 _ENGINES = {SIMULATION: AT_BROKER.place, FLOWER: AT_OWNERS.place}
-_FURTHER = ("learning_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
+_FURTHER = ("model", "learning_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
 # As shares of what all bidders of a round would cost; beyond it more money buys nothing.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
 _TRIAL_SHARES = (0.1, 0.3, 0.6, 1.0)  # of _SHARES, so that trials belong to points that are there
@@ -133,7 +136,7 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
     )
 
 
-def _offered(catalogue: Catalogue) -> list[MechanismView]:
+def _offered(catalogue: wire.Catalogue) -> list[wire.Mechanism]:
     """The auctions that the form offers: all, those of ours with every guarantee first."""
     known = {one.name: one for one in catalogue.auctions}
     return [known[name] for name in dict.fromkeys((*_FIRST, *known)) if name in known]
@@ -141,22 +144,28 @@ def _offered(catalogue: Catalogue) -> list[MechanismView]:
 
 def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
     values: dict[str, Any] = {
-        "name": reader.text("name") if name is None else name,
-        "engine": reader.text("engine", SIMULATION),
-        "data": {"name": reader.text("data"), "owners": reader.whole("owners")},
+        "seed": reader.whole("seed"),
+        "task": {
+            "name": reader.text("name") if name is None else name,
+            "rounds": reader.whole("rounds"),
+            "bidders_per_round": reader.whole("bidders"),
+            "budget_per_round": reader.micros("budget") / MICROS,
+            "learning_rate": reader.number("learning_rate"),
+        },
+        "data": {"name": reader.text("data"), "owners": reader.whole("owners"), **_DATA},
         "mechanism": {
             "auction": reader.text("auction"),
             "aggregation": reader.text("aggregation"),
             "perturbation": reader.text("perturbation"),
             "clip": reader.number("clip"),
         },
-        "training": {"learning_rate": reader.number("learning_rate")},
-        "rounds": reader.whole("rounds"),
-        "bidders_per_round": reader.whole("bidders"),
-        "budget_micros_per_round": reader.micros("budget"),
-        "round_seconds": reader.number("round_seconds"),
-        "deadline_seconds": round(86_400 * reader.number("deadline_days")),
-        "seed": reader.whole("seed"),
+        "model": {"name": reader.text("model", "softmax")},
+        "training": _TRAINING,
+        "broker": {
+            "engine": reader.text("engine", SIMULATION),
+            "round_seconds": reader.number("round_seconds"),
+            "deadline_seconds": round(86_400 * reader.number("deadline_days")),
+        },
     }
     return reader.build(TaskRequest, values, _FIELDS)
 
@@ -165,9 +174,9 @@ def _explore(broker: Broker, party: Party, values: Any, *, trial: bool = False) 
     order = _order(Reader(dict(values)), name="explore")
     if order is None:
         return Exploration(problem="Fill in the form, and this shows what your budget buys.")
-    mine = order.budget_micros_per_round
+    mine = order.budget_micros
     # The same owners whatever the budget: one simulation serves all, and the chart's ends stay where they are.
-    task = order.model_copy(update={"budget_micros_per_round": MICROS})
+    task = order.with_budget(MICROS)
     try:
         first = explore.explore(broker, party, _request(task, [mine], 10))
         full = first.full_cost_micros
@@ -188,7 +197,7 @@ def _budgets(full_cost: int, shares: tuple[float, ...]) -> list[int]:
     return [max(1, int(share * full_cost)) for share in shares]
 
 
-def _with_accuracy(view: ExploreView, trials: list[ExploreView]) -> ExploreView:
+def _with_accuracy(view: wire.Exploration, trials: list[wire.Exploration]) -> wire.Exploration:
     known = {point.budget_micros: point.accuracy for one in trials for point in one.points}
     return replace(view, points=tuple(replace(point, accuracy=known.get(point.budget_micros)) for point in view.points))
 
@@ -197,7 +206,7 @@ def _request(task: TaskRequest, budgets: list[int], profiles: int, *, accuracy: 
     return ExploreRequest(task=task, budgets_micros=budgets, profiles=profiles, accuracy=accuracy)
 
 
-def _told(view: ExploreView, order: TaskRequest, mine: int) -> Exploration:
+def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> Exploration:
     point = next(point for point in view.points if point.budget_micros == mine)
     if point.failed:
         return Exploration(problem=f"At this budget {view.auction} does not work: {point.failed}.")
@@ -232,7 +241,7 @@ def _told(view: ExploreView, order: TaskRequest, mine: int) -> Exploration:
     )
 
 
-def _bound_chart(view: ExploreView, mine: int, point: ExplorePoint) -> Chart:
+def _bound_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) -> Chart:
     known = [(one.budget_micros / MICROS, one.error_bound) for one in view.points if one.error_bound is not None]
     values = [bound for _, bound in known]
     log = bool(values) and max(values) > 30 * min(values) > 0
@@ -247,7 +256,7 @@ def _bound_chart(view: ExploreView, mine: int, point: ExplorePoint) -> Chart:
     )
 
 
-def _accuracy_chart(view: ExploreView, mine: int, point: ExplorePoint) -> Chart | None:
+def _accuracy_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) -> Chart | None:
     known = [
         (one.budget_micros / MICROS, one.accuracy, view.baseline_accuracy)
         for one in view.points

@@ -12,11 +12,11 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from flmarket.broker.core import Party
 from flmarket.broker.errors import NotFound
 from flmarket.broker.office import market, parties, tasks
-from flmarket.broker.office.views import AwardView, BillView, RoundView, TaskView
-from flmarket.broker.requests import FLOWER
+from flmarket.broker.requests import FLOWER, order_of
 from flmarket.broker.tables import ENDED, PLAYABLE
 from flmarket.broker.web.pages.context import Buyer, BuyerOrOperator, BuyerOrOperatorWrites, PageRoute, SignedIn, page
 from flmarket.broker.web.pages.rendering import Chart, Column, award_state, award_tone, tone
+from flmarket.client import wire
 from flmarket.ledger import MICROS, AwardState
 from flmarket.report.formatting import count, money, percent, rate, significant
 from flmarket.trust import task_words
@@ -60,7 +60,7 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         "task.html.j2",
         title=task.name,
         task=task,
-        order=task.request,
+        order=order_of(task.request),
         tone=tone(task.state),
         running=task.state in PLAYABLE,
         download=_may_download(party, task),
@@ -69,7 +69,7 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         spending=_spending_chart(settled, bill),
         bill=bill,
         rounds=list(reversed(settled)),
-        trust=task_words(task.request.engine),
+        trust=task_words(task.request["broker"]["engine"]),
         owners=_owners(task, market.registered_places(broker, task_id)),
     )
 
@@ -121,7 +121,7 @@ def cancel(task_id: TaskId, visitor: BuyerOrOperatorWrites) -> RedirectResponse:
     return RedirectResponse(f"/tasks/{task_id}", 303)
 
 
-def accuracy_chart(settled: list[RoundView], baseline: float) -> Chart:
+def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
     """Accuracy by round, beside what a constant answer would reach."""
     known = [(one.index + 1, one.accuracy) for one in settled if one.accuracy is not None]
     last = known[-1][1] if known else None
@@ -147,7 +147,7 @@ def accuracy_chart(settled: list[RoundView], baseline: float) -> Chart:
     )
 
 
-def _spending_chart(settled: list[RoundView], bill: BillView) -> Chart:
+def _spending_chart(settled: list[wire.Round], bill: wire.Bill) -> Chart:
     rows = [(one.index + 1, one.spent_micros / MICROS, one.budget_micros / MICROS) for one in settled]
     budgets = sum(one.budget_micros for one in settled)
     share = percent(bill.spent_micros / budgets) if budgets else "nothing"
@@ -165,7 +165,7 @@ def _spending_chart(settled: list[RoundView], bill: BillView) -> Chart:
     )  # fmt: skip
 
 
-def _cards(task: TaskView, settled: list[RoundView]) -> list[Card]:
+def _cards(task: wire.Task, settled: list[wire.Round]) -> list[Card]:
     wins, delivered = sum(one.winners for one in settled), sum(one.delivered for one in settled)
     escrow = max(task.escrow_micros, 1)
     bounds = sorted(one.error_bound for one in settled if one.error_bound is not None)
@@ -183,24 +183,24 @@ def _cards(task: TaskView, settled: list[RoundView]) -> list[Card]:
     ]
 
 
-def _owners(task: TaskView, registered: int) -> str:
+def _owners(task: wire.Task, registered: int) -> str:
     """Who can sell, told as it is: a place that nobody registered has taken is a simulated owner, or empty."""
-    order = task.request
-    if order.engine == FLOWER:
-        return f"{count(registered, 'registered owner')} so far, {task_words(order.engine).place}"
+    order = order_of(task.request)
+    if order.broker.engine == FLOWER:
+        return f"{count(registered, 'registered owner')} so far, {task_words(order.broker.engine).place}"
     places = order.data.owners
-    if not order.owners.simulated:
+    if not order.broker.simulated:
         return f"{count(registered, 'registered owner')} so far, of {count(places, 'place')}"
     if not registered:
         return f"{places:,}, all simulated"
     return f"{places:,}: {registered:,} registered, {places - registered:,} simulated"
 
 
-def _delivered(awards: tuple[AwardView, ...]) -> int:
+def _delivered(awards: tuple[wire.Award, ...]) -> int:
     return sum(one.price_micros for one in awards if one.state == AwardState.POSTED)
 
 
-def _may_download(party: Party, task: TaskView) -> bool:
+def _may_download(party: Party, task: wire.Task) -> bool:
     return party.id == task.buyer_id and task.state in ENDED and task.rounds_done > 0
 
 

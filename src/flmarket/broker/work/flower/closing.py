@@ -33,7 +33,7 @@ def give_up(broker: Broker, task_id: str, error: str) -> None:
     log.warning("task %s failed: %s", task_id, error)
     with broker.database.read() as session:
         task = session.get_one(TaskRow, task_id)
-    noise = broker.simulations.build(task_id, order_of(task)).perturbation
+    noise = broker.simulations.build(task_id, order_of(task.spec)).perturbation
     delivered = _delivered(broker, task)
     due = [award for owner, award in open_awards(broker, task_id).items() if owner in delivered]
     resolve_each(

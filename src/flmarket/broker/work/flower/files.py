@@ -40,6 +40,7 @@ class RunFile:
     bid_seconds: float
     train_seconds: float
     lease_seconds: float
+    models: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings) -> RunFile:
@@ -53,6 +54,7 @@ class RunFile:
             bid_seconds=settings.flower_bid_seconds,
             train_seconds=settings.flower_train_seconds,
             lease_seconds=settings.flower_lease_seconds,
+            models=settings.models,
         )
 
     @classmethod
@@ -60,7 +62,8 @@ class RunFile:
         """What `save` wrote."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{**values, "data_sets": tuple(values["data_sets"])})
+            lists = {name: tuple(values.get(name, ())) for name in ("data_sets", "models")}
+            return cls(**{**values, **lists})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError("broker", str(path), f"a run's file ({type(error).__name__})") from None
 
@@ -82,6 +85,7 @@ class RunFile:
             database_url=self.database_url,
             data_dir=None if self.data_dir is None else Path(self.data_dir),
             data_sets=self.data_sets,
+            models=self.models,
             flower_folder=Path(self.folder),
             flower_bid_seconds=self.bid_seconds,
             flower_train_seconds=self.train_seconds,

@@ -85,7 +85,7 @@ class TaskServer:
         self.task_id = tenancy.task_id
         self.store = FileStore(task_folder(broker.settings.flower_folder, self.task_id) / "server")
         with broker.database.read() as session:
-            self.order = order_of(session.get_one(TaskRow, self.task_id))
+            self.order = order_of(session.get_one(TaskRow, self.task_id).spec)
         self.spec = broker.simulations.build(self.task_id, self.order)
         self.parties: dict[int, str] = {}
 
@@ -110,7 +110,7 @@ class TaskServer:
         index = self.catch_up()
         if self.store.plan(index) is None and self._ended():
             return False
-        due = time.monotonic() + self.order.round_seconds
+        due = time.monotonic() + self.order.broker.round_seconds
         try:
             self.round(index)
         except TooFewBids:
@@ -138,7 +138,7 @@ class TaskServer:
             self.store,
             bid_seconds=settings.flower_bid_seconds,
             train_seconds=settings.flower_train_seconds,
-            nodes=self.order.owners.minimum_bids,
+            nodes=self.order.broker.minimum_bids,
             known_nodes=known,
         )
         strategy.start(self.grid, num_rounds=index + 1)
@@ -173,7 +173,7 @@ class TaskServer:
 
     def _market(self) -> TaskMarket:
         return TaskMarket(
-            self.spec, minimum_bids=self.order.owners.minimum_bids, left=self._privacy_left, planned=self._planned
+            self.spec, minimum_bids=self.order.broker.minimum_bids, left=self._privacy_left, planned=self._planned
         )
 
     def _seat_owners(self) -> dict[int, int]:

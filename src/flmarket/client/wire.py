@@ -1,71 +1,78 @@
-"""What services return: frozen values for the API (which documents them) and for the pages. Times are RFC 3339."""
+"""What the API says, in one place: the broker's routes and pages return these values, and the client reads them back.
+
+Plain frozen dataclasses, so that a client needs nothing of the service; times are RFC 3339, money is in micro-units,
+every ε is per round unless its name says total. What a caller may send is for the broker to judge (`broker.requests`).
+What would break it: a field that changes its meaning. New fields may come; a client ignores those it does not know.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from flmarket.broker.requests import TaskRequest
-
 __all__ = [
-    "AccountView",
+    "ENDED",
+    "Account",
+    "Audit",
     "AuditPage",
-    "AuditView",
-    "AwardView",
-    "BidHelpView",
-    "BidView",
+    "Award",
+    "Bid",
+    "BidAdvice",
+    "Bill",
     "BillLine",
-    "BillView",
+    "BudgetPoint",
     "Catalogue",
-    "ClaimView",
+    "Claim",
     "EpsilonWords",
-    "EventView",
-    "ExplorePoint",
-    "ExploreView",
-    "FindingView",
+    "Exploration",
+    "FieldProblem",
+    "Finding",
+    "Key",
     "KeyPage",
-    "KeyView",
     "LedgerCheck",
     "LedgerEntry",
     "LedgerHead",
     "LedgerPage",
     "LogLine",
     "LogPage",
+    "Market",
     "MarketTask",
-    "MarketView",
-    "MechanismView",
-    "ModelFile",
+    "Mechanism",
     "NewKey",
+    "Offer",
     "OfferPage",
-    "OfferView",
-    "OperatorView",
+    "Operations",
+    "Party",
     "PartyPage",
-    "PartyView",
-    "PrivacyView",
+    "Privacy",
+    "Problem",
+    "Progress",
+    "Receipt",
     "ReceiptPage",
-    "ReceiptView",
-    "ReleaseView",
+    "Release",
+    "Round",
     "RoundDetail",
     "RoundPage",
-    "RoundView",
-    "SessionView",
-    "StatementView",
+    "Session",
+    "Statement",
+    "Task",
     "TaskPage",
-    "TaskView",
 ]
+
+ENDED = ("finished", "cancelled", "expired", "failed")  # states of a task in which nothing more happens
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class TaskView:
-    """A buyer's task."""
+class Task:
+    """A buyer's task. `request` is the order as it was posted: the sections of a market file, and how it is played."""
 
     id: str
     buyer_id: str
     name: str
     state: str
-    request: TaskRequest
+    request: dict[str, Any]
     rounds: int
     rounds_done: int
     escrow_micros: int
@@ -82,17 +89,22 @@ class TaskView:
     deadline_at: str
     error: str
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state in ENDED
+
 
 @dataclass(frozen=True)
 class TaskPage:
     """Some tasks, newest first."""
 
-    items: tuple[TaskView, ...]
+    items: tuple[Task, ...]
     next: str | None
 
 
 @dataclass(frozen=True)
-class RoundView:
+class Round:
     """One round. States: open (bids taken), awarded (prices in escrow), settled, empty (nobody sold)."""
 
     index: int
@@ -114,12 +126,12 @@ class RoundView:
 class RoundPage:
     """Rounds, oldest first; `next` is the index to go on from."""
 
-    items: tuple[RoundView, ...]
+    items: tuple[Round, ...]
     next: int | None
 
 
 @dataclass(frozen=True)
-class AwardView:
+class Award:
     """One winner of a round. To a buyer `owner` is a name that is good in this task only; her place (`slot`) and why
     an award was voided are for the operator."""
 
@@ -138,8 +150,8 @@ class AwardView:
 class RoundDetail:
     """A round with its awards."""
 
-    round: RoundView
-    awards: tuple[AwardView, ...]
+    round: Round
+    awards: tuple[Award, ...]
 
 
 @dataclass(frozen=True)
@@ -153,7 +165,7 @@ class BillLine:
 
 
 @dataclass(frozen=True)
-class BillView:
+class Bill:
     """Escrow = spent + refunded + left, to the micro-unit."""
 
     task_id: str
@@ -167,7 +179,7 @@ class BillView:
 
 
 @dataclass(frozen=True)
-class ReceiptView:
+class Receipt:
     """An award's entries in the ledger's log with proofs; `document` can be checked without the broker.
 
     An owner's is a `flmarket.ledger.Receipt`, a buyer's a `flmarket.ledger.SealedReceipt`.
@@ -184,33 +196,24 @@ class ReceiptView:
 class ReceiptPage:
     """Receipts of one round."""
 
-    items: tuple[ReceiptView, ...]
+    items: tuple[Receipt, ...]
 
 
 @dataclass(frozen=True)
-class EventView:
+class Progress:
     """Something that happened in a task; `id` grows."""
 
     id: int
     kind: str
-    at: str
     data: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ModelFile:
-    """A trained model as a file."""
-
-    name: str
-    media_type: str
-    content: bytes
+    at: str = ""
 
 
 # --- owners -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class BidView:
+class Bid:
     """An owner's standing bid."""
 
     task_id: str
@@ -226,7 +229,7 @@ class BidView:
 
 
 @dataclass(frozen=True)
-class OfferView:
+class Offer:
     """A task as owners see it: what is asked, what is paid at most, and their own place and bid in it.
 
     `place` says where records and noise are.
@@ -250,19 +253,19 @@ class OfferView:
     deadline_at: str
     slot: int | None
     records: int | None
-    bid: BidView | None
+    bid: Bid | None
 
 
 @dataclass(frozen=True)
 class OfferPage:
     """Some offers, newest first."""
 
-    items: tuple[OfferView, ...]
+    items: tuple[Offer, ...]
     next: str | None
 
 
 @dataclass(frozen=True)
-class PrivacyView:
+class Privacy:
     """An owner's privacy over her lifetime: total ε spent, cap and what is left."""
 
     cap_epsilon_total: float
@@ -272,7 +275,7 @@ class PrivacyView:
 
 
 @dataclass(frozen=True)
-class ReleaseView:
+class Release:
     """One award of an owner; `epsilon` is of this round, `epsilon_total` of all her releases in the list up to it.
 
     `place` says where records and noise are in this task.
@@ -294,15 +297,15 @@ class ReleaseView:
 
 
 @dataclass(frozen=True)
-class StatementView:
+class Statement:
     """What an owner sold and earned."""
 
-    party: PartyView
-    privacy: PrivacyView
+    party: Party
+    privacy: Privacy
     earned_micros: int
     awards: int
     deliveries: int
-    releases: tuple[ReleaseView, ...]
+    releases: tuple[Release, ...]
 
 
 @dataclass(frozen=True)
@@ -316,7 +319,7 @@ class EpsilonWords:
 
 
 @dataclass(frozen=True)
-class BidHelpView:
+class BidAdvice:
     """What a bid would have earned on a population, a round; and over `rounds` of them, no further than her cap goes.
 
     `epsilon` is about everything she will have given up at most then, in total: what she gave up before included.
@@ -341,12 +344,17 @@ class BidHelpView:
     epsilon: EpsilonWords
     words: str
 
+    @property
+    def epsilon_words(self) -> str:
+        """What all that she gave up means with it."""
+        return self.epsilon.words
+
 
 # --- parties ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class PartyView:
+class Party:
     """Somebody who may sign in. Owners in Flower tasks have a SuperNode, and a number that their `owner.toml` names."""
 
     id: str
@@ -362,12 +370,12 @@ class PartyView:
 class PartyPage:
     """Some parties; `next` is the cursor of the following page."""
 
-    items: tuple[PartyView, ...]
+    items: tuple[Party, ...]
     next: str | None
 
 
 @dataclass(frozen=True)
-class KeyView:
+class Key:
     """An API key without its secret."""
 
     id: str
@@ -380,7 +388,7 @@ class KeyView:
 class KeyPage:
     """All keys of a party."""
 
-    items: tuple[KeyView, ...]
+    items: tuple[Key, ...]
 
 
 @dataclass(frozen=True)
@@ -393,16 +401,16 @@ class NewKey:
 
 
 @dataclass(frozen=True)
-class SessionView:
+class Session:
     """A signed-in browser: send `csrf` as the header X-CSRF-Token with every write."""
 
-    party: PartyView
+    party: Party
     csrf: str
     expires_at: str
 
 
 @dataclass(frozen=True)
-class AccountView:
+class Account:
     """A party's money: what she holds, and what her running tasks have in escrow."""
 
     account: str
@@ -434,7 +442,7 @@ class MarketTask:
 
 
 @dataclass(frozen=True)
-class MarketView:
+class Market:
     """The market at a glance. Of all `releases`, `releases_simulated` were made by the broker in owners' stead."""
 
     tasks: tuple[MarketTask, ...]
@@ -448,7 +456,7 @@ class MarketView:
 
 
 @dataclass(frozen=True)
-class MechanismView:
+class Mechanism:
     """An auction and what it claims."""
 
     name: str
@@ -463,15 +471,16 @@ class MechanismView:
 class Catalogue:
     """The names that a task may use."""
 
-    auctions: tuple[MechanismView, ...]
+    auctions: tuple[Mechanism, ...]
     aggregations: tuple[str, ...]
     perturbations: tuple[str, ...]
     populations: tuple[str, ...]
     data_sets: tuple[str, ...]
+    models: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class ExplorePoint:
+class BudgetPoint:
     """What one budget a round buys on average over drawn rounds of this task's owners."""
 
     budget_micros: int
@@ -484,7 +493,7 @@ class ExplorePoint:
 
 
 @dataclass(frozen=True)
-class ExploreView:
+class Exploration:
     """Budgets compared, from the mechanism's own model."""
 
     auction: str
@@ -495,7 +504,7 @@ class ExploreView:
     profiles: int
     full_cost_micros: int
     baseline_accuracy: float
-    points: tuple[ExplorePoint, ...]
+    points: tuple[BudgetPoint, ...]
 
 
 # --- the operator -----------------------------------------------------------------------------------------------------
@@ -523,7 +532,7 @@ class LogPage:
 
 
 @dataclass(frozen=True)
-class FindingView:
+class Finding:
     """Something in which the broker's rows and the ledger do not agree."""
 
     rule: str
@@ -532,7 +541,7 @@ class FindingView:
 
 
 @dataclass(frozen=True)
-class OperatorView:
+class Operations:
     """The service at a glance; `findings` are those of the standing check at `reconciled_at`."""
 
     tasks: dict[str, int]
@@ -546,7 +555,7 @@ class OperatorView:
     escrow_micros: int
     ledger_entries: int
     reconciled_at: str | None
-    findings: tuple[FindingView, ...]
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
@@ -557,7 +566,7 @@ class LedgerCheck:
     message: str
     entries: int
     root: str
-    findings: tuple[FindingView, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -596,7 +605,7 @@ class LedgerPage:
 
 
 @dataclass(frozen=True)
-class ClaimView:
+class Claim:
     """One claim of a mechanism and what the audit found."""
 
     claim: str
@@ -606,7 +615,7 @@ class ClaimView:
 
 
 @dataclass(frozen=True)
-class AuditView:
+class Audit:
     """A run of the auditor. `report` is the whole report once the state is done."""
 
     id: str
@@ -619,7 +628,7 @@ class AuditView:
     note: str
     created_at: str
     finished_at: str | None
-    claims: tuple[ClaimView, ...]
+    claims: tuple[Claim, ...]
     report: dict[str, Any] | None
 
 
@@ -627,4 +636,26 @@ class AuditView:
 class AuditPage:
     """Audits of a party, newest first, without the reports."""
 
-    items: tuple[AuditView, ...]
+    items: tuple[Audit, ...]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FieldProblem:
+    """One field that is not accepted."""
+
+    field: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What went wrong (RFC 9457)."""
+
+    title: str
+    status: int
+    detail: str
+    errors: tuple[FieldProblem, ...] = ()
+    type: str = "about:blank"
