@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from flmarket.broker.requests import TaskRequest
 from flmarket.broker.settings import Settings
-from flmarket.engines import Simulation, SimulationRun
+from flmarket.engines import Simulation, Spec
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.learning import DataSet, datasets, dimension, models
-from flmarket.ledger import MemoryLedger
 
 __all__ = ["Simulations"]
 
@@ -27,10 +26,10 @@ class Simulations:
         for name in settings.models:
             models.admit(name)
         self._data: dict[str, DataSet] = {}
-        self._built: OrderedDict[str, Simulation] = OrderedDict()
+        self._built: OrderedDict[str, Spec] = OrderedDict()
         self._lock = threading.Lock()
 
-    def build(self, task_id: str, order: TaskRequest) -> Simulation:
+    def build(self, task_id: str, order: TaskRequest) -> Spec:
         """The simulation of an order; raises a typed error if it cannot be played."""
         if order.data.registered not in self.data_sets:
             raise InvalidInput("data.name", order.data.registered, f"one of {', '.join(self.data_sets)}")
@@ -44,14 +43,16 @@ class Simulations:
         if found is None:
             data = self._load(order.data.registered)
             self._check_model(order, data)
-            found = order.market(task_id).simulation(data=data)
-            SimulationRun(found, MemoryLedger())  # owners, accounts and market fit together
+            found = order.market(task_id).spec(data=data)
+            found.kind()  # owners, model and market fit together
             with self._lock:
                 self._built[key] = found
                 while len(self._built) > _KEPT:
                     self._built.popitem(last=False)
-        task = replace(found.task, name=task_id, budget_micros=order.budget_micros, rounds=order.task.rounds)
-        return replace(found, task=task)
+        if isinstance(found, Simulation):
+            task = replace(found.task, name=task_id, budget_micros=order.budget_micros, rounds=order.task.rounds)
+            return replace(found, task=task)
+        return order.market(task_id).spec(data=self._load(order.data.registered))
 
     @property
     def models(self) -> tuple[str, ...]:

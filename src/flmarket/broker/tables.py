@@ -140,6 +140,7 @@ class TaskRow(Base):
     error_bound: Mapped[float | None]
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     error: Mapped[str] = mapped_column(Text, default="")
+    terms: Mapped[str | None] = mapped_column(Text, deferred=True)
     checkpoint: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     parameters: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
 
@@ -173,7 +174,7 @@ class Bid(Base):
 
 
 class RoundRow(Base):
-    """A round: `opened` holds the bids it is cleared on, so that playing it again gives the same awards."""
+    """A round: `opened` holds its plan, so that playing it again gives the same awards."""
 
     __tablename__ = "broker_rounds"
     task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
@@ -192,6 +193,16 @@ class RoundRow(Base):
     loss: Mapped[float | None]
     opened_at: Mapped[int] = mapped_column(BigInteger)
     closed_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Delivered(Base):
+    """An update of a round under way that was checked and counts, whatever happens to the process that took it."""
+
+    __tablename__ = "broker_deliveries"
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True)
+    slot: Mapped[int] = mapped_column(primary_key=True)
+    vector: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class Release(Base):

@@ -153,6 +153,14 @@ class MemoryOwners:
                 answers[order.owner] = Delivered(spoilt(guard.owner, order, found, guard.owner.x[:0]))
         yield answers
 
+    @staticmethod
+    def state_of(accounts: Mapping[int, Mapping[str, object]]) -> bytes:
+        """A `state` of accounts alone (their `state_dict`), by owner."""
+        buffer = io.BytesIO()
+        books = {str(number): {"account": account, "offers": []} for number, account in accounts.items()}
+        np.savez(buffer, np.array(json.dumps({"books": books, "own": []})))
+        return buffer.getvalue()
+
     def state(self) -> bytes:
         """Accounts, standing offers and own models of those who have any."""
         books, arrays = {}, dict[str, FloatArray]()
@@ -242,11 +250,10 @@ class Simulation(AuctionSpec):
             )
             for i in range(self.bids.n)
         )
-        classes = np.bincount(self.data.y_test, minlength=self.data.n_classes)
         return MarketResult(
             self.task, self.auction.name, self.aggregation.name, self.perturbation.name, self.data.name, self.seed,
             tuple(rounds.records), statements, rounds.kind.buyers_model,
-            float(classes[np.bincount(self.data.y_train).argmax()] / classes.sum()),
+            self.data.baseline_accuracy,
         )  # fmt: skip
 
 

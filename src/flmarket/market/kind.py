@@ -233,7 +233,7 @@ def checked_delivery(vector: object, *, length: int, largest_norm: float) -> Del
 class RoundPlan:
     """A round decided: money to bring in, awards to hold, orders to send (by owner), and what the kind remembers.
 
-    `bids` are those that orders answer to, if they were asked for in this round: all of them if they are for all rounds.
+    `bids` are those that orders answer to, if they were asked for in this round: all of them if they last.
     """
 
     index: int
@@ -318,10 +318,14 @@ class MarketKind:
     ) -> Order:  # fmt: skip
         """An order of this market, with the ids that follow."""
         return Order(
-            award=award_id(self.task, 0 if self.side.lasting else index, owner), task=self.task, buyer=self.buyer,
+            award=self.award_id(index, owner), task=self.task, buyer=self.buyer,
             market=self.name, round_index=index, owner=owner, loss=loss, price_micros=price_micros, records=records,
             learning_rate=learning_rate, lasting=self.side.lasting, total_size=total_size,
         )  # fmt: skip
+
+    def award_id(self, index: int, owner: int) -> str:
+        """The id of an owner's award in a round."""
+        return award_id(self.task, 0 if self.side.lasting else index, owner)
 
     def award(self, order: Order) -> Award:
         """An order's award as the ledger holds it."""

@@ -21,9 +21,10 @@ from flmarket.broker.office.offers import as_profile
 from flmarket.broker.office.statements import epsilon_words
 from flmarket.broker.requests import BidHelpRequest, ExploreRequest, check_playable
 from flmarket.client import wire
-from flmarket.engines import Simulation, SimulationRun
-from flmarket.errors import FlmarketError
-from flmarket.ledger import MICROS, MemoryLedger
+from flmarket.engines import Simulation
+from flmarket.errors import FlmarketError, InvalidInput
+from flmarket.learning import dimension
+from flmarket.ledger import MICROS
 from flmarket.market.owner import LEAST_EPSILON
 
 __all__ = ["bid_help", "explore"]
@@ -37,7 +38,9 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
     require(party, "buyer")
     check_playable(broker.settings, request.task)
     simulation = broker.simulations.build("explore", request.task)
-    run = SimulationRun(simulation, MemoryLedger())
+    if not isinstance(simulation, Simulation):
+        raise InvalidInput("task.kind", request.task.kind, "auction: other kinds have nothing to compare by budget")
+    size = dimension(simulation.trained)
     rng = np.random.default_rng(request.task.seed)
     bidders = min(request.task.task.bidders_per_round, simulation.bids.n)
     profiles = max(1, min(request.profiles, _MOST_BIDS // bidders))  # so that no request costs more than a second or so
@@ -45,7 +48,7 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
     until = time.monotonic() + _TRIAL_SECONDS
     points = []
     for budget in sorted(set(request.budgets_micros)):
-        point = _point(simulation, bids, budget, run.parameters.size)
+        point = _point(simulation, bids, budget, size)
         if request.accuracy and not point.failed and time.monotonic() < until:
             point = replace(point, accuracy=_trial(simulation, budget))
         points.append(point)
@@ -53,11 +56,11 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
         simulation.auction.name,
         simulation.aggregation.name,
         simulation.perturbation.name,
-        run.parameters.size,
+        size,
         bidders,
         profiles,
         int(bids.full_cost.sum(axis=-1).mean() * MICROS),
-        run.baseline_accuracy(),
+        simulation.data.baseline_accuracy,
         tuple(points),
     )
 

@@ -28,10 +28,8 @@ from flmarket.broker.requests import FLOWER, TaskRequest, check_playable
 from flmarket.broker.stamps import derived_id, iso, new_id, now
 from flmarket.broker.tables import ACTIVE, ENDED, Event, PartyRow, Release, RoundRow, Slot, TaskRow, vector
 from flmarket.client import wire
-from flmarket.engines import SimulationRun
 from flmarket.errors import MissingDependency
 from flmarket.learning import Model, to_named
-from flmarket.ledger import MemoryLedger
 
 __all__ = [
     "ModelFormat",
@@ -64,7 +62,7 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
     if known is not None:
         return _posted_before(broker, party, known, spec)
     simulation = broker.simulations.build(task_id, request)
-    run = SimulationRun(simulation, MemoryLedger())
+    kind = simulation.kind()
     at = now()
     row = TaskRow(
         id=task_id,
@@ -77,13 +75,13 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
         escrow_micros=request.escrow_micros,
         spent_micros=0,
         refunded_micros=0,
-        perturbation=simulation.perturbation.name,
-        dimension=run.parameters.size,
+        perturbation=kind.announcement(0).perturbation,
+        dimension=kind.dimension,
         features=simulation.data.features,
-        tensors=[[name, list(shape)] for name, shape in run.model.tensors.items()],
-        dtype=np.dtype(getattr(run.model, "dtype", np.float64)).name,
+        tensors=[[name, list(shape)] for name, shape in kind.model.tensors.items()],
+        dtype=np.dtype(getattr(kind.model, "dtype", np.float64)).name,
         classes=list(simulation.data.classes),
-        baseline_accuracy=run.baseline_accuracy(),
+        baseline_accuracy=simulation.data.baseline_accuracy,
         created_at=at,
         deadline_at=at + 1000 * request.broker.deadline_seconds,
         next_at=at,

@@ -14,11 +14,12 @@ from sqlalchemy.orm import Session, undefer
 
 from flmarket.broker.core import Broker
 from flmarket.broker.office.operator import note
+from flmarket.broker.requests import order_of
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import ENDED, Event, RoundRow, TaskRow
 from flmarket.broker.work.round_rows import AWARDED, void_round
 from flmarket.ledger import Award, AwardState, Resolution
-from flmarket.market import award_id, resolve_each
+from flmarket.market import award_id, kinds, resolve_each
 
 __all__ = ["INTERNAL", "begin", "end_task", "ending", "open_awards"]
 
@@ -40,6 +41,8 @@ def ending(session: Session, task: TaskRow) -> str | None:
         return None
     if task.rounds_done >= task.rounds:
         return "finished"
+    if task.rounds_done and kinds.of(order_of(task.spec).kind).side.lasting:  # what was awarded is for all rounds
+        return None
     if task.cancel_requested:
         return "cancelled"
     return "expired" if task.deadline_at < now() else None
@@ -49,9 +52,11 @@ def open_awards(broker: Broker, task_id: str) -> dict[int, Award]:
     """The awards of the task's round under way by owner, as the ledger has them."""
     with broker.database.read() as session:
         index = session.get_one(TaskRow, task_id).rounds_done
-        row = session.get(RoundRow, (task_id, index), options=[undefer(RoundRow.opened)])
+        lasting = kinds.of(order_of(session.get_one(TaskRow, task_id).spec).kind).side.lasting
+        first = 0 if lasting else index
+        row = session.get(RoundRow, (task_id, first), options=[undefer(RoundRow.opened)])
         bidders = row.opened["bidders"] if row is not None and row.opened is not None else []
-    return broker.books.round_awards({owner: award_id(task_id, index, owner) for owner in bidders})
+    return broker.books.round_awards({owner: award_id(task_id, first, owner) for owner in bidders})
 
 
 def end_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:

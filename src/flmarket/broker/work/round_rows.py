@@ -19,7 +19,10 @@ from flmarket.broker.books import slot_account
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Event, Release, RoundRow, TaskRow, vector_bytes
 from flmarket.ledger import Award, AwardState
-from flmarket.market import RoundRecord, award_id
+from flmarket.market import Order, RoundRecord
+from flmarket.privacy import Event as Loss
+from flmarket.privacy import PureDp, Unprotected
+from flmarket.privacy.composition import ApproxTotal
 
 __all__ = ["AWARDED", "Winner", "add_event", "award_round", "open_round", "settle_round", "take_bids", "void_round"]
 
@@ -32,8 +35,20 @@ class Winner:
     """An award as the live view shows it."""
 
     slot: int
-    epsilon: float
+    epsilon: float | None  # None if nothing bounds it
     price_micros: int
+
+    @classmethod
+    def of(cls, order: Order) -> Winner:
+        """An order's."""
+        return cls(order.owner, finite(order.loss), order.price_micros)
+
+
+def finite(loss: Loss) -> float | None:
+    """A loss as an ε: pure, or at δ = 1e-5 for noise that has no pure one; None if nothing bounds it."""
+    if isinstance(loss, PureDp):
+        return loss.epsilon
+    return None if isinstance(loss, Unprotected) else ApproxTotal().plus(loss, 1).epsilon(1e-5)
 
 
 def open_round(session: Session, task_id: str, index: int) -> None:
@@ -65,12 +80,15 @@ def settle_round(
     *,
     parties: Mapping[int, str],
     parameters: NDArray[np.float64] | None,
+    awards: Mapping[int, Award],
     checkpoint: bytes | None = None,
     pause_ms: int = 0,
+    over: bool = False,
 ) -> bool:
     """Awards are resolved and the model has moved; False, and nothing changed, if that was written before.
 
-    `parameters` is the buyer's model now; None leaves the one that is there.
+    `parameters` is the buyer's model now; None leaves the one that is there. `awards` are the round's, as the ledger
+    has them: those that run on are not on the statements yet. `over`: no round comes after this one.
     """
     index, at = record.index, now()
     task = session.get_one(TaskRow, task_id, with_for_update=True)
@@ -82,8 +100,9 @@ def settle_round(
     row.delivered, row.spent_micros, row.error_bound = int(record.delivered.sum()), record.spent_micros, bound
     row.accuracy, row.loss = record.metrics.get("accuracy"), record.metrics.get("loss")
     row.balanced_accuracy = record.metrics.get("balanced_accuracy")
-    session.add_all(_releases(task_id, record, parties, at))
+    session.add_all(_releases(task_id, record, awards, parties, at))
     task.rounds_done, task.spent_micros = index + 1, task.spent_micros + record.spent_micros
+    task.rounds = index + 1 if over else task.rounds
     task.checkpoint, task.next_at = checkpoint, at + pause_ms
     if parameters is not None:
         task.parameters, task.accuracy, task.error_bound = vector_bytes(parameters), row.accuracy, bound
@@ -127,7 +146,7 @@ def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> 
             index=row.index,
             slot=owner,
             party_id=None if award.owner == slot_account(task.id, owner) else award.owner,
-            epsilon=award.epsilon,
+            epsilon=_number(award.loss),
             records=float(records[owner]),
             weight=0.0,
             price_micros=award.price_micros,
@@ -145,22 +164,30 @@ def add_event(session: Session, task_id: str, index: int, kind: str, data: dict[
     session.add(Event(task_id=task_id, kind=kind, data={"round": index, **data}, at=now()))
 
 
-def _releases(task_id: str, record: RoundRecord, parties: Mapping[int, str], at: int) -> list[Release]:
+def _releases(
+    task_id: str, record: RoundRecord, awards: Mapping[int, Award], parties: Mapping[int, str], at: int
+) -> list[Release]:
+    places = {owner: k for k, owner in enumerate(record.bidders.tolist())}
     return [
         Release(
             task_id=task_id,
             index=record.index,
             slot=owner,
             party_id=parties.get(owner),
-            epsilon=float(record.epsilon[k]),
-            records=float(record.data_size[k]),
-            weight=float(record.weights[k]),
-            price_micros=int(record.price_micros[k]),
-            state=str(state.value),
-            reason=record.reason[k],
-            award_id=award_id(task_id, record.index, owner),
+            epsilon=_number(award.loss),
+            records=float(record.data_size[places[owner]]),
+            weight=float(record.weights[places[owner]]),
+            price_micros=award.price_micros,
+            state=award.state.value,
+            reason=award.reason,
+            award_id=award.id,
             at=at,
         )
-        for k, (owner, state) in enumerate(zip(record.bidders.tolist(), record.state, strict=True))
-        if state is not None
+        for owner, award in awards.items()
+        if award.state is not AwardState.PENDING and record.state[places[owner]] is not None
     ]
+
+
+def _number(loss: Loss) -> float:
+    found = finite(loss)
+    return float("inf") if found is None else found

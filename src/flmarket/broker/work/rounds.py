@@ -1,222 +1,260 @@
-"""One round of a task, in steps that are each stored before the next begins.
+"""A task's rounds: the market's own driver (`flmarket.market.Rounds`) on the broker's tables, ledger and owners.
 
-    open ─► bids ─► awards ─► updates ─► settled
+`SqlStore` keeps what a round must not lose where pages, bills and the live stream read it. `TaskOwners` are a task's
+owners in this process: registered ones by their standing bids and their accounts in the ledger, the others simulated.
+`play_round` is the driver's generator with the broker's events between its steps, so that the worker can serve other
+tasks in between and people can watch. A round that was cut off goes on from its plan, by whichever process.
 
-`play_round` is a generator that stops after each step, so that the worker can serve other tasks in between and people
-can watch. The bids of a round are stored before it is cleared, and the engine's state after the round before it; a
-round that was cut off is therefore played again from its bids, to the same awards and releases, and the ledger, whose
-ids are the same, pays nobody twice. How awards end is the ledger's word, also after an owner has changed her cap; the
-model is made of what was paid for. The last step writes everything a round changed in one transaction.
+Awards are paid by the task's account, which holds its budget since it was posted, to a party's account or, for a
+simulated owner, `<task>/owner-<place>`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import undefer
 
-from flmarket.bids import BidProfile, Kind, Valuations
-from flmarket.broker.books import TaskLedger, slot_account
+from flmarket.bids import FloatArray, Valuations
+from flmarket.bids import Kind as Family
+from flmarket.broker.books import slot_account
 from flmarket.broker.core import Broker
-from flmarket.broker.requests import TaskRequest, order_of
-from flmarket.broker.tables import Bid, RoundRow, Slot, TaskRow
-from flmarket.broker.work.checkpoints import opened_from, opened_to, state_from, state_to
+from flmarket.broker.requests import order_of
+from flmarket.broker.tables import Bid as BidRow
+from flmarket.broker.tables import Delivered, RoundRow, Slot, TaskRow, vector, vector_bytes
 from flmarket.broker.work.round_rows import AWARDED, Winner, add_event, award_round, open_round, settle_round, take_bids
-from flmarket.engines import OpenRound, Simulation, SimulationRun
-from flmarket.ledger import AwardState
-from flmarket.market import Round, RoundRecord
+from flmarket.engines import MemoryOwners, Spec
+from flmarket.market import Announcement, Bid, Checkpoint, Guard, MarketKind, RoundPlan, RoundRecord, Rounds, TooFewBids
+from flmarket.market.owner import Owner
+from flmarket.market.record import MemoryRecord
 from flmarket.privacy import PrivacyAccount, PureDp
 
-__all__ = ["NotEnoughBids", "play_round"]
+__all__ = ["SqlStore", "TaskOwners", "TooFewBids", "play_round", "steps_with_events"]
 
 
-class NotEnoughBids(Exception):
-    """The round waits: fewer owners bid than the task asks for."""
+class SqlStore:
+    """One task's rounds in the broker's tables. Who may write is the worker's lease, or a run's tenancy."""
+
+    durable = True
+
+    def __init__(
+        self, broker: Broker, task_id: str, kind: MarketKind, parties: dict[int, str], pause_ms: int = 0
+    ) -> None:
+        self.broker, self.task_id, self.kind, self.parties, self.pause_ms = broker, task_id, kind, parties, pause_ms
+
+    def lock(self) -> None:
+        """The lease does."""
+
+    def unlock(self) -> None:
+        """The lease does."""
+
+    def checkpoint(self) -> Checkpoint | None:
+        """After the last round that is over."""
+        with self.broker.database.read() as session:
+            task = session.get_one(TaskRow, self.task_id, options=[undefer(TaskRow.checkpoint)])
+            done, stored = task.rounds_done, task.checkpoint
+        if stored is None:
+            return None
+        with np.load(io.BytesIO(stored), allow_pickle=False) as file:
+            saved = {name: file[name] for name in file.files}
+        if "rest" in saved:  # of an earlier version: the accounts of simulated owners, all of them
+            accounts = json.loads(saved["rest"].tobytes())["accounts"]
+            owners = MemoryOwners.state_of(dict(enumerate(accounts)))
+            return Checkpoint(done, saved["parameters"], list(saved["history"]), dict(self.kind.notes), owners)
+        notes, owners = json.loads(saved["notes"].tobytes()), saved["owners"].tobytes()
+        return Checkpoint(done, saved["parameters"], list(saved["history"]), notes, owners)
+
+    def terms(self) -> dict[str, Any]:
+        """What holds for all rounds; empty while that is not settled."""
+        with self.broker.database.read() as session:
+            found = session.get_one(TaskRow, self.task_id, options=[undefer(TaskRow.terms)]).terms
+        return {} if found is None else dict(json.loads(found))
+
+    def plan(self, index: int) -> RoundPlan | None:
+        """What was decided for a round, if it was; whose place is whose stands with it."""
+        opened = self.opened(index)
+        if opened is None or "plan" not in opened:
+            return None
+        self.parties.clear()
+        self.parties.update({int(slot): party for slot, party in opened["parties"].items()})
+        return RoundPlan.from_dict(json.loads(opened["plan"]))
+
+    def opened(self, index: int) -> dict[str, Any] | None:
+        """What is stored of a round under way."""
+        with self.broker.database.read() as session:
+            row = session.get(RoundRow, (self.task_id, index), options=[undefer(RoundRow.opened)])
+            return None if row is None else row.opened
+
+    def deliveries(self, index: int) -> dict[int, FloatArray]:
+        """Checked deliveries of a round so far."""
+        query = select(Delivered).where(Delivered.task_id == self.task_id, Delivered.index == index)
+        with self.broker.database.read() as session:
+            return {row.slot: vector(row.vector) for row in session.scalars(query)}
+
+    def record(self, index: int) -> RoundRecord | None:
+        """Rows tell; the driver needs none of them to go on."""
+        return None
+
+    def save_plan(self, plan: RoundPlan, terms: dict[str, Any]) -> None:
+        """With the terms that it follows from, in one transaction."""
+        owners = plan.memory.get("bidders") or [order.owner for order in plan.orders]
+        sizes = plan.memory.get("data_size") or [order.records for order in plan.orders]
+        document = {
+            "bidders": owners, "data_size": sizes, "plan": json.dumps(plan.to_dict()),
+            "parties": {str(slot): party for slot, party in self.parties.items()},
+        }  # fmt: skip
+        with self.broker.database.write() as session:
+            take_bids(session, self.task_id, plan.index, document, plan.deposit_micros)
+            if terms:
+                session.get_one(TaskRow, self.task_id).terms = json.dumps(terms)
+
+    def save_deliveries(self, index: int, vectors: Mapping[int, FloatArray]) -> None:
+        """From here on these count."""
+        with self.broker.database.write() as session:
+            for slot, update in vectors.items():
+                session.merge(
+                    Delivered(task_id=self.task_id, index=index, slot=slot, vector=vector_bytes(np.asarray(update)))
+                )
+
+    def save_round(self, record: RoundRecord, checkpoint: Checkpoint) -> None:
+        """Everything that a round changed, in one transaction."""
+        ended = self.broker.books.round_awards(
+            {i: self.kind.award_id(record.index, i) for i in record.bidders.tolist()}
+        )
+        with self.broker.database.write() as session:
+            settle_round(
+                session, self.task_id, record, parties=self.parties, parameters=self.kind.buyers_model,
+                checkpoint=_packed(checkpoint), pause_ms=self.pause_ms, awards=ended, over=self.kind.done,
+            )  # fmt: skip
+            session.execute(delete(Delivered).where(Delivered.task_id == self.task_id))
+        self.broker.metrics.count_round(valid=record.valid, paid_micros=record.spent_micros)
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """The state alone, where the rounds that led to it are in the tables already."""
+        with self.broker.database.write() as session:
+            session.get_one(TaskRow, self.task_id).checkpoint = _packed(checkpoint)
 
 
-@dataclass
-class _Playing:
-    """What one run of a round needs."""
+def _packed(checkpoint: Checkpoint) -> bytes:
+    out, notes = io.BytesIO(), np.frombuffer(json.dumps(checkpoint.notes).encode(), dtype=np.uint8)
+    history = np.array(checkpoint.history).reshape(-1, checkpoint.parameters.size)
+    owners = np.frombuffer(checkpoint.owners, dtype=np.uint8)
+    np.savez_compressed(out, parameters=checkpoint.parameters, history=history, notes=notes, owners=owners)
+    return out.getvalue()
 
-    task: TaskRow
-    order: TaskRequest
-    index: int
-    run: SimulationRun
-    ledger: TaskLedger
-    parties: dict[int, str]
-    awarded: bool
+
+class TaskOwners(MemoryOwners):
+    """A task's owners in this process. `parties` says whose places are taken; it is read again for every round."""
+
+    def __init__(self, broker: Broker, task_id: str, spec: Spec, parties: dict[int, str], *, simulated: bool) -> None:
+        super().__init__(spec)
+        self.broker, self.task_id, self.parties, self.simulated = broker, task_id, parties, simulated
+        self.former: Mapping[str, Any] | None = None  # a round's bids as an earlier version stored them
+
+    def guard(self, number: int) -> Guard:
+        """A registered owner's account is her cap in the ledger and what she has spent of it, over all tasks."""
+        if number not in self._guards and number in self.parties:
+            cap, spent = self.broker.books.privacy(self.parties[number])
+            self._register(number, self.spec.owner(number), cap, spent)
+        return super().guard(number)
+
+    def bids(self, call: Announcement, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
+        """Standing bids, cut to what accounts allow; a place that nobody took bids if it is simulated."""
+        if self.former is not None:
+            return self._former_bids(self.former)
+        with self.broker.database.read() as session:
+            standing = session.scalars(select(BidRow).where(BidRow.task_id == self.task_id, BidRow.active)).all()
+            taken = session.scalars(select(Slot).where(Slot.task_id == self.task_id, Slot.party_id.is_not(None))).all()
+        self.parties.clear()
+        self.parties.update({slot.slot: slot.party_id for slot in taken if slot.party_id is not None})
+        privacy = self.broker.books.privacy_of([bid.party_id for bid in standing])
+        for bid in standing:
+            owner, size = self.spec.owner(bid.slot), bid.data_size
+            asks = replace(
+                owner, x=owner.x[:size], y=owner.y[:size], valuation=_valuation(bid), privacy_budget=bid.privacy_budget
+            )
+            self._register(bid.slot, asks, *privacy[bid.party_id])
+        found = super().bids(call, accepts)
+        bidding = {bid.slot for bid in standing}
+        away = set(self.parties) - bidding
+        return {slot: bid for slot, bid in found.items() if slot not in away and (self.simulated or slot in bidding)}
+
+    def _former_bids(self, saved: Mapping[str, Any]) -> dict[int, Bid]:
+        """The bids on which a round was cleared before it was cut off: the same awards follow from them."""
+        self.parties.clear()
+        self.parties.update({int(slot): party for slot, party in saved["parties"].items()})
+        names = ("bidders", "kind", "rate", "privacy_budget", "data_size")
+        columns = zip(*(saved[name] for name in names), strict=True)
+        empty = [((), ())] * len(saved["bidders"])
+        tables = zip(saved["grid"], saved["values"], strict=True) if "grid" in saved else empty
+        return {
+            slot: Bid(
+                owner=slot, kind=int(kind), rate=rate, privacy_budget=budget, data_size=int(size), grid=tuple(grid),
+                values=tuple(values),
+            )
+            for (slot, kind, rate, budget, size), (grid, values) in zip(columns, tables, strict=True)
+        }  # fmt: skip
+
+    def _register(self, number: int, owner: Owner, cap: float | None, spent: float) -> None:
+        account = PrivacyAccount(PureDp(cap or 1e-9))
+        if spent > 0:
+            account.compose(PureDp(min(spent, cap or 1e-9)))
+        self.records[number] = record = MemoryRecord(account)
+        self._guards[number] = Guard(replace(owner, cap=account.cap), record)
+        self._stale.add(number)
+
+
+def _valuation(bid: BidRow) -> Valuations:
+    if bid.kind == "tabulated":
+        return Valuations.tabulated([bid.grid or []], [bid.values or []])
+    return Valuations([int(Family[bid.kind.upper()])], [bid.rate or 0.0])
 
 
 def play_round(broker: Broker, task_id: str) -> Iterator[str]:
     """Play the task's next round, yielding the name of each step once it is stored, from the first that was not."""
-    _check_enough_bids(broker, task_id)
-    playing, stored = _prepare(broker, task_id)
-    run, index = playing.run, playing.index
-    if stored is None:
-        _open(broker, playing)
-        yield "open"
-        opened = _take_bids(broker, playing)
-        if opened is None:
-            _settle(broker, playing, run.skip(index))
-            return
-        yield "bids"
-    else:
-        opened = _resume(playing, stored)
-    round_ = run.clear(opened)
-    playing.ledger.flush_holds()
-    if not playing.awarded:
-        _awarded(broker, playing, round_)
-        yield "awards"
-    released = _collect(run, round_)
-    _event(broker, playing, "updates", {"delivered": len(round_.updates), "awards": len(round_.awards)})
-    yield "updates"
-    delivered = {round_.awards[owner] for owner in round_.updates}
-    playing.ledger.settle(delivered=delivered, released={round_.awards[owner] for owner in released})
-    for owner, award in round_.awards.items():
-        if playing.ledger.award(award).state is not AwardState.POSTED:
-            round_.updates.pop(owner, None)
-    _settle(broker, playing, run.close(round_))
-
-
-def _check_enough_bids(broker: Broker, task_id: str) -> None:
-    """NotEnoughBids for a round that is open and still waits, before anything is loaded for it."""
     with broker.database.read() as session:
         task = session.get_one(TaskRow, task_id)
-        need = order_of(task.spec).broker
         row = session.get(RoundRow, (task_id, task.rounds_done))
-        if not need.simulated and row is not None and row.state == "open":
-            count = select(func.count()).select_from(Bid).where(Bid.task_id == task_id, Bid.active)
-            if (session.scalar(count) or 0) < need.minimum_bids:
-                raise NotEnoughBids
-
-
-def _prepare(broker: Broker, task_id: str) -> tuple[_Playing, dict[str, Any] | None]:
-    with broker.database.read() as session:
-        task = session.get_one(TaskRow, task_id, options=[undefer(TaskRow.checkpoint)])
-        slots = session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id.is_not(None))).all()
-        row = session.get(RoundRow, (task_id, task.rounds_done), options=[undefer(RoundRow.opened)])
-        stored = None if row is None else row.opened
+        count = select(func.count()).select_from(BidRow).where(BidRow.task_id == task_id, BidRow.active)
+        bids = session.scalar(count) or 0
     order = order_of(task.spec)
-    simulation = broker.simulations.build(task_id, order)
-    parties = {slot.slot: slot.party_id for slot in slots if slot.party_id is not None}
-    ledger = TaskLedger(
-        broker.books.ledger,
-        task_id,
-        lambda owner: parties.get(owner) or slot_account(task_id, owner),
-        available_micros=task.escrow_micros - task.spent_micros,
-        mechanism=simulation.perturbation.name,
-        guarantee=simulation.perturbation.guarantee,
-    )
-    run = SimulationRun(simulation, ledger)  # type: ignore[arg-type]  # the part of the protocol that a market uses
-    if task.checkpoint is not None:
-        run.restore(state_from(task.checkpoint))
-    awarded = row is not None and row.state == AWARDED
-    return _Playing(task, order, task.rounds_done, run, ledger, parties, awarded), stored
+    waits = order.broker.minimum_bids if not order.broker.simulated else 0
+    if row is not None and row.state == "open" and bids < waits:  # before anything is loaded for it
+        raise TooFewBids
+    spec, parties = broker.simulations.build(task_id, order), dict[int, str]()
+    kind = spec.kind(buyer=task_id)
+    owners = TaskOwners(broker, task_id, spec, parties, simulated=order.broker.simulated)
+    store = SqlStore(broker, task_id, kind, parties, pause_ms=int(1000 * order.broker.round_seconds / 5))
+    rounds = Rounds(
+        kind, owners, broker.books.ledger, store, deposits=False, minimum_bids=waits,
+        account_of=lambda owner: parties.get(owner) or slot_account(task_id, owner),
+    )  # fmt: skip
+    index = rounds.resume()
+    opened = store.opened(index)
+    owners.former = opened if opened is not None and "plan" not in opened else None
+    yield from steps_with_events(broker, task_id, rounds, index)
 
 
-def _open(broker: Broker, playing: _Playing) -> None:
-    task_id, index = playing.task.id, playing.index
-    with broker.database.write() as session:
-        open_round(session, task_id, index)
-
-
-def _take_bids(broker: Broker, playing: _Playing) -> OpenRound | None:
-    """The bids that stand now, drawn and stored; None if nobody can sell."""
-    task_id, index, run = playing.task.id, playing.index, playing.run
-    with broker.database.read() as session:
-        standing = session.scalars(select(Bid).where(Bid.task_id == task_id, Bid.active)).all()
-        for slot in session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id.is_not(None))):
-            assert slot.party_id is not None
-            playing.parties[slot.slot] = slot.party_id  # whoever came while the round was open
-    if not playing.order.broker.simulated and len(standing) < playing.order.broker.minimum_bids:
-        raise NotEnoughBids
-    by_party = broker.books.privacy_of([bid.party_id for bid in standing])
-    privacy = {bid.slot: by_party[bid.party_id] for bid in standing}
-    _use_privacy(run, privacy)
-    run.owners.bids = _profile(run.spec, standing)
-    taken = set(playing.parties) - {bid.slot for bid in standing}
-    everybody = np.arange(run.spec.bids.n) if playing.order.broker.simulated else np.array(sorted(privacy), dtype=int)
-    opened = run.open(index, among=np.setdiff1d(everybody, np.array(sorted(taken), dtype=int)))
-    if opened is None:
-        return None
-    document = opened_to(opened) | {"privacy": {str(slot): list(pair) for slot, pair in privacy.items()}}
-    document["parties"] = {str(slot): party for slot, party in playing.parties.items()}
-    with broker.database.write() as session:
-        take_bids(session, task_id, index, document, opened.budget_micros)
-    return opened
-
-
-def _resume(playing: _Playing, stored: dict[str, Any]) -> OpenRound:
-    """The bids as they were when the round was cut off, with the owners' accounts as they were then."""
-    opened = opened_from(stored)
-    _use_privacy(playing.run, {int(slot): tuple(pair) for slot, pair in stored["privacy"].items()})
-    playing.parties.clear()
-    playing.parties.update({int(slot): party for slot, party in stored["parties"].items()})
-    playing.run.owners.offers[opened.bidders] += 1
-    return opened
-
-
-def _use_privacy(run: SimulationRun, privacy: dict[int, Any]) -> None:
-    """Registered owners bring their lifetime accounts from the ledger, over all tasks."""
-    for slot, (cap, spent) in privacy.items():
-        account = PrivacyAccount(PureDp(cap or 1e-9))
-        if spent > 0:
-            account.compose(PureDp(min(spent, cap or 1e-9)))
-        run.owners.use_account(slot, account)
-
-
-def _profile(simulation: Simulation, standing: Any) -> BidProfile:
-    """Everybody's bids: as simulated, except for the places of owners with a bid of their own."""
-    bids = simulation.bids
-    kind, rate = bids.valuations.kind.copy(), bids.valuations.rate.copy()
-    budget, size = bids.privacy_budget.copy(), bids.data_size.copy()
-    tables = {}
-    for bid in standing:
-        budget[bid.slot], size[bid.slot] = bid.privacy_budget, bid.data_size
-        if bid.kind == "tabulated":
-            tables[bid.slot] = Valuations.tabulated([bid.grid], [bid.values])
-        else:
-            kind[bid.slot], rate[bid.slot] = int(Kind[bid.kind.upper()]), bid.rate
-    if not tables:
-        return BidProfile(Valuations(kind, rate), budget, size)
-    owners = range(bids.n)
-    parts = [tables.get(slot) or Valuations(kind[slot : slot + 1], rate[slot : slot + 1]) for slot in owners]
-    return BidProfile(Valuations.concatenate(parts), budget, size)
-
-
-def _awarded(broker: Broker, playing: _Playing, round_: Round) -> None:
-    bidders, epsilon, price = round_.bidders.tolist(), round_.epsilon.tolist(), round_.price_micros.tolist()
-    winners = [Winner(*one) for one in zip(bidders, epsilon, price, strict=True) if one[0] in round_.awards]
-    with broker.database.write() as session:
-        award_round(session, playing.task.id, playing.index, winners)
-
-
-def _collect(run: SimulationRun, round_: Round) -> list[int]:
-    """Take deliveries; returns the owners who released something, whether it can be used or not."""
-    before = {owner: run.owners.accounts[owner].releases for owner in round_.awards}
-    run.collect(round_)
-    return [owner for owner, count in before.items() if run.owners.accounts[owner].releases > count]
-
-
-def _settle(broker: Broker, playing: _Playing, record: RoundRecord) -> None:
-    run = playing.run
-    with broker.database.write() as session:
-        settle_round(
-            session,
-            playing.task.id,
-            record,
-            parties=playing.parties,
-            parameters=run.buyers_model(),
-            checkpoint=state_to(run.state()),
-            pause_ms=int(1000 * playing.order.broker.round_seconds / 5),
-        )
-    broker.metrics.count_round(valid=record.valid, paid_micros=record.spent_micros)
-
-
-def _event(broker: Broker, playing: _Playing, kind: str, data: dict[str, Any]) -> None:
-    with broker.database.write() as session:
-        add_event(session, playing.task.id, playing.index, kind, data)
+def steps_with_events(broker: Broker, task_id: str, rounds: Rounds, index: int) -> Iterator[str]:
+    """The driver's steps, with what the tables say of each besides what its store keeps; the last one is silent."""
+    for step in rounds.steps(index):
+        if step == "settled":
+            return
+        with broker.database.write() as session:
+            if step == "open":
+                open_round(session, task_id, index)
+            elif step == "awards" and session.get_one(RoundRow, (task_id, index)).state != AWARDED:
+                plan = rounds.plan
+                assert plan is not None
+                winners = [Winner.of(order) for order in plan.orders]
+                award_round(session, task_id, index, winners)
+            elif step == "updates":
+                delivered, awards = len(rounds.updates), len(rounds.awards)
+                add_event(session, task_id, index, "updates", {"delivered": delivered, "awards": awards})
+        yield step

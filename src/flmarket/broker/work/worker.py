@@ -28,7 +28,7 @@ from flmarket.broker.work.audit_runs import AuditRuns
 from flmarket.broker.work.endings import INTERNAL, begin, end_task, ending
 from flmarket.broker.work.flower.runs import FlowerRuns
 from flmarket.broker.work.holders import Held, Replaced
-from flmarket.broker.work.rounds import NotEnoughBids, play_round
+from flmarket.broker.work.rounds import TooFewBids, play_round
 from flmarket.errors import FlmarketError
 
 __all__ = ["Worker"]
@@ -165,7 +165,7 @@ class Worker:
                 if pause:
                     _postpone(broker, task_id, pause)
                     return
-        except NotEnoughBids:
+        except TooFewBids:
             del self._rounds[task_id]
             _postpone(broker, task_id, max(_WAIT_FOR_BIDS_MS, pause))
             return

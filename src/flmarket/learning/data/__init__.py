@@ -218,6 +218,11 @@ class DataSet:
         return tuple(f"x{i}" for i in range(self.features)) if self.encoding is None else self.encoding.features
 
     @property
+    def baseline_accuracy(self) -> float:
+        """Test accuracy of always answering the most frequent class of the training records."""
+        return float(np.mean(self.y_test == np.bincount(self.y_train).argmax()))
+
+    @property
     def train(self) -> Records:
         """The training records."""
         return Records(self.x_train, self.y_train)

@@ -176,11 +176,12 @@ class JointSpec:
             if self.mixing and own is not None:  # M5, a last time
                 share = chosen.records[i] / (total + chosen.records[i])
                 personal[place] = kind.parameters + share * (own - kind.parameters)
+        included = np.array(kind.included if clients else [], dtype=bool).reshape(len(rounds), len(clients))
         final = rounds[-1] if rounds else None
         voided = tuple(i for i in clients if final is not None and final.state[i] is not AwardState.POSTED)
         spent = {i: owners[i].account.books.releases * rho for i, rho in zip(clients, kind.rho.tolist(), strict=False)}
         return JdpResult(
-            self, chosen, rounds, tuple(kind.choices if clients else ()), np.array(kind.included if clients else [], dtype=bool).reshape(len(rounds), len(clients)),
+            self, chosen, rounds, tuple(kind.choices if clients else ()), included,
             kind.parameters, personal, kind.privacy(), voided, kind.stopped, spent,
         )  # fmt: skip
 
@@ -238,7 +239,7 @@ class JdpResult:
         return MarketResult(
             task, spec.auction.name, spec.aggregation.name, "gaussian-zcdp", spec.data.name, spec.seed, self.rounds,
             statements, self.parameters,
-            float(np.mean(spec.data.y_test == np.bincount(spec.data.y_train).argmax())),
+            spec.data.baseline_accuracy,
         )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ class StackelbergResult:
         rounds = self.rounds or tuple(_empty(self, index) for index in range(spec.rounds))
         return MarketResult(
             task, Stackelberg.name, spec.weighting, "gaussian-zcdp", spec.data.name, spec.seed, rounds, statements,
-            self.parameters, float(np.mean(spec.data.y_test == np.bincount(spec.data.y_train).argmax())),
+            self.parameters, spec.data.baseline_accuracy,
         )  # fmt: skip
 
 

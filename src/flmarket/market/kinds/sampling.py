@@ -307,7 +307,7 @@ class SamplingSpec:
             hard_cap_micros=self.hard_cap_micros,
             bound_applies=self.learning_rate is None and self.hard_cap_micros is None,
             initial_loss=kind.objective(start),
-            baseline_accuracy=float(np.mean(data.y_test == np.bincount(data.y_train).argmax())),
+            baseline_accuracy=data.baseline_accuracy,
         )
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from sqlalchemy import select
+from sqlalchemy.orm import undefer
 
 from flmarket.broker.core import Broker
 from flmarket.broker.database import is_transient
@@ -25,15 +27,13 @@ from flmarket.broker.requests import order_of
 from flmarket.broker.tables import PartyRow, RoundRow, Slot, TaskRow
 from flmarket.broker.work.endings import INTERNAL, ending
 from flmarket.broker.work.flower.files import RunFile, task_folder
-from flmarket.broker.work.flower.ledger import RunLedger
-from flmarket.broker.work.flower.market import TaskMarket, TooFewBids
 from flmarket.broker.work.flower.tenancy import Tenancy
-from flmarket.broker.work.round_rows import AWARDED, Winner, add_event, award_round, open_round, settle_round, take_bids
-from flmarket.engines.flower.kinds import RoundPlan, record_from_dict
+from flmarket.broker.work.rounds import SqlStore, TooFewBids, steps_with_events
 from flmarket.engines.flower.node import run_setting
-from flmarket.engines.flower.strategy import MarketStrategy
-from flmarket.errors import FlmarketError, SettlementError
-from flmarket.market import FileStore
+from flmarket.engines.flower.strategy import GridOwners
+from flmarket.errors import FlmarketError
+from flmarket.market import Announcement, Bid, Checkpoint, FileStore, MarketKind, Rounds
+from flmarket.market.owner import LEAST_EPSILON
 
 __all__ = ["TaskServer", "app", "play_task", "serve"]
 
@@ -77,17 +77,40 @@ def play_task(
     tenancy.end()
 
 
+class RegisteredOwners(GridOwners):
+    """Owners with a node and a cap in this broker's ledger.
+
+    Their bids are cut by their own guards, and once more to what their registered caps still allow over all tasks. Both
+    caps hold: she may have sold elsewhere, and the broker need not believe her guard.
+    """
+
+    broker: Broker
+    parties: dict[int, str]
+
+    def bids(self, call: Announcement, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
+        """Bids within registered caps."""
+        found = super().bids(call, accepts)
+        accounts = self.broker.books.ledger.privacy_accounts(self.parties[owner] for owner in found)
+        left = {owner: accounts.get(self.parties[owner]) for owner in found}
+        most = {owner: 0.0 if account is None else account.affordable() for owner, account in left.items()}
+        return {
+            owner: replace(bid, privacy_budget=min(bid.privacy_budget, most[owner]))
+            for owner, bid in found.items()
+            if most[owner] >= LEAST_EPSILON
+        }
+
+
 class TaskServer:
-    """A task, its store and the grid."""
+    """A task and the grid."""
 
     def __init__(self, broker: Broker, grid: Grid, tenancy: Tenancy, *, sleep: Callable[[float], None]) -> None:
         self.broker, self.grid, self.tenancy, self.sleep = broker, grid, tenancy, sleep
         self.task_id = tenancy.task_id
-        self.store = FileStore(task_folder(broker.settings.flower_folder, self.task_id) / "server")
         with broker.database.read() as session:
             self.order = order_of(session.get_one(TaskRow, self.task_id).spec)
         self.spec = broker.simulations.build(self.task_id, self.order)
         self.parties: dict[int, str] = {}
+        self._adopt()
 
     def play(self) -> None:
         """All rounds that are left, or up to a cancellation or the deadline; faults of the database are waited out."""
@@ -107,74 +130,38 @@ class TaskServer:
     def _play_next(self) -> bool:
         """One round, from wherever it stands; False if it is time to end."""
         self.tenancy.step()
-        index = self.catch_up()
-        if self.store.plan(index) is None and self._ended():
+        rounds = self._rounds()
+        index = rounds.resume()
+        if rounds.store.plan(index) is None and self._ended():
             return False
         due = time.monotonic() + self.order.broker.round_seconds
         try:
-            self.round(index)
+            assert isinstance(rounds.owners, GridOwners)
+            rounds.owners.wait_for(self.order.broker.minimum_bids)
+            for _ in steps_with_events(self.broker, self.task_id, rounds, index):
+                self.tenancy.step()
         except TooFewBids:
             due = max(due, time.monotonic() + _WAIT_FOR_BIDS_SECONDS)
         self._wait_until(due)
         return True
 
-    def round(self, index: int) -> None:
-        """Play one round, from wherever it stands, to its record in the store."""
-        known = self._seat_owners()
-        if self.store.plan(index) is None:
-            with self.broker.database.write() as session:
-                open_round(session, self.task_id, index)
-        settings = self.broker.settings
-        ledger = RunLedger(
-            self.broker.books.ledger,
-            self.task_id,
-            self.parties.__getitem__,
-            held=lambda winners: self._held(index, winners),
-            delivered=lambda count: self._delivered(index, count),
-        )
-        strategy = MarketStrategy(
-            self._market(),
-            ledger,  # type: ignore[arg-type]  # the part of the protocol that the strategy uses
-            self.store,
-            bid_seconds=settings.flower_bid_seconds,
-            train_seconds=settings.flower_train_seconds,
-            nodes=self.order.broker.minimum_bids,
-            known_nodes=known,
-        )
-        strategy.start(self.grid, num_rounds=index + 1)
+    def _rounds(self) -> Rounds:
+        settings, kind, known = self.broker.settings, self.kind(), self._seat_owners()
+        ledger = self.broker.books.ledger
+        owners = RegisteredOwners(
+            self.grid, kind.model, ledger.head, bid_seconds=settings.flower_bid_seconds,
+            train_seconds=settings.flower_train_seconds, known_nodes=known,
+        )  # fmt: skip
+        owners.broker, owners.parties = self.broker, self.parties
+        store = SqlStore(self.broker, self.task_id, kind, self.parties)
+        return Rounds(
+            kind, owners, ledger, store, account_of=self.parties.__getitem__, deposits=False,
+            minimum_bids=self.order.broker.minimum_bids,
+        )  # fmt: skip
 
-    def catch_up(self) -> int:
-        """Copy what the store has settled into the broker's rows; returns the round to play next."""
-        with self.broker.database.read() as session:
-            done = session.get_one(TaskRow, self.task_id).rounds_done
-            row = session.get(RoundRow, (self.task_id, done))
-            self._read_seats(session.scalars(select(Slot).where(Slot.task_id == self.task_id)).all())
-        saved = self.store.checkpoint()
-        reached = 0 if saved is None else saved.next_round
-        awarded = row is not None and row.state == AWARDED
-        if reached < done or (awarded and reached == done and self.store.plan(done) is None):
-            raise SettlementError(f"the folder of task {self.task_id} does not hold the round that the books are at")
-        for index in range(done, reached):
-            assert saved is not None
-            record = self.store.record(index)
-            if record is None:
-                raise SettlementError(f"the folder of task {self.task_id} does not hold the record of round {index}")
-            market = self._market()
-            market.parameters, market.history = saved.parameters, list(saved.history)
-            with self.broker.database.write() as session:
-                settle_round(
-                    session,
-                    self.task_id,
-                    record_from_dict(record),
-                    parties=self.parties,
-                    parameters=market.buyers_model,
-                )
-        return reached
-
-    def _market(self) -> TaskMarket:
-        return TaskMarket(
-            self.spec, minimum_bids=self.order.broker.minimum_bids, left=self._privacy_left, planned=self._planned
-        )
+    def kind(self) -> MarketKind:
+        """The task's market; the account that pays is the task's."""
+        return self.spec.kind(buyer=self.task_id)
 
     def _seat_owners(self) -> dict[int, int]:
         """Every owner with a node has a place, under her number; returns whose node is whose."""
@@ -188,30 +175,40 @@ class TaskServer:
                 if session.get(Slot, (self.task_id, party.owner_number)) is None:
                     session.add(Slot(task_id=self.task_id, slot=party.owner_number, records=0, party_id=party.id))
             session.flush()
-            self._read_seats(session.scalars(select(Slot).where(Slot.task_id == self.task_id)).all())
+            slots = session.scalars(select(Slot).where(Slot.task_id == self.task_id)).all()
+        self.parties.clear()
+        self.parties.update({slot.slot: slot.party_id for slot in slots if slot.party_id is not None})
         return known
 
-    def _read_seats(self, slots: Sequence[Slot]) -> None:
-        self.parties = {slot.slot: slot.party_id for slot in slots if slot.party_id is not None}
-
-    def _privacy_left(self, owners: list[int]) -> dict[int, float]:
-        accounts = self.broker.books.ledger.privacy_accounts(self.parties[owner] for owner in owners)
-        found = {owner: accounts.get(self.parties[owner]) for owner in owners}
-        return {owner: 0.0 if account is None else account.affordable() for owner, account in found.items()}
-
-    def _planned(self, plan: RoundPlan) -> None:
-        with self.broker.database.write() as session:
-            take_bids(session, self.task_id, plan.index, plan.memory, plan.deposit_micros)
-
-    def _held(self, index: int, winners: Sequence[Winner]) -> None:
-        with self.broker.database.write() as session:
-            if session.get_one(RoundRow, (self.task_id, index)).state != AWARDED:  # after a crash it may be
-                award_round(session, self.task_id, index, winners)
-
-    def _delivered(self, index: int, count: int) -> None:
-        with self.broker.database.write() as session:
-            awards = session.get_one(RoundRow, (self.task_id, index)).winners
-            add_event(session, self.task_id, index, "updates", {"delivered": count, "awards": awards})
+    def _adopt(self) -> None:
+        """Take over what an earlier version kept in a folder of the task's: the model, and a round under way."""
+        folder = task_folder(self.broker.settings.flower_folder, self.task_id) / "server"
+        if not folder.exists():
+            return
+        former, kind = FileStore(folder), self.kind()
+        self._seat_owners()
+        store, saved = SqlStore(self.broker, self.task_id, kind, self.parties), former.checkpoint()
+        with self.broker.database.read() as session:
+            done = session.get_one(TaskRow, self.task_id).rounds_done
+        if saved is not None:
+            kind.parameters, kind.history = saved.parameters, list(saved.history)
+            for index in range(done, saved.next_round):
+                record = former.record(index)
+                if record is not None:
+                    store.save_round(record, Checkpoint(index + 1, saved.parameters, saved.history, {}))
+            store.save_checkpoint(saved)
+            done = max(done, saved.next_round)
+        plan = former.plan(done)
+        if plan is not None:
+            with self.broker.database.read() as session:
+                row = session.get(RoundRow, (self.task_id, done), options=[undefer(RoundRow.opened)])
+                state = None if row is None else row.state
+            if row is not None:
+                store.save_plan(plan, {})
+                store.save_deliveries(done, former.deliveries(done))
+                with self.broker.database.write() as session:
+                    session.get_one(RoundRow, (self.task_id, done)).state = state or "bids"
+        folder.rename(folder.with_name("server.adopted"))
 
     def _ended(self) -> bool:
         with self.broker.database.read() as session:

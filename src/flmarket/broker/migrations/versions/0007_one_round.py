@@ -1,0 +1,31 @@
+"""What a round keeps while it is played: the deliveries that came, and the terms that a task has settled once."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Apply."""
+    op.add_column("broker_tasks", sa.Column("terms", sa.Text(), nullable=True))
+    op.create_table(
+        "broker_deliveries",
+        sa.Column("task_id", sa.String(length=40), nullable=False),
+        sa.Column("index", sa.Integer(), nullable=False),
+        sa.Column("slot", sa.Integer(), nullable=False),
+        sa.Column("vector", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["task_id"], ["broker_tasks.id"]),
+        sa.PrimaryKeyConstraint("task_id", "index", "slot"),
+    )
+
+
+def downgrade() -> None:
+    """Take back."""
+    op.drop_table("broker_deliveries")
+    op.drop_column("broker_tasks", "terms")
