@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,7 +23,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from flmarket.broker.app import create_app
-from flmarket.broker.books import Books, TaskLedger
+from flmarket.broker.books import Books
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Conflict
 from flmarket.broker.office import audits, ledger, offers, operator, parties, sessions, statements, tasks
@@ -33,6 +34,7 @@ from flmarket.broker.tables import FlowerRun, Lease, TaskRow
 from flmarket.broker.work import rounds
 from flmarket.broker.work import worker as worker_module
 from flmarket.broker.work.flower.tenancy import Replaced, Tenancy
+from flmarket.broker.work.rounds import SqlStore
 from flmarket.broker.work.worker import Worker
 from flmarket.cli import main
 from flmarket.ledger import AwardState, LedgerUnavailable, SqlLedger
@@ -123,12 +125,13 @@ def stop_task(market, task_id, why):
 # ---- a round that is cut off, of a task that should end
 
 POINTS = [
-    (rounds, "_take_bids", 0),
-    (TaskLedger, "flush_holds", 1),
-    (rounds, "_awarded", 1),
-    (rounds, "_event", 2),
+    (SqlStore, "save_plan", 0),
+    (SqlLedger, "hold_many", 1),
+    (rounds, "award_round", 1),
+    (SqlStore, "save_deliveries", 2),
+    (rounds, "add_event", 2),
     (SqlLedger, "resolve_many", 2),
-    (rounds, "_settle", 2),
+    (SqlStore, "save_round", 2),
 ]
 
 
@@ -149,16 +152,16 @@ def test_a_round_cut_off_before_its_task_ends_is_finished_or_undone(
     done = market.task(task_id)
     assert done.state == why
     # awarded: played to its end; else undone
-    assert done.rounds_done == (2 if played == 2 or (name, after) == ("_awarded", True) else 1)
+    assert done.rounds_done == (2 if played == 2 or (name, after) == ("never", True) else 1)
     market.check()
 
 
 def test_the_same_on_the_other_database(market_anywhere, monkeypatch):
     market = market_anywhere
-    for name, where in (("flush_holds", TaskLedger), ("_settle", rounds)):
+    for name, where in (("hold_many", SqlLedger), ("save_round", SqlStore)):
         task_id = market.post()
         with monkeypatch.context() as patch:
-            cut(patch, where, name, after=name == "flush_holds", skip=1)
+            cut(patch, where, name, after=name == "hold_many", skip=1)
             with pytest.raises(PowerCut):
                 Worker(market.broker).run_until_idle()
         stop_task(market, task_id, "cancelled")
@@ -172,12 +175,18 @@ def test_a_payment_before_a_failure_is_on_the_bill(market, monkeypatch):
     """The ledger has paid, the rows are not written, and the round cannot be played again."""
     task_id = market.post()
     with monkeypatch.context() as patch:
-        cut(patch, rounds, "_settle", after=False, skip=1)
+        cut(patch, SqlStore, "save_round", after=False, skip=1)
         with pytest.raises(PowerCut):
             Worker(market.broker).run_until_idle()
     market.restart()
-    original = rounds.opened_from
-    swap(monkeypatch, rounds, "opened_from", lambda kept: original(kept | {"rate": [r / 3 for r in kept["rate"]]}))
+    original = SqlStore.plan
+
+    def other_prices(self, index):
+        plan = original(self, index)
+        orders = () if plan is None else tuple(replace(one, price_micros=one.price_micros // 3) for one in plan.orders)
+        return None if plan is None else replace(plan, orders=orders)
+
+    swap(monkeypatch, SqlStore, "plan", other_prices)
     market.play()
     done = market.task(task_id)
     assert done.state == "failed"
@@ -411,7 +420,7 @@ def test_a_cap_that_is_lowered_in_the_middle_voids_one_award(market_anywhere, mo
     with monkeypatch.context() as patch:
         swap(patch, SqlLedger, "resolve_many", lower_first)
         if crash:
-            cut(patch, rounds, "_settle", after=False, skip=0)
+            cut(patch, SqlStore, "save_round", after=False, skip=0)
             with pytest.raises(PowerCut):
                 market.play()
         else:

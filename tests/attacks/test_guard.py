@@ -10,6 +10,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flmarket.engines.flower.guard import LARGEST_PARAMETER, _Desk
+from flmarket.engines.flower.journal import KEPT, OwnerJournal
+from flmarket.engines.flower.owner import raw_update
 from hostile import (
     FEATURES,
     LENGTH,
@@ -22,13 +25,10 @@ from hostile import (
 )
 
 from flmarket import privacy
-from flmarket.engines.flower.guard import LARGEST_PARAMETER, _Desk
-from flmarket.engines.flower.journal import KEPT, OwnerJournal
 from flmarket.engines.flower.messages import RELEASE, TRAIN, Bid, pack, unpack
-from flmarket.engines.flower.owner import raw_update
-from flmarket.market.record import close_records
 from flmarket.learning import LocalTraining, Records, SoftmaxRegression, clipped_gradients
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
+from flmarket.market.record import close_records
 from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp
 
 PLAIN = {"x": np.random.default_rng(0).normal(size=(RECORDS, FEATURES)), "y": np.arange(RECORDS) % 2}

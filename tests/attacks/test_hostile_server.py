@@ -26,9 +26,9 @@ from scipy import stats
 
 from flmarket import privacy
 from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Announcement, Bid, Order, pack, unpack, unpack_vector
-from flmarket.market.record import close_records
 from flmarket.learning import LocalTraining, SoftmaxRegression
 from flmarket.ledger import DurableAccount
+from flmarket.market.record import close_records
 from flmarket.privacy import ApproxDp, GaussianRelease, PureDp, Uncapped, ZCdp
 
 MESSAGES = int(os.environ.get("FLMARKET_HOSTILE_MESSAGES", "450"))

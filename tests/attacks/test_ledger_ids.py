@@ -13,16 +13,14 @@ import pytest
 
 from flmarket import auctions
 from flmarket.aggregation import robust
+from flmarket.engines import JdpTraining, SampledTraining, StackelbergTraining
 from flmarket.engines.config import MarketConfig
-from flmarket.engines import JdpTraining
-from flmarket.privacy.joint import LocalPerturbation
-from flmarket.engines import SampledTraining
-from flmarket.engines import StackelbergTraining
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.learning import LocalTraining, SoftmaxRegression, load
 from flmarket.learning.partition import equal
 from flmarket.ledger import Award, AwardState, EntryKind, MemoryLedger, Release, Resolution
 from flmarket.privacy import PureDp, ZCdp
+from flmarket.privacy.joint import LocalPerturbation
 
 _spec = importlib.util.spec_from_file_location("_ledger_fixtures", Path(__file__).parents[1] / "ledger" / "conftest.py")
 _ledger = importlib.util.module_from_spec(_spec)

@@ -10,12 +10,12 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import InProcessGrid, MarketStrategy, FileStore, client_app
+from flmarket.engines.flower import FileStore, InProcessGrid, MarketStrategy, client_app
 from flmarket.engines.flower.messages import TRAIN, Delivery, Order, pack, release_id, unpack
 from flmarket.engines.flower.play import Dealer, store_spec
-from flmarket.market.record import close_records
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.market import owner_account
+from flmarket.market.record import close_records
 from flmarket.privacy import PureDp
 
 OWNERS = 5
@@ -92,9 +92,9 @@ def test_a_bad_update_is_charged_to_the_registered_cap_and_not_paid(tmp_path, ki
         ledger.register_cap(owner_account(owner), PureDp(100.0))
     dealer = Dealer(store_spec(spec, tmp_path), tmp_path / "owners")
     grid = Spoiler(client_app(dealer), OWNERS, NONSENSE[kind])
-    MarketStrategy(
-        spec.kind(), ledger, FileStore(tmp_path / "server"), bid_seconds=20.0, train_seconds=20.0
-    ).start(grid)
+    MarketStrategy(spec.kind(), ledger, FileStore(tmp_path / "server"), bid_seconds=20.0, train_seconds=20.0).start(
+        grid
+    )
     ledger.verify()
     hers = [award for award in ledger.awards() if award.owner == "owner-0"]
     assert grid.spoiled

@@ -6,32 +6,48 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
 from power_cuts import PowerCut, cut, swap
 from sqlalchemy import update
 
-from flmarket.broker.books import Books, TaskLedger
+from flmarket.broker.books import Books
 from flmarket.broker.core import Broker
 from flmarket.broker.office import ledger, offers, parties, statements, tasks
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Lease, TaskRow
 from flmarket.broker.work import rounds, worker
+from flmarket.broker.work.rounds import SqlStore
 from flmarket.broker.work.worker import Worker
-from flmarket.ledger import ESCROW
+from flmarket.ledger import ESCROW, SqlLedger
 
 POINTS = [
-    (rounds, "_open"),
-    (rounds, "_take_bids"),
-    (TaskLedger, "flush_holds"),
-    (rounds, "_awarded"),
-    (rounds, "_event"),
-    (TaskLedger, "settle"),
-    (rounds, "_settle"),
+    (rounds, "open_round"),
+    (SqlStore, "save_plan"),
+    (SqlLedger, "hold_many"),
+    (rounds, "award_round"),
+    (SqlStore, "save_deliveries"),
+    (rounds, "add_event"),
+    (SqlLedger, "resolve_many"),
+    (SqlStore, "save_round"),
     (Books, "refund"),
 ]
+
+
+def other_prices(plan):
+    """A stored plan that is not the one by which awards were held."""
+
+    def changed(self, index):
+        found = plan(self, index)
+        orders = (
+            () if found is None else tuple(replace(one, price_micros=one.price_micros // 3) for one in found.orders)
+        )
+        return None if found is None else replace(found, orders=orders)
+
+    return changed
 
 
 def books_of(broker, buyer, owner, task_id):
@@ -111,15 +127,10 @@ def test_a_round_that_cannot_be_repeated_is_given_up_and_nothing_is_lost(small, 
     before = parties.account(small, buyer).balance_micros
     task = tasks.post_task(small, buyer, order())
     with monkeypatch.context() as patch:
-        cut(patch, rounds, "_awarded", after=False, skip=1)
+        cut(patch, rounds, "award_round", after=False, skip=1)
         with pytest.raises(PowerCut):
             Worker(small).run_until_idle()
-    original = rounds.opened_from
-
-    def other_bids(stored):
-        return original(stored | {"rate": [value / 3 for value in stored["rate"]]})
-
-    swap(monkeypatch, rounds, "opened_from", other_bids)
+    swap(monkeypatch, SqlStore, "plan", other_prices(SqlStore.plan))
     with small.database.write() as session:
         session.execute(update(Lease).values(expires_at=0))
     Worker(small).run_until_idle()

@@ -23,24 +23,23 @@ from flmarket.broker.office import ledger, offers, parties, statements, tasks
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import FlowerRun, Lease, TaskRow
 from flmarket.broker.work import endings
+from flmarket.broker.work import rounds as rounds_module
 from flmarket.broker.work.flower import closing, runs, server
-from flmarket.broker.work.flower.server import TaskServer, play_task
+from flmarket.broker.work.flower.server import play_task
 from flmarket.broker.work.flower.tenancy import Replaced, Tenancy, at_work
+from flmarket.broker.work.rounds import SqlStore
 from flmarket.broker.work.worker import Worker
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import InProcessGrid, MarketStrategy, FileStore, client_app
+from flmarket.engines.flower import FileStore, InProcessGrid, MarketStrategy, client_app
 from flmarket.engines.flower.messages import (
     BID,
     TRAIN,
-    Announcement,
-    Bid,
     Delivery,
     reply,
     unpack,
     unpack_vector,
 )
 from flmarket.engines.flower.play import Dealer, store_spec
-from flmarket.market.record import close_records
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.ledger import (
     ESCROW,
@@ -54,6 +53,8 @@ from flmarket.ledger import (
     SealedReceipt,
     SqlLedger,
 )
+from flmarket.market import Announcement, Bid
+from flmarket.market.record import close_records
 from flmarket.privacy import PureDp
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -212,7 +213,7 @@ def test_a_run_plays_the_task_on_the_brokers_books(url, stage, tmp_path):
     assert not list(one.settings.flower_folder.rglob("broker.json"))  # it may hold a password
     # the same market without a broker pays the same
     alone = MarketStrategy(
-        market_kind(one.broker.simulations.build(one.task_id, task.request)), MemoryLedger(),
+        one.broker.simulations.build(one.task_id, task.request).kind(), MemoryLedger(),
         FileStore(tmp_path / "alone"), bid_seconds=5.0, train_seconds=5.0,
     )  # fmt: skip
     alone.start(Grid(tmp_path / "other"))
@@ -241,18 +242,14 @@ def test_a_run_plays_the_task_on_the_brokers_books(url, stage, tmp_path):
 
 
 POINTS = [  # what, and how many calls of it belong to the first round
-    (server, "open_round", 1),
-    (TaskServer, "_planned", 1),
-    (FileStore, "save_plan", 1),
+    (rounds_module, "open_round", 1),
+    (SqlStore, "save_plan", 1),
     (SqlLedger, "hold_many", 1),
-    (TaskServer, "_held", 1),
-    (FileStore, "save_deliveries", 1),
-    (SqlLedger, "release", OWNERS + 1),
-    (TaskServer, "_delivered", 1),
+    (rounds_module, "award_round", 1),
+    (SqlStore, "save_deliveries", 1),
+    (rounds_module, "add_event", 1),
     (SqlLedger, "resolve_many", 1),
-    (FileStore, "save_record", 1),
-    (FileStore, "save_checkpoint", 1),
-    (server, "settle_round", 1),
+    (SqlStore, "save_round", 1),
 ]
 
 
@@ -388,11 +385,13 @@ def test_a_task_ends_between_rounds(stage, why):
     one.check()
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("save_plan", 1), ("hold_many", 1), ("_held", 2), ("save_deliveries", 2)])
+@pytest.mark.parametrize(
+    ("name", "rounds"), [("save_plan", 1), ("hold_many", 1), ("add_event", 2), ("save_deliveries", 2)]
+)
 def test_a_cancelled_task_whose_run_is_gone(stage, monkeypatch, name, rounds):
     """A round that nobody was asked to deliver in is voided; one with orders out is played to its end."""
     one = stage()
-    where = {"save_plan": FileStore, "save_deliveries": FileStore, "hold_many": SqlLedger, "_held": TaskServer}[name]
+    where = {"hold_many": SqlLedger, "add_event": rounds_module}.get(name, SqlStore)
     with monkeypatch.context() as patch:
         cut(patch, where, name, after=True, skip=1)
         with pytest.raises(PowerCut):
@@ -414,7 +413,7 @@ def test_a_run_that_keeps_dying_fails_the_task_and_deliveries_are_paid(stage, mo
     """Also if the worker dies while it closes the task."""
     one = stage()
     with monkeypatch.context() as patch:
-        cut(patch, SqlLedger, "release", after=True, skip=OWNERS)  # the second round has two deliveries, one is booked
+        cut(patch, SqlLedger, "resolve_many", after=False, skip=1)  # the second round has two deliveries
         one.grid.before[1] = lambda message: [] if kind_of(message) == TRAIN and one.task().rounds_done else None
         with pytest.raises(PowerCut):
             one.play()

@@ -15,7 +15,7 @@ from flmarket.broker.office.reconcile import reconcile
 from flmarket.broker.requests import order_of
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import Base, PartyRow, TaskRow
-from flmarket.broker.work import rounds
+from flmarket.broker.work.rounds import SqlStore
 from flmarket.broker.work.worker import Worker
 
 
@@ -70,7 +70,7 @@ def test_a_market_of_the_second_version_goes_on(url, joined, order, cheap_bid, m
     task = tasks.post_task(broker, buyer, order())
     offers.place_bid(broker, owner, task.id, cheap_bid())
     with monkeypatch.context() as patch:
-        cut(patch, rounds, "_settle", after=False, skip=1)
+        cut(patch, SqlStore, "save_round", after=False, skip=1)
         with pytest.raises(PowerCut):
             Worker(broker).run_until_idle()
     tasks.cancel_task(broker, buyer, task.id)

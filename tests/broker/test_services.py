@@ -27,9 +27,9 @@ from flmarket.broker.stamps import now
 from flmarket.broker.tables import TaskRow
 from flmarket.broker.work.rounds import play_round
 from flmarket.broker.work.worker import Worker
-from flmarket.engines import SimulationRun
+from flmarket.engines import play as memory_play
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
-from flmarket.ledger import ESCROW, AwardState, MemoryLedger, Receipt
+from flmarket.ledger import ESCROW, AwardState, Receipt
 
 
 def test_a_task_from_order_to_model(broker, joined, order, play):
@@ -73,8 +73,8 @@ def test_the_broker_plays_what_the_simulation_plays(broker, joined, order, play)
     request = order(rounds=4, owners={"dropout": 0.2, "faulty": 0.1}, training={"average": True})
     task = tasks.post_task(broker, buyer, request)
     play(broker)
-    run = SimulationRun(broker.simulations.build(task.id, request), MemoryLedger())
-    expected = [run.round(index) for index in range(4)]
+    run, _ = memory_play(broker.simulations.build(task.id, request))
+    expected = run.records
     played = tasks.rounds(broker, buyer, task.id).items
     assert [one.spent_micros for one in played] == [one.spent_micros for one in expected]
     assert [one.accuracy for one in played] == [one.metrics["accuracy"] for one in expected]
@@ -82,7 +82,7 @@ def test_the_broker_plays_what_the_simulation_plays(broker, joined, order, play)
     with np.load(io.BytesIO(file.content), allow_pickle=False) as model:
         flat = np.concatenate([model["weights"].ravel(), model["biases"].ravel()])
         about = json.loads(str(model["about"]))
-    np.testing.assert_array_equal(flat, run.buyers_model())
+    np.testing.assert_array_equal(flat, run.kind.buyers_model)
     assert json.loads(about["classes"]) == ["malignant", "benign"]
     other = load_safetensors(tasks.model(broker, buyer, task.id, format="safetensors").content)
     np.testing.assert_array_equal(other["weights"].ravel(), flat[:30])

@@ -26,6 +26,7 @@ from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, TaskRow
 from flmarket.broker.work.audit_runs import AuditRuns
 from flmarket.broker.work.endings import INTERNAL, begin, end_task, ending
+from flmarket.broker.work.flower.closing import give_up
 from flmarket.broker.work.flower.runs import FlowerRuns
 from flmarket.broker.work.holders import Held, Replaced
 from flmarket.broker.work.rounds import TooFewBids, play_round
@@ -143,7 +144,7 @@ class Worker:
                     raise
                 known = isinstance(error, FlmarketError)
                 log.warning("task %s failed: %s", task_id, error if known else "unexpectedly", exc_info=not known)
-                end_task(self.broker, task_id, "failed", str(error) if known else INTERNAL)
+                self._fail(task_id, str(error) if known else INTERNAL)
             self._faults.pop(task_id, None)
         except Replaced:
             raise
@@ -152,6 +153,15 @@ class Worker:
             rest = min(_LONGEST_REST, _FIRST_REST * 2 ** min(faults - 1, 20))
             self._faults[task_id] = faults, time.monotonic() + rest
             log.warning("task %s rests for %g s", task_id, rest, exc_info=None if is_transient(error) else error)
+
+    def _fail(self, task_id: str, error: str) -> None:
+        """End the task; deliveries of its round are paid if it can still be told what they were."""
+        try:
+            give_up(self.broker, task_id, error)
+        except FlmarketError as problem:
+            if is_transient(problem):
+                raise
+            end_task(self.broker, task_id, "failed", error)
 
     def _play(self, task_id: str) -> None:
         broker = self.broker
