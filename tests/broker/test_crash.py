@@ -165,7 +165,7 @@ def test_an_unexpected_error_fails_the_task_without_telling_strangers_why(small,
     def broken(*_):
         raise RuntimeError("inner secret")
 
-    swap(monkeypatch, rounds, "_take_bids", broken)
+    swap(monkeypatch, SqlStore, "save_plan", broken)
     Worker(small).run_until_idle()
     done = tasks.get_task(small, buyer, task.id)
     assert (done.state, done.refunded_micros) == ("failed", done.escrow_micros)
