@@ -31,7 +31,7 @@ def test_an_order_and_a_market_file_have_the_same_keys_and_defaults():
     assert order.task.model_dump() == file.task.model_dump()
     for name in SECTIONS:
         assert getattr(order, name).model_dump() == getattr(file, name).model_dump()
-    assert order.market("t").data == order.data
+    assert order.market_file("t").data == order.data
     assert order_of(order.model_dump(mode="json")) == order
 
 

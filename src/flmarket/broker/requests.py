@@ -42,21 +42,24 @@ from flmarket.engines.config import (
     RECOMMENDED,
     BrokerSection,
     DataSection,
+    JointSection,
     MarketConfig,
     MechanismSection,
     ModelSection,
     OwnersSection,
+    RewardSection,
+    SamplingSection,
     TaskSection,
     TrainingSection,
 )
 from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS
+from flmarket.market import kinds
 from flmarket.privacy import PureDp
 
 __all__ = [
     "DEFAULT_CAP_TOTAL",
     "FLOWER",
-    "PLAYED",
     "SIMULATION",
     "AuditRequest",
     "BidHelpRequest",
@@ -78,7 +81,6 @@ __all__ = [
 # Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
 DEFAULT_CAP_TOTAL = 3.0
 SIMULATION, FLOWER = "simulation", "flower"
-PLAYED = ("auction",)  # kinds of market that tasks can be
 MAX_MONEY = 10**15  # a billion currency units
 MAX_OWNERS, MAX_ROUNDS, MAX_POINTS, MAX_DIMENSION = 2000, 1000, 32, 10**9
 _DAY = 86_400
@@ -131,9 +133,10 @@ class Request(BaseModel):
 
 @dataclass(frozen=True)
 class _Instead:
-    """Another type for a field, which must then be given."""
+    """Another type for a field, and its default; without one it must be given."""
 
     annotation: Any
+    default: Any = ...
 
 
 class _Strict(BaseModel):
@@ -155,7 +158,7 @@ class _Within:
             if get_origin(field.annotation) is tuple:
                 limits = (Strict(False), *limits)  # JSON has lists
             if isinstance(limit, _Instead):
-                fields[name] = limit.annotation, ...
+                fields[name] = limit.annotation, limit.default
             elif limits:
                 fields[name] = _limited(field, limits), field.default
         about = {"__doc__": source.__doc__, "__module__": __name__}
@@ -215,6 +218,14 @@ def _small_range(span: tuple[float, float]) -> tuple[float, float]:
     return span
 
 
+def _small_market(settings: dict[str, Any]) -> dict[str, Any]:
+    if len(settings) > 16 or any(
+        not isinstance(one, str | int | float) or len(str(one)) > 80 for one in settings.values()
+    ):
+        raise ValueError("at most 16 settings: numbers and short texts")
+    return settings
+
+
 def _section() -> Any:
     return Field(default={}, validate_default=True)  # made like one that was sent
 
@@ -224,10 +235,12 @@ _NO_FILES = _absent("a data set that the operator offers: files stay where they 
 
 
 class TaskRequest(Request):
-    """A buyer's order: the sections of a market file. `rounds` × `budget_per_round` is taken into escrow; what is not
-    spent comes back."""
+    """A buyer's order: the sections of a market file. What it may cost at most is taken into escrow, and what is not
+    spent comes back: `rounds` × `budget_per_round` in an auction, `rounds` × `sampling.hard_cap` where clients are
+    sampled, `reward.reward` in the reward game, `joint.budget` in a joint market. In kinds other than auctions all
+    owners are simulated: accounts here are in pure ε, which holds neither Gaussian noise nor updates without any."""
 
-    kind: Literal["auction", "sampling", "reward", "joint"] = "auction"
+    kind: Annotated[str, _Listed(kinds.names)] = "auction"
     seed: Seed = 0
     task: Annotated[
         TaskSection,
@@ -235,7 +248,7 @@ class TaskRequest(Request):
             name=(MinLen(1), MaxLen(80), Field(pattern=r"^[^\x00-\x1f\x7f]*$")),
             rounds=Le(MAX_ROUNDS),
             bidders_per_round=Le(MAX_OWNERS),
-            budget_per_round=_Instead(Budget),
+            budget_per_round=_Instead(Budget | None, None),
             budget_factor=_absent("budget_per_round: a task's budget is set before bids are seen"),
             learning_rate=Le(1000),
         ),
@@ -278,28 +291,71 @@ class TaskRequest(Request):
         TrainingSection,
         _Within(local_steps=Le(100), local_epochs=Le(100), batch_size=Le(10_000), local_learning_rate=Le(1000)),
     ] = _section()
+    sampling: Annotated[
+        SamplingSection, _Within(costs=AfterValidator(_small_range), hard_cap=_Instead(Budget | None, None))
+    ] = _section()
+    reward: Annotated[
+        RewardSection,
+        _Within(privacy_values=AfterValidator(_small_range), reward=_Instead(Budget | None, None), weight=Le(1e9)),
+    ] = _section()
+    joint: Annotated[
+        JointSection,
+        _Within(
+            selection=_Listed(auctions.names),
+            budget=_Instead(Budget | None, None),
+            budget_factor=_absent("joint.budget: a task's budget is set before costs are seen"),
+            allow_overspending=_Instead(Literal[False], False),  # a task cannot cost more than its escrow
+            costs=AfterValidator(_small_range),
+            model=_absent("model.name, which is where it belongs"),
+            threads=Le(1),
+            validation=Le(100_000),
+        ),
+    ] = _section()
+    market: Annotated[dict[str, Any], AfterValidator(_small_market)] = {}
     broker: Annotated[
         BrokerSection, _Within(minimum_bids=Le(MAX_OWNERS), round_seconds=Le(_DAY), deadline_seconds=Le(90 * _DAY))
     ] = _section()
 
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.kind != "auction" and (self.broker.engine != SIMULATION or not self.broker.simulated):
+            raise ValueError("broker.engine simulation and broker.simulated true: only auctions take registered owners")
+        key, amount = self._most
+        if amount is None:
+            raise ValueError(f"{key}: what the task may cost is set aside before it begins")
+        self.market_file("task")  # what holds for all market files
+        return self
+
+    @property
+    def _most(self) -> tuple[str, float | None]:
+        """The key that says what the task, or a round of it, may cost; and its amount."""
+        if self.kind == "reward":
+            return "reward.reward", self.reward.reward
+        if self.kind == "joint":
+            return "joint.budget", self.joint.budget
+        if self.kind == "sampling":
+            return "sampling.hard_cap", self.sampling.hard_cap
+        return "task.budget_per_round", self.task.budget_per_round
+
     @property
     def budget_micros(self) -> int:
-        """A round's budget."""
-        return round((self.task.budget_per_round or 0.0) * MICROS)
+        """A round's budget; the whole task's where that is one."""
+        return round((self._most[1] or 0.0) * MICROS)
 
     @property
     def escrow_micros(self) -> int:
         """What the buyer sets aside."""
-        return self.task.rounds * self.budget_micros
+        return self.budget_micros * (1 if kinds.of(self.kind).side.lasting else self.task.rounds)
 
     def with_budget(self, budget_micros: int) -> Self:
         """The same order at another budget."""
         task = self.task.model_copy(update={"budget_per_round": budget_micros / MICROS})
         return self.model_copy(update={"task": task})
 
-    def market(self, task_id: str) -> MarketConfig:
+    def market_file(self, task_id: str) -> MarketConfig:
         """The market file of the same order."""
         return MarketConfig(
+            kind=self.kind,
             seed=self.seed,
             task=self.task.model_copy(update={"name": task_id}),
             data=self.data,
@@ -307,6 +363,10 @@ class TaskRequest(Request):
             mechanism=self.mechanism,
             model=self.model,
             training=self.training,
+            sampling=self.sampling,
+            reward=self.reward,
+            joint=self.joint,
+            market=self.market,
             broker=self.broker,
         )
 
@@ -414,8 +474,6 @@ def engines(settings: Settings) -> tuple[str, ...]:
 
 def check_playable(settings: Settings, order: TaskRequest) -> None:
     """A typed error unless this broker can play the order's kind of market on its engine."""
-    if order.kind not in PLAYED:
-        raise InvalidInput("kind", order.kind, f"one of {', '.join(PLAYED)}, the kinds of market that are played here")
     engine, offered = order.broker.engine, engines(settings)
     if engine not in offered:
         raise Conflict(f"this broker does not run {engine} tasks; it runs {', '.join(offered)}")

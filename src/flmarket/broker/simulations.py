@@ -43,7 +43,7 @@ class Simulations:
         if found is None:
             data = self._load(order.data.registered)
             self._check_model(order, data)
-            found = order.market(task_id).spec(data=data)
+            found = order.market_file(task_id).spec(data=data)
             found.kind()  # owners, model and market fit together
             with self._lock:
                 self._built[key] = found
@@ -52,7 +52,7 @@ class Simulations:
         if isinstance(found, Simulation):
             task = replace(found.task, name=task_id, budget_micros=order.budget_micros, rounds=order.task.rounds)
             return replace(found, task=task)
-        return order.market(task_id).spec(data=self._load(order.data.registered))
+        return order.market_file(task_id).spec(data=self._load(order.data.registered))
 
     @property
     def models(self) -> tuple[str, ...]:

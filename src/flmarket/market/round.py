@@ -67,6 +67,9 @@ class Owners(Protocol):
     ) -> Iterator[Mapping[int, Delivery]]:
         """Have orders carried out. `bids` are those that they answer to, `prove` shows that prices are in escrow."""
 
+    def replay(self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid]) -> None:
+        """These orders were carried out before a process ended; owners who ended with it do again what they did."""
+
     def released(self, call: Announcement, orders: Sequence[Order]) -> Iterator[Mapping[int, Delivery]]:
         """Ask for what was released for orders before."""
 
@@ -196,11 +199,16 @@ class Rounds:
             if order.owner not in self.updates and self.awards[order.owner].state is AwardState.PENDING
         }
         call = kind.announcement(0 if kind.side.asks_once else plan.index)
-        if resumed and waiting:
-            self._receive(plan, waiting, self.owners.released(call, list(waiting.values())), voids=False)
+        sent = on_wire(kind.parameters, kind.model)
+        if resumed:
+            before = [
+                one for one in plan.orders if one.owner in self.updates or not (one.lasting or one.owner in waiting)
+            ]
+            self.owners.replay(call, before, sent, plan.bids)
+            if waiting:
+                self._receive(plan, waiting, self.owners.released(call, list(waiting.values())), voids=False)
         if not waiting:
             return
-        sent = on_wire(kind.parameters, kind.model)
         answers = self.owners.train(call, list(waiting.values()), sent, plan.bids, self._proofs)
         again = self._receive(plan, waiting, answers, voids=True)
         if again:

@@ -151,7 +151,7 @@ def _offer(session: Session, party: Party, task_id: str) -> TaskRow:
 def _takes_bids(row: TaskRow) -> bool:
     """Whether registered owners bid here; on Flower their nodes do."""
     order = order_of(row.spec)
-    return order.broker.open and order.broker.engine != FLOWER
+    return order.kind == "auction" and order.broker.open and order.broker.engine != FLOWER
 
 
 def _bid(session: Session, party: Party, task_id: str) -> Bid:

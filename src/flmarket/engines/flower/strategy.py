@@ -99,6 +99,9 @@ class GridOwners:
             TRAIN, orders, lambda order: pack(order, parameters, escrow=proofs.get(order.award), dtype=self.dtype)
         )
 
+    def replay(self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid]) -> None:
+        """Owners keep what they did."""
+
     def released(self, call: Announcement, orders: Sequence[Order]) -> Iterator[Mapping[int, market.Delivery]]:
         """Ask for releases of before."""
         self._find(call, orders)
