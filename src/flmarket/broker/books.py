@@ -13,14 +13,24 @@ from contextlib import suppress
 from flmarket.broker.errors import Conflict
 from flmarket.errors import SettlementError
 from flmarket.ledger import Award, AwardState, Ledger, LedgerCorrupt, format_micros
-from flmarket.privacy import PureDp
+from flmarket.privacy import Event, PureDp, Unprotected
+from flmarket.privacy.composition import ApproxTotal
 
-__all__ = ["Books", "slot_account"]
+__all__ = ["Books", "shown_epsilon", "slot_account"]
+
+SHOWN_DELTA = 1e-5
 
 
 def slot_account(task_id: str, slot: int) -> str:
     """The account of a simulated owner."""
     return f"{task_id}/owner-{slot}"
+
+
+def shown_epsilon(loss: Event) -> float:
+    """A loss as the ε that rows and pages show: pure, or at δ = 1e-5 for noise that has no pure one; ∞ for none."""
+    if isinstance(loss, PureDp):
+        return loss.epsilon
+    return float("inf") if isinstance(loss, Unprotected) else ApproxTotal().plus(loss, 1).epsilon(SHOWN_DELTA)
 
 
 class Books:

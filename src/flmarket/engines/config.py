@@ -547,7 +547,7 @@ class MarketConfig(Section):
     @property
     def _is_usual_model(self) -> bool:
         """Softmax regression by plain descent, which the reward game and client sampling have of their own."""
-        return self.model == ModelSection() and self.training.is_plain
+        return self.model.name == "softmax" and not self.model.settings and self.training.is_plain
 
     def stackelberg_training(
         self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None

@@ -28,12 +28,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, and_, func, select
 
-from flmarket.broker.books import slot_account
+from flmarket.broker.books import shown_epsilon, slot_account
 from flmarket.broker.database import fenced
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import ENDED, Check, PartyRow, Release, RoundRow, TaskRow
 from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, fits, loss_of, release_of
-from flmarket.ledger.journal import epsilon_of
 from flmarket.ledger.store import accounts, entries
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def _statements(connection: Connection) -> Iterator[Finding]:
         if row.detail is None:
             yield Finding("award", row.award_id, "a statement has this award, the ledger does not")
             continue
-        epsilon = epsilon_of(loss_of(json.loads(row.detail)))
+        epsilon = shown_epsilon(loss_of(json.loads(row.detail)))
         said = (row.state, row.price_micros, row.epsilon, row.party_id or slot_account(row.task_id, row.slot))
         if said != (known := (row.ending, row.amount_micros, epsilon, row.owner)):
             yield Finding("statement", row.award_id, f"the statement says {said}, the ledger {known}")

@@ -15,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session, undefer
 
-from flmarket.broker.books import slot_account
+from flmarket.broker.books import shown_epsilon, slot_account
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Event, Release, RoundRow, TaskRow, vector_bytes
 from flmarket.ledger import Award, AwardState
 from flmarket.market import Order, RoundRecord
-from flmarket.privacy import Event as Loss
-from flmarket.privacy import PureDp, Unprotected
-from flmarket.privacy.composition import ApproxTotal
 
 __all__ = ["AWARDED", "Winner", "add_event", "award_round", "open_round", "settle_round", "take_bids", "void_round"]
 
@@ -41,14 +38,8 @@ class Winner:
     @classmethod
     def of(cls, order: Order) -> Winner:
         """An order's."""
-        return cls(order.owner, finite(order.loss), order.price_micros)
-
-
-def finite(loss: Loss) -> float | None:
-    """A loss as an ε: pure, or at δ = 1e-5 for noise that has no pure one; None if nothing bounds it."""
-    if isinstance(loss, PureDp):
-        return loss.epsilon
-    return None if isinstance(loss, Unprotected) else ApproxTotal().plus(loss, 1).epsilon(1e-5)
+        shown = shown_epsilon(order.loss)
+        return cls(order.owner, shown if np.isfinite(shown) else None, order.price_micros)
 
 
 def open_round(session: Session, task_id: str, index: int) -> None:
@@ -146,7 +137,7 @@ def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> 
             index=row.index,
             slot=owner,
             party_id=None if award.owner == slot_account(task.id, owner) else award.owner,
-            epsilon=_number(award.loss),
+            epsilon=shown_epsilon(award.loss),
             records=float(records[owner]),
             weight=0.0,
             price_micros=award.price_micros,
@@ -174,7 +165,7 @@ def _releases(
             index=record.index,
             slot=owner,
             party_id=parties.get(owner),
-            epsilon=_number(award.loss),
+            epsilon=shown_epsilon(award.loss),
             records=float(record.data_size[places[owner]]),
             weight=float(record.weights[places[owner]]),
             price_micros=award.price_micros,
@@ -186,8 +177,3 @@ def _releases(
         for owner, award in awards.items()
         if award.state is not AwardState.PENDING and record.state[places[owner]] is not None
     ]
-
-
-def _number(loss: Loss) -> float:
-    found = finite(loss)
-    return float("inf") if found is None else found
