@@ -8,7 +8,7 @@ from flmarket.audit import SamplingAudit, audit_sampling
 from flmarket.cli.audit import SAMPLING, check_page, claims_table, share_done
 from flmarket.cli.output import print_json, print_path, screen, show_trust, table
 from flmarket.registry import imported
-from flmarket.report.sampled_audit_page import write_sampling_audit
+from flmarket.report.audit_page import write_sampling_audit
 from flmarket.trust import BIDS_ONLY
 
 __all__ = ["run_sampling_audit"]

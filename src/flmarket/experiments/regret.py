@@ -24,7 +24,7 @@ from flmarket.errors import MissingDependency
 from flmarket.experiments import fl_market as fl
 from flmarket.experiments.items import Check, Item, Step, from_checks
 from flmarket.files import write_files
-from flmarket.report.bars import Bar, BarSet, write_bars
+from flmarket.report.curves import Bar, BarSet, write_bars
 
 if TYPE_CHECKING:
     from flmarket.auctions.learned.training.papers_metric import PapersMetric

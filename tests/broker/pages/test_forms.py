@@ -10,7 +10,7 @@ from flmarket.broker.pages.forms import Reader, local_path
 from flmarket.broker.pages.live import _message
 from flmarket.broker.pages.rendering import clock, environment, theme_css, when
 from flmarket.broker.pages.words import list_of, seconds
-from flmarket.report.theme import DARK, LIGHT
+from flmarket.report.drawing import DARK, LIGHT
 from flmarket.trust import certainty
 
 

@@ -18,7 +18,7 @@ from flmarket.broker.pages.words import list_of
 from flmarket.broker.schemas import AuditRequest
 from flmarket.broker.services import audits, market
 from flmarket.broker.services.views import AuditView
-from flmarket.report.audit_story import tell
+from flmarket.report.audit_page import tell
 from flmarket.report.formatting import count, percent, significant
 from flmarket.trust import BIDS_ONLY
 
