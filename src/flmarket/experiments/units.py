@@ -26,7 +26,7 @@ from typing import Any
 import flmarket
 from flmarket import auctions
 from flmarket.auctions import learned
-from flmarket.audit.report import jsonable
+from flmarket.audit.auditor import jsonable
 from flmarket.errors import DataUnavailable, FlmarketError, InvalidInput, MissingDependency, UnknownName
 from flmarket.experiments.claims import PAPERS
 from flmarket.experiments.items import Check, Item, Reproduction
