@@ -229,8 +229,7 @@ def _write_paper(
     trainer: Any, population: str | None, options: LearningOptions, command: str, out: Path, as_json: bool
 ) -> None:
     from flmarket.auctions.learned import weights
-    from flmarket.auctions.learned.training.papers import deployed
-    from flmarket.auctions.learned.training.papers_metric import by_the_papers
+    from flmarket.auctions.learned.training.papers import by_the_papers, deployed
 
     auction, schedule = trainer.auction(), trainer.preset.schedule
     bound, empty = deployed(auction, *trainer.held_out, seed=trainer.seed)
