@@ -23,8 +23,9 @@ from flmarket.audit.trials import Sample, crafted_ties, draw, run_checked
 from flmarket.audit.truthfulness import Truthfulness, measure_truthfulness
 from flmarket.bids import Auction, BidProfile, Guarantee
 from flmarket.errors import InvalidInput
+from flmarket.files import jsonable
 
-__all__ = ["AuditReport", "ClaimVerdict", "audit", "check_claims", "jsonable", "private_fields"]
+__all__ = ["AuditReport", "ClaimVerdict", "audit", "check_claims", "private_fields"]
 
 Verdict = Literal["holds", "contradicted", "no figure", "not claimed"]
 
@@ -186,17 +187,6 @@ class AuditReport:
         }
         plain: dict[str, Any] = jsonable(values)
         return plain
-
-
-def jsonable(value: Any) -> Any:
-    """Tuples as lists, and no number that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 Progress = Callable[[float, str], None]  # share done from 0 to 1, and what comes next

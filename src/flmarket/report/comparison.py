@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from flmarket.errors import InvalidInput
-from flmarket.files import write_files
+from flmarket.files import csv_text, write_files
 from flmarket.report.curves import Curve, CurveSet, draw_curves
 from flmarket.report.drawing import inline_svg, png, standalone_svg, styled
-from flmarket.report.formatting import count, csv_text, finite_or_none, percent, significant
+from flmarket.report.formatting import count, finite_or_none, percent, significant
 from flmarket.report.html import render, strict_json
 from flmarket.trust import BIDS_ONLY
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from flmarket.errors import InvalidInput
-from flmarket.files import write_files
+from flmarket.files import csv_text, write_files
 from flmarket.report.drawing import LIGHT, SERIES, log_ticks, panel, png, spread, standalone_svg, styled
-from flmarket.report.formatting import csv_text, significant
+from flmarket.report.formatting import significant
 
 __all__ = ["Bar", "BarSet", "Curve", "CurveSet", "draw_curves", "write_bars", "write_curves"]
 

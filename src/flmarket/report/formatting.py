@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from flmarket.ledger import MICROS
 
 __all__ = [
     "count",
-    "csv_text",
     "epsilon",
     "finite_or_none",
     "money",
@@ -20,15 +17,6 @@ __all__ = [
     "rate",
     "significant",
 ]
-
-
-def csv_text(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """A table as CSV."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return buffer.getvalue()
 
 
 def finite_or_none(value: float) -> float | None:

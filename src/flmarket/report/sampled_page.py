@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flmarket.bids import FloatArray
-from flmarket.files import write_files
+from flmarket.files import csv_text, write_files
 from flmarket.ledger import MICROS, format_micros
 from flmarket.report.charts import Chart, Drawing, drawn, end_labels, money_margin, round_axis, thin
 from flmarket.report.drawing import LIGHT, label, log_ticks, panel, thousands
 from flmarket.report.formatting import (
     count,
-    csv_text,
     finite_or_none,
     money,
     money_decimals,
