@@ -7,6 +7,8 @@ repetition for each round. Valuations enter as tables over fractions of ε̄, so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +17,17 @@ from flmarket import populations
 from flmarket.aggregation import OptAggr
 from flmarket.auctions.learned.network import Settings, curve_position
 from flmarket.bids import BidProfile
-from flmarket.errors import InvalidInput
+from flmarket.errors import ConfigError, InvalidInput
 
-__all__ = ["Batch", "Source", "conventional_bound", "error_bound_loss", "make_batch", "optimal_bound"]
+__all__ = [
+    "Batch",
+    "Source",
+    "conventional_bound",
+    "error_bound_loss",
+    "make_batch",
+    "optimal_bound",
+    "read_checkpoint",
+]
 
 FINE = 64  # points of a valuation's table
 
@@ -138,3 +148,12 @@ def error_bound_loss(
     """
     bound = (conventional_bound if conventional else optimal_bound)(epsilon, share)
     return torch.where(bound < cap, bound, cap * (1.0 + torch.log(bound.clamp_min(cap) / cap))).mean()
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a trainer's `save` wrote."""
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:
+        raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
+    return state

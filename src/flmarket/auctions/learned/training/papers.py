@@ -36,7 +36,7 @@ import torch
 
 from flmarket.aggregation import OptAggr, error_bound
 from flmarket.auctions.learned.papers import PaperAuction, PaperSettings, first_parameters, inputs_of, outputs
-from flmarket.auctions.learned.training.data import Source, conventional_bound, optimal_bound
+from flmarket.auctions.learned.training.data import Source, conventional_bound, optimal_bound, read_checkpoint
 from flmarket.auctions.learned.training.presets import PaperPreset, PaperSchedule
 from flmarket.bids import Auction, BidProfile, FloatArray, Kind
 from flmarket.errors import ConfigError, InvalidInput
@@ -518,10 +518,7 @@ class PaperTrainer:
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same preset, schedule, population and seed."""
-        try:
-            state = torch.load(path, weights_only=True)
-        except Exception as error:
-            raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
+        state = read_checkpoint(path)
         mine = self._identity()
         differing = [key for key in mine if state.get(key) != mine[key]]
         if differing:

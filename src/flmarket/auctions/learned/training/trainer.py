@@ -24,7 +24,7 @@ from flmarket.auctions.learned import FORMER_NAMES
 from flmarket.auctions.learned.mechanism import LearnedAuction
 from flmarket.auctions.learned.network import first_parameters
 from flmarket.auctions.learned.training import market
-from flmarket.auctions.learned.training.data import Batch, Source, error_bound_loss, make_batch
+from flmarket.auctions.learned.training.data import Batch, Source, error_bound_loss, make_batch, read_checkpoint
 from flmarket.auctions.learned.training.presets import Preset
 from flmarket.bids import Auction, BidProfile, FloatArray, Valuations
 from flmarket.errors import ConfigError
@@ -259,10 +259,7 @@ class Trainer:
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same preset, settings and seed."""
-        try:
-            state = torch.load(path, weights_only=True)
-        except Exception as error:
-            raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
+        state = read_checkpoint(path)
         mine = (self.preset.name, self.preset.settings.to_dict(), self.seed)
         name = FORMER_NAMES.get(state["preset"], state["preset"])
         if (name, state["settings"], state["seed"]) != mine:
