@@ -23,10 +23,9 @@ from flmarket import BidProfile, auctions
 from flmarket.aggregation import OptAggr, error_bound
 from flmarket.auctions.learned import DEFAULTS, PAPERS, LearnedAuction, weight_names
 from flmarket.auctions.learned.training.data import Source, make_batch
-from flmarket.auctions.learned.training.evaluation import VALUE_LIES, measure
 from flmarket.auctions.learned.training.papers import PaperTrainer
 from flmarket.auctions.learned.training.presets import paper_preset, preset
-from flmarket.auctions.learned.training.trainer import Trainer
+from flmarket.auctions.learned.training.trainer import VALUE_LIES, Trainer, measure
 
 PROFILES, OWNERS, ITEMS, STEPS = 1024, 10, 8, 100
 TIMED_STEPS, TIMED_SOLVES = 3, 32

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and files that only their owner may read.
+"""Files that are there whole or not at all, files that only their owner may read; and their text: CSV, strict JSON.
 
 Content goes into a new file beside the old one, which takes its name only when everything is written: a reader never
 sees half a file, and a crash leaves the old one (and perhaps a `.part` that nobody reads). Breaks on file systems where
@@ -7,17 +7,20 @@ renaming is not atomic; private files also where there are no permissions, and a
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from flmarket.errors import InvalidInput
 
-__all__ = ["keep_private", "sync_folder", "whole_file", "write_file", "write_files"]
+__all__ = ["csv_text", "jsonable", "keep_private", "sync_folder", "whole_file", "write_file", "write_files"]
 
 Name = str | os.PathLike[str]
 
@@ -64,6 +67,26 @@ def write_files(out_dir: Name, files: Mapping[str, str | bytes]) -> Path:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
     return directory
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table as CSV."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def jsonable(value: Any) -> Any:
+    """Tuples as lists, and no number that JSON does not have: infinities become null."""
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def sync_folder(folder: Name) -> None:

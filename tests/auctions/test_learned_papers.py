@@ -19,10 +19,15 @@ from flmarket.auctions.learned.papers import (  # noqa: E402
     outputs,
 )
 from flmarket.auctions.learned.training import papers as training  # noqa: E402
-from flmarket.auctions.learned.training.bound import conventional_bound  # noqa: E402
-from flmarket.auctions.learned.training.data import Source  # noqa: E402
-from flmarket.auctions.learned.training.papers import PaperTrainer, make_batch, search, terms  # noqa: E402
-from flmarket.auctions.learned.training.papers_metric import by_the_papers, regret_of_two_draws  # noqa: E402
+from flmarket.auctions.learned.training.data import Source, conventional_bound  # noqa: E402
+from flmarket.auctions.learned.training.papers import (  # noqa: E402
+    PaperTrainer,
+    by_the_papers,
+    make_batch,
+    regret_of_two_draws,
+    search,
+    terms,
+)
 from flmarket.auctions.learned.training.presets import PAPER_PRESETS, paper_preset  # noqa: E402
 from flmarket.auctions.learned.weights import load, save  # noqa: E402
 from flmarket.cli import training as command  # noqa: E402

@@ -13,9 +13,14 @@ from flmarket.aggregation import Conventional, OptAggr, error_bound  # noqa: E40
 from flmarket.auctions.learned import LearnedAuction, Settings  # noqa: E402
 from flmarket.auctions.learned.mechanism import inputs_of  # noqa: E402
 from flmarket.auctions.learned.network import Inputs, first_parameters, forward  # noqa: E402
-from flmarket.auctions.learned.training import ascent, market  # noqa: E402
-from flmarket.auctions.learned.training.bound import conventional_bound, error_bound_loss, optimal_bound  # noqa: E402
-from flmarket.auctions.learned.training.data import Source, make_batch  # noqa: E402
+from flmarket.auctions.learned.training import market  # noqa: E402
+from flmarket.auctions.learned.training.data import (  # noqa: E402
+    Source,
+    conventional_bound,
+    error_bound_loss,
+    make_batch,
+    optimal_bound,
+)
 from flmarket.auctions.learned.training.presets import PRESETS, Penalty, Preset, Schedule, preset  # noqa: E402
 from flmarket.auctions.learned.training.trainer import Trainer  # noqa: E402
 from flmarket.cli.training import LearningOptions, train_network  # noqa: E402
@@ -179,10 +184,10 @@ def test_climbing_finds_better_lies_than_it_starts_from(rng):
     parameters = tensors(wild(settings))
     bids = BidProfile.sample(rng, 16, 5, "flm22-iid")
     batch = make_batch(bids, bids.full_cost.sum(-1))
-    honest = ascent.honest_outcome(settings, parameters, batch, 0.1).utility
+    honest = market.honest_outcome(settings, parameters, batch, 0.1).utility
     truth = torch.zeros(16, 5, 3)
-    np.testing.assert_allclose(ascent.lying_utility(settings, parameters, batch, truth, 0.1), honest, atol=1e-5)
-    _, best = ascent.climb(settings, parameters, batch, truth, 0.1, steps=15, length=0.2)
+    np.testing.assert_allclose(market.lying_utility(settings, parameters, batch, truth, 0.1), honest, atol=1e-5)
+    _, best = market.climb(settings, parameters, batch, truth, 0.1, steps=15, length=0.2)
     assert (best >= honest - 1e-6).all()
     assert (best - honest).mean() > 1e-3 * batch.cost.mean()
 

@@ -8,7 +8,7 @@ import pytest
 
 from flmarket import InvalidInput, privacy
 from flmarket.audit import audit_privacy
-from flmarket.audit.distinguish import measurable_epsilon
+from flmarket.audit.privacy import measurable_epsilon
 from flmarket.privacy import GaussianL2, LaplaceL1, clip_l1, clip_l2
 
 TRIALS = 12_000

@@ -5,11 +5,8 @@ import pytest
 
 from flmarket import LINEAR, STEP, BidProfile, Outcome, Valuations, auctions
 from flmarket.audit import audit
-from flmarket.audit.hunt import Hunt
-from flmarket.audit.profiles import Sample, crafted_ties, draw
-from flmarket.audit.search import run_searches
-from flmarket.audit.strength import STRENGTHS
-from flmarket.audit.trials import Reports, Trials
+from flmarket.audit.search import STRENGTHS, Hunt, run_searches
+from flmarket.audit.trials import Reports, Sample, Trials, crafted_ties, draw
 from flmarket.errors import InvalidInput
 
 

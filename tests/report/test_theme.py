@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from flmarket.report.theme import DARK, LIGHT, SERIES
+from flmarket.report.drawing import DARK, LIGHT, SERIES
 
 # Machado, Oliveira & Fernandes 2009, severity 1.0, on linear RGB
 VISION = {

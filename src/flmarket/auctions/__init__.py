@@ -1,14 +1,12 @@
-"""Auctions: a budget and bids in, privacy losses and payments out. One file a mechanism; `get(name)` builds one."""
+"""Auctions: a budget and bids in, privacy losses and payments out. `get(name)` builds one."""
 
 from __future__ import annotations
 
-from flmarket.auctions.budget_feasible import BudgetFeasibleKnapsack
-from flmarket.auctions.knapsack import GreedyKnapsack
 from flmarket.auctions.learned import DEFAULTS as _LEARNED
 from flmarket.auctions.learned import PAPERS as _PAPERS
 from flmarket.auctions.learned import LearnedAuction, PaperAuction, learned_auction, weight_names
 from flmarket.auctions.posted import PostedAuction, PostedPrivateSizes, posted, posted_private
-from flmarket.auctions.proportional import ProportionalShare
+from flmarket.auctions.single_minded import BudgetFeasibleKnapsack, GreedyKnapsack, ProportionalShare
 from flmarket.bids import EXACT, NONE, Auction, Guarantees
 from flmarket.registry import Registry
 

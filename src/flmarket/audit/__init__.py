@@ -7,17 +7,13 @@ auction. A search that finds nothing is evidence, not proof: every report says w
 
 from __future__ import annotations
 
-from flmarket.audit.auditor import audit, private_fields
-from flmarket.audit.claims import ClaimVerdict, check_claims
-from flmarket.audit.efficiency import Efficiency
+from flmarket.audit.auditor import AuditReport, ClaimVerdict, audit, check_claims, private_fields
 from flmarket.audit.example import Bid, Curve, Example, replay
-from flmarket.audit.first_best import first_best
+from flmarket.audit.first_best import Efficiency, first_best
 from flmarket.audit.privacy import PrivacyAudit, audit_privacy
-from flmarket.audit.report import AuditReport
-from flmarket.audit.rules import BudgetUse, Rationality
+from flmarket.audit.rules import BudgetUse, Rationality, Structure
 from flmarket.audit.sampled import SamplingAudit, audit_sampling
-from flmarket.audit.strength import STRENGTHS, Strength
-from flmarket.audit.structure import Structure
+from flmarket.audit.search import STRENGTHS, Strength
 from flmarket.audit.truthfulness import Regret, SearchLog, Truthfulness
 
 __all__ = [

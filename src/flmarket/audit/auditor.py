@@ -7,26 +7,187 @@ at least 10,000 profiles whatever `profiles` is, since a rule broken once in a t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from flmarket import auctions
-from flmarket.audit.claims import check_claims
-from flmarket.audit.efficiency import Efficiency, measure_efficiency
-from flmarket.audit.hunt import FIELDS
-from flmarket.audit.profiles import Sample, crafted_ties, draw
-from flmarket.audit.report import AuditReport
-from flmarket.audit.rules import check_rules
-from flmarket.audit.strength import STRENGTHS, Strength
-from flmarket.audit.structure import measure_structure
-from flmarket.audit.trials import run_checked
-from flmarket.audit.truthfulness import measure_truthfulness
-from flmarket.bids import Auction, BidProfile
+from flmarket.audit.example import Example
+from flmarket.audit.first_best import Efficiency, measure_efficiency
+from flmarket.audit.rules import BudgetUse, Rationality, Structure, check_rules, measure_structure
+from flmarket.audit.search import FIELDS, STRENGTHS, Strength
+from flmarket.audit.trials import Sample, crafted_ties, draw, run_checked
+from flmarket.audit.truthfulness import Truthfulness, measure_truthfulness
+from flmarket.bids import Auction, BidProfile, Guarantee
 from flmarket.errors import InvalidInput
+from flmarket.files import jsonable
 
-__all__ = ["audit", "private_fields"]
+__all__ = ["AuditReport", "ClaimVerdict", "audit", "check_claims", "private_fields"]
+
+Verdict = Literal["holds", "contradicted", "no figure", "not claimed"]
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """One claim, how strong it is, and what became of it."""
+
+    claim: str
+    level: str
+    verdict: Verdict
+    evidence: str
+
+
+def check_claims(mechanism: Auction, report: AuditReport) -> list[ClaimVerdict]:
+    """Truthful, rational, within budget as the mechanism declares them; and the cap, which no mechanism may break.
+
+    An EXACT claim is contradicted by a single violation above tolerance. An APPROXIMATE one needs a measured figure;
+    how much is acceptable is the reader's to judge. Where nothing is claimed, the finding is given all the same.
+    "Holds" means that this search on these profiles found nothing against it: it is evidence, not proof.
+    """
+    declared = getattr(mechanism, "guarantees", None)
+    checks: tuple[tuple[str, str, Callable[[AuditReport], tuple[bool, float, str]]], ...] = (
+        ("truthful", "truthful", _truthful),
+        ("rational", "rational", _rational),
+        ("budget_feasible", "budget_feasible", _budget),
+    )
+    verdicts = []
+    for claim, field, look in checks:
+        level = Guarantee(getattr(declared, field, Guarantee.NONE))
+        broken, figure, evidence = look(report)
+        verdicts.append(ClaimVerdict(claim, str(level), _judge(level, broken, figure), evidence))
+    over = report.rational.over_cap
+    evidence = (
+        f"{over:,} owners were awarded more than their own limit, up to {report.rational.worst_over_cap:.3g} times it."
+        if over
+        else f"None of {report.rational.owners_checked:,} owners was awarded more privacy loss than she allows."
+    )
+    verdicts.append(ClaimVerdict("within_privacy_budget", "exact", "contradicted" if over else "holds", evidence))
+    return verdicts
+
+
+def _judge(level: Guarantee, broken: bool, figure: float) -> Verdict:
+    if level is Guarantee.NONE:
+        return "not claimed"
+    if level is Guarantee.EXACT:
+        return "contradicted" if broken else "holds"
+    return "holds" if math.isfinite(figure) else "no figure"
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _truthful(report: AuditReport) -> tuple[bool, float, str]:
+    found, search = report.truthful.overall, report.truthful.search
+    fields = _listed([field.replace("_", " ") for field in report.private])
+    tried = sum(sum(search.by_search.get(dimension, {}).values()) for dimension in report.truthful.judged)
+    searched = f"{tried:,} misreports by each of {search.profiles * search.owners_per_profile:,} owners"
+    broken = found.owners_with_gain > 0
+    if not broken:
+        return False, found.mean_regret_over_cost, f"No lie about {fields} paid off, in {searched}."
+    return (
+        True,
+        found.mean_regret_over_cost,
+        f"In {found.profiles_with_gain:.1%} of profiles somebody gains by a lie about {fields}; "
+        f"regret is {found.mean_regret_over_cost:.3g} of cost on average and {found.max_regret_over_cost:.3g} at worst "
+        f"({searched}).",
+    )
+
+
+def _rational(report: AuditReport) -> tuple[bool, float, str]:
+    found = report.rational
+    if not found.violations:
+        return False, found.mean_loss_over_cost, f"None of {found.owners_checked:,} honest owners was paid below cost."
+    ties = f", {found.crafted_violations:,} of them where bids tie" if found.crafted_violations else ""
+    return (
+        True,
+        found.mean_loss_over_cost,
+        f"{found.violations:,} of {found.owners_checked:,} honest owners were paid below cost{ties}; the worst lost "
+        f"{-found.worst:.3g} of her cost, the mean loss is {found.mean_loss_over_cost:.3g}.",
+    )
+
+
+def _budget(report: AuditReport) -> tuple[bool, float, str]:
+    found = report.budget
+    if not found.violations:
+        return (
+            False,
+            found.mean_ratio,
+            f"None of {found.profiles_checked:,} auctions cost more than the budget; on average "
+            f"{found.mean_ratio:.1%} of it was spent.",
+        )
+    return (
+        True,
+        found.mean_ratio,
+        f"{found.violations:,} of {found.profiles_checked:,} auctions ({found.profiles_over:.1%} of the random ones) "
+        f"cost more than the budget, up to {found.worst_ratio:.3g} times it.",
+    )
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything measured about one mechanism on one population."""
+
+    mechanism: str
+    source: str
+    assumes: str
+    population: str
+    profiles: int
+    owners: int
+    seed: int
+    budget_factor: tuple[float, float]
+    private: tuple[str, ...]
+    randomised: bool
+    truthful: Truthfulness
+    rational: Rationality
+    budget: BudgetUse
+    structure: Structure
+    efficiency: tuple[Efficiency, ...]
+    claims: tuple[ClaimVerdict, ...] = ()
+
+    @property
+    def worst(self) -> Example:
+        """The most profitable lie found, replayable; with gain 0 if there was none."""
+        return self.truthful.worst
+
+    @property
+    def contradicted(self) -> tuple[ClaimVerdict, ...]:
+        """The claims that did not survive."""
+        return tuple(claim for claim in self.claims if claim.verdict == "contradicted")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for strict JSON; what is infinite or not a number becomes null."""
+        truthful = self.truthful
+        values = {
+            "mechanism": self.mechanism,
+            "source": self.source,
+            "assumes": self.assumes,
+            "population": self.population,
+            "profiles": self.profiles,
+            "owners": self.owners,
+            "seed": self.seed,
+            "budget_factor": list(self.budget_factor),
+            "private": list(self.private),
+            "randomised": self.randomised,
+            "truthful": asdict(truthful.overall)
+            | {
+                "judged": list(truthful.judged),
+                "by_dimension": {name: asdict(regret) for name, regret in truthful.by_dimension.items()},
+            },
+            "rational": asdict(self.rational),
+            "budget": asdict(self.budget),
+            "structure": asdict(self.structure),
+            "efficiency": [asdict(row) for row in self.efficiency],
+            "search": asdict(truthful.search),
+            "claims": [asdict(claim) for claim in self.claims],
+            "worst": truthful.worst.to_dict(),
+        }
+        plain: dict[str, Any] = jsonable(values)
+        return plain
+
 
 Progress = Callable[[float, str], None]  # share done from 0 to 1, and what comes next
 _RULE_PROFILES, _RULE_ENTRIES = 10_000, 2_000_000

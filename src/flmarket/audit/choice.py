@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.aggregation.robust import ExponentialChoice
-from flmarket.audit.distinguish import rate_at_least, rate_at_most
+from flmarket.audit.privacy import rate_at_least, rate_at_most
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 

@@ -19,16 +19,89 @@ Uses the papers' noise, σ(ε) = 8L²/ε², L = 1, one coordinate.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import lambertw
 
 from flmarket.aggregation import OptAggr, error_bound
-from flmarket.audit.exchange import exchange
-from flmarket.audit.profiles import flat
-from flmarket.bids import BidProfile, FloatArray, IntArray, Kind, checked_budget
+from flmarket.audit.trials import Sample, flat, run_checked
+from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, checked_budget
 
-__all__ = ["first_best", "optimal_bound"]
+__all__ = ["FACTORS", "Efficiency", "affordable", "exchange", "first_best", "measure_efficiency", "optimal_bound"]
+
+_SHARES = (1.0, 0.3, 0.08)
+_MAX_PAIRS = 120
+
+
+def affordable(bids: BidProfile, money: FloatArray) -> FloatArray:
+    """The largest ε ≤ ε̄ whose cost is within each owner's money, by family in closed form."""
+    kind, cap = bids.valuations.kind, bids.privacy_budget
+    slope = bids.valuations.rate * bids.data_size
+    units = np.divide(np.maximum(money, 0.0), slope, out=np.full(cap.shape, np.inf), where=slope > 0)
+    out = np.where(units >= 1, cap, 0.0)  # STEP
+    for code in np.unique(kind).tolist():
+        here = kind == code
+        k = units[here]
+        if code == Kind.LINEAR:
+            most = 0.5 * k
+        elif code == Kind.QUADRATIC:
+            most = np.sqrt(k)
+        elif code == Kind.SQRT:
+            most = np.square(0.5 * k)
+        elif code == Kind.EXPONENTIAL:
+            most = np.log1p(k)
+        elif code == Kind.TABULATED:
+            most = _by_bisection(bids, money)[here]
+        else:
+            continue
+        out[here] = np.minimum(most, cap[here])
+    return np.where(out > _NOTHING * cap, out, 0.0)
+
+
+def _by_bisection(bids: BidProfile, money: FloatArray) -> FloatArray:
+    low, high = np.zeros(bids.shape), bids.privacy_budget.copy()
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        fits = bids.cost(middle) <= money
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+    return np.where(bids.full_cost <= money, bids.privacy_budget, low)
+
+
+def exchange(
+    bids: BidProfile, limit: FloatArray, epsilon: FloatArray, bound: FloatArray, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """One pass over pairs (all, or a random choice in long profiles); a move is kept where it helps.
+
+    The last step of the first-best solver: pass money between owners wherever that lowers the error bound.
+    """
+    n = bids.n
+    pairs = [(i, j) for i in range(-1, n) for j in range(n) if i != j]  # -1 is the purse: money not yet spent
+    if len(pairs) > _MAX_PAIRS:
+        pairs = [pairs[i] for i in rng.choice(len(pairs), _MAX_PAIRS, replace=False)]
+    solver, cost = OptAggr(), bids.cost(epsilon)
+    for giver, taker in pairs:
+        for share in _SHARES:
+            purse = np.maximum(limit - cost.sum(axis=-1), 0.0)
+            offer = share * (purse if giver < 0 else cost[:, giver])
+            changed = [taker] if giver < 0 else [giver, taker]
+            money = cost[:, changed]
+            if giver >= 0:
+                money[:, 0] -= offer
+            # the purse goes along: a taker who needs a lump may need all there is
+            money[:, -1] += offer + (purse if giver >= 0 else 0.0)
+            part = bids[:, changed]
+            moved, new_cost = epsilon.copy(), cost.copy()
+            moved[:, changed] = affordable(part, money)
+            new_cost[:, changed] = part.cost(moved[:, changed])
+            value = error_bound(solver.weights(moved, bids.data_size), moved, bids.data_size)
+            # an exact inverse may round to a cost one digit over the money
+            better = (value < bound * (1 - 1e-12)) & (new_cost.sum(axis=-1) <= limit * (1 + 1e-12))
+            epsilon, cost = np.where(better[:, None], moved, epsilon), np.where(better[:, None], new_cost, cost)
+            bound = np.where(better, value, bound)
+    return epsilon, bound
+
 
 _KEPT, _DESCENTS, _POLISHED = 5, 6, 10
 _NOTHING = 1e-9  # of ε̄: less than this is not bought, and its noise would not be a finite number
@@ -191,3 +264,45 @@ def _on_a_grid(bids: BidProfile, energy: FloatArray, price: FloatArray, table: F
     epsilon = np.maximum(bids.privacy_budget, 1e-300)[..., None] * share
     value = energy[..., None] / np.square(epsilon) + price[..., None] * table
     return np.asarray(bids.privacy_budget * share[value.argmin(axis=-1)])
+
+
+FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Means at one budget factor, over profiles in which somebody sold."""
+
+    budget_factor: float
+    profiles: int
+    error_bound: float
+    first_best: float
+    ratio: float  # error_bound / first_best
+    nobody_selected: float
+    budget_used: float
+
+
+def measure_efficiency(mechanism: Auction, sample: Sample, *, seed: int) -> tuple[Efficiency, ...]:
+    """The mechanism and the first best on the same profiles, whatever their own budgets.
+
+    How good is what the buyer gets, against the first best of `first_best`, at fixed budget factors?
+
+    The measure is FL-Market's error bound with optimal weights (OptAggr). Profiles in which nobody sells have none:
+    they are counted, and left out of both means, so that the ratio compares like with like. A mechanism that overspends
+    can come out *below* the first best.
+    """
+    bids, count = sample.bids, len(sample)
+    total = bids.full_cost.sum(axis=-1)
+    # all factors in one call: the solver's effort hardly depends on how many profiles it has
+    budgets = np.outer(FACTORS, total)
+    many = bids[np.tile(np.arange(count), len(FACTORS))]
+    best = first_best(many, budgets.ravel(), rng=np.random.default_rng((seed, 108)))[1].reshape(budgets.shape)
+    rows = []
+    for factor, budget, least in zip(FACTORS, budgets, best, strict=True):
+        outcome = run_checked(mechanism, bids, budget, np.random.default_rng((seed, 107)))
+        reached = optimal_bound(outcome.epsilon, bids.data_size)
+        valid = np.isfinite(reached)
+        here, there = (float(x[valid].mean()) if valid.any() else float("nan") for x in (reached, least))
+        used = np.divide(outcome.spent, budget, out=np.zeros(count), where=budget > 0)
+        rows.append(Efficiency(factor, count, here, there, here / there, float(1 - valid.mean()), float(used.mean())))
+    return tuple(rows)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from flmarket.audit.claims import ClaimVerdict, Verdict
+from flmarket.audit.auditor import ClaimVerdict, Verdict
 from flmarket.bids import FloatArray, Guarantee, Guarantees
 from flmarket.errors import InvalidInput
 from flmarket.sampling import CompleteInformation, Empirical, Posted, PriorIndependent, TruncatedExponential, Uniform

@@ -15,15 +15,143 @@ number, say) can escape all of these: an audit refutes, it does not prove.
 
 from __future__ import annotations
 
-import numpy as np
+from collections import Counter
+from dataclasses import dataclass
 
-from flmarket.audit.hunt import FIELDS, KNOTS, Hunt
-from flmarket.audit.strength import STRENGTHS, Strength
-from flmarket.audit.trials import Reports, Trials
+import numpy as np
+from numpy.typing import NDArray
+
+from flmarket.audit.trials import Awards, Reports, Trials
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations
 from flmarket.errors import InvalidInput
 
-__all__ = ["run_searches"]
+__all__ = ["DIMENSIONS", "FIELDS", "KNOTS", "STRENGTHS", "Hunt", "Strength", "run_searches"]
+
+
+@dataclass(frozen=True)
+class Strength:
+    """How much of each search to do; every number counts misreports per owner, or rounds of several.
+
+    How hard to look: "quick" for every day, "strong" before believing a claim; `dataclasses.replace` makes others.
+    """
+
+    name: str
+    factors: tuple[float, ...]
+    family_factors: tuple[float, ...]
+    reshapes: int
+    bisections: int
+    ranked_others: int
+    random_value: int
+    random_joint: int
+    refine_rounds: int
+    owners_per_profile: int
+    draws: int  # for mechanisms that draw random numbers
+    structure_profiles: int  # of the checks beside the search; 0 leaves efficiency out
+    efficiency_profiles: int
+
+
+def _around_one(least: float, count: int) -> tuple[float, ...]:
+    """0, then factors ever denser towards 1 from both sides, `least` being the closest."""
+    distance = np.geomspace(least, 4.6, count)
+    return (0.0, *np.exp(-distance[::-1]).tolist(), *np.exp(distance).tolist())
+
+
+STRENGTHS = {
+    "quick": Strength(
+        name="quick",
+        factors=(0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97, 0.999, 1.001, 1.03, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0, 20.0),
+        family_factors=(0.5, 0.9, 1.2),
+        reshapes=6,
+        bisections=14,
+        ranked_others=0,
+        random_value=4,
+        random_joint=12,
+        refine_rounds=5,
+        owners_per_profile=16,
+        draws=8,
+        structure_profiles=200,
+        efficiency_profiles=50,
+    ),
+    "strong": Strength(
+        name="strong",
+        factors=_around_one(1e-4, 20),
+        family_factors=(0.3, 0.6, 0.8, 0.95, 1.0, 1.05, 1.3, 2.0),
+        reshapes=24,
+        bisections=32,
+        ranked_others=9,
+        random_value=60,
+        random_joint=80,
+        refine_rounds=20,
+        owners_per_profile=100,
+        draws=32,
+        structure_profiles=1_000,
+        efficiency_profiles=200,
+    ),
+}
+
+
+# what a bid consists of, and the kinds of lie that are told apart: about one field, or about several at once
+FIELDS = ("value", "privacy_budget", "data_size")
+DIMENSIONS = ("value_only", "privacy_budget", "data_size", "joint")
+KNOTS = 6  # points of a reshaped valuation, beside (0, 0)
+
+
+@dataclass
+class _Best:
+    gain: FloatArray
+    utility: FloatArray
+    reports: Reports
+
+
+class Hunt:
+    """All searches against one batch of trials report here.
+
+    Keeps the best misreport found for every owner, per kind of lie, and a count of everything that was tried.
+    """
+
+    def __init__(self, trials: Trials, rng: np.random.Generator, joint_fields: tuple[str, ...] = FIELDS) -> None:
+        self.trials, self.rng, self.joint_fields = trials, rng, joint_fields
+        self.tried: Counter[tuple[str, str]] = Counter()
+        rows = len(trials.rows)
+        # an owner whose honest award breaks her own cap has no honest utility to compare with: that is no regret
+        # but a broken rule, reported under rationality
+        self.comparable = np.isfinite(trials.honest.utility)
+        self._honest = np.where(self.comparable, trials.honest.utility, np.inf)
+        self.best = {name: _Best(np.zeros(rows), trials.honest.utility.copy(), _own(trials)) for name in DIMENSIONS}
+
+    def attempt(self, dimension: str, search: str, reports: Reports) -> Awards:
+        """Try one report in every row."""
+        awards = self.trials.run(reports)
+        self.tried[dimension, search] += 1
+        best, gain = self.best[dimension], awards.utility - self._honest
+        better = gain > best.gain
+        if better.any():
+            best.gain[better], best.utility[better] = gain[better], awards.utility[better]
+            _copy(reports, best.reports, better)
+        return awards
+
+
+def _own(trials: Trials) -> Reports:
+    """A writable copy of the truth, with room for tables (all zero: the owner's own)."""
+    truth, rows = trials.truth, len(trials.rows)
+    return Reports(
+        truth.kind.copy(),
+        truth.rate.copy(),
+        truth.privacy_budget.copy(),
+        truth.data_size.copy(),
+        np.zeros((rows, KNOTS + 1)),
+        np.zeros((rows, KNOTS + 1)),
+    )
+
+
+def _copy(source: Reports, target: Reports, where: NDArray[np.bool_]) -> None:
+    for name in ("kind", "rate", "privacy_budget", "data_size"):
+        getattr(target, name)[where] = np.broadcast_to(getattr(source, name), where.shape)[where]
+    assert target.grid is not None
+    assert target.values is not None
+    target.grid[where] = 0.0 if source.grid is None else source.grid[where]
+    target.values[where] = 0.0 if source.values is None else source.values[where]
+
 
 _DIMENSION = {"value": "value_only", "privacy_budget": "privacy_budget", "data_size": "data_size"}
 _FAMILIES = 5  # the closed-form kinds

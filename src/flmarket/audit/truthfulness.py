@@ -15,11 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.audit.example import Example, describe
-from flmarket.audit.hunt import DIMENSIONS, FIELDS, Hunt
-from flmarket.audit.profiles import Sample
-from flmarket.audit.search import run_searches
-from flmarket.audit.strength import Strength
-from flmarket.audit.trials import Reports, Trials
+from flmarket.audit.search import DIMENSIONS, FIELDS, Hunt, Strength, run_searches
+from flmarket.audit.trials import Reports, Sample, Trials
 from flmarket.bids import Auction, FloatArray, IntArray
 
 __all__ = ["TOLERANCE", "Regret", "SearchLog", "Truthfulness", "measure_truthfulness"]

@@ -1,4 +1,9 @@
-"""`flmarket demo` and `flmarket run`: simulate a market, show a summary, write the report."""
+"""`flmarket demo` and `flmarket run`: simulate a market, show a summary, write the report.
+
+`flmarket run` with `auction = "jdp"`: select once, train robustly, pay at the end, and say what is private.
+
+`flmarket run` with `auction = "sampling"`: clients with private costs take part at random, paid when they do.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +15,18 @@ from typing import Any
 import numpy as np
 
 from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table
-from flmarket.engines import Simulation, StackelbergResult, StackelbergTraining
+from flmarket.engines import JdpResult, JdpTraining, Simulation, StackelbergResult, StackelbergTraining
 from flmarket.engines.config import MarketConfig
-from flmarket.errors import ConfigError
+from flmarket.errors import ConfigError, InvalidInput
 from flmarket.files import write_files
+from flmarket.learning import dimension
 from flmarket.ledger import format_micros
 from flmarket.market import MarketResult
-from flmarket.report import summarize, write_report
+from flmarket.report import summarize, summarize_sampled, write_report, write_sampled
 from flmarket.report.view import Table
-from flmarket.trust import OWNERS_HERE, RECORDS_HERE, TrustWords
+from flmarket.trust import CLIENTS_HERE, OWNERS_HERE, RAW_HERE, RECORDS_HERE, TrustWords
 
-__all__ = ["DEMO", "run_demo", "run_market", "show_run"]
+__all__ = ["DEMO", "run_demo", "run_jdp", "run_market", "run_sampled", "show_run"]
 
 _MAX_USERS = 2_000  # in the page's table; users.csv has all
 DEMO_STORY = (
@@ -61,13 +67,9 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
         _play_game(config, out, data_dir, as_json, command, market.parent)
         return
     if config.kind == "joint":
-        from flmarket.cli.jdp import run_jdp
-
         run_jdp(config, out, data_dir, as_json, command, market.parent)
         return
     if config.kind == "sampling":
-        from flmarket.cli.sampled import run_sampled
-
         run_sampled(config, out, data_dir, as_json, command, market.parent)
         return
     _play(config.simulation(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
@@ -167,4 +169,120 @@ def show_run(result: MarketResult, path: Path, trust: TrustWords = OWNERS_HERE) 
         rows.add_row(f"[bold]{name}[/]", value)
     screen.print(rows)
     show_trust(trust)
+    print_path("report     ", path)
+
+
+def run_jdp(
+    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path = Path()
+) -> None:
+    """Train, write report.html, summary.json and clients.csv, and print the privacy statement."""
+    training = config.jdp_training(data_dir=data_dir, base=base)
+    if not as_json:
+        errors.print(
+            f"[bold]{training.name}[/]: {training.partition.owners} clients of {training.data.name}, selection "
+            f"{training.auction.name}, aggregation {training.aggregation.name}, model of "
+            f"{dimension(training.model):,} parameters"
+        )
+    with progress(training.rounds, quiet=as_json) as step:
+        trained = training.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
+    if not trained.rounds:
+        raise InvalidInput("jdp.budget", training.budget, "enough for at least one client")
+    result = trained.market_result()
+    path = write_report(result, out, story=_jdp_story(training, trained), command=command, trust=CLIENTS_HERE)
+    write_files(out, {"clients.csv": _clients(training, trained)})
+    if as_json:
+        chosen = trained.selection
+        facts = {
+            "clients": chosen.clients.tolist(),
+            "adversaries": chosen.adversaries.tolist(),
+            "adversaries_included": trained.adversaries_included,
+            "stopped_early": trained.stopped,
+            "privacy": {
+                name: getattr(trained.privacy, name)
+                for name in (
+                    "delta", "client_per_round", "client_total", "record_per_round", "record_total", "paper_per_round"
+                )
+            } | {"statement": list(trained.privacy.sentences())},
+        }  # fmt: skip
+        print_json(summarize(result) | {"report": str(path), "jdp": facts, "trust": asdict(CLIENTS_HERE)})
+        return
+    show_run(result, path, CLIENTS_HERE)
+    for sentence in trained.privacy.sentences():
+        screen.print(f"[bold]private[/]      {sentence}", highlight=False)
+
+
+def _jdp_story(training: JdpTraining, trained: JdpResult) -> str:
+    chosen = trained.selection
+    paid = format_micros(_paid(trained))
+    attack = ""
+    if training.adversary is not None:
+        attack = (
+            f"{chosen.adversaries.size} of them attack ({training.adversary.name}); an adversary's upload counted in "
+            f"{trained.adversaries_included:.0%} of the rounds. "
+        )
+    end = "once the accuracy was reached" if trained.stopped else "after the last round"
+    return (
+        f"{training.partition.owners} clients named a cost; {training.auction.name} chose {chosen.clients.size} of "
+        f"them for {paid}, paid {end}. {attack}Each round they train, clip, add noise and upload; the server "
+        f"combines uploads by {training.aggregation.name}. On this page ε stands for the zCDP budget ρ of a whole "
+        f"client. {' '.join(trained.privacy.sentences())}"
+    )
+
+
+def _paid(trained: JdpResult) -> int:
+    """What left the server's account: voided awards do not."""
+    return sum(int(trained.selection.paid_micros[i]) for i in trained.selection.clients if i not in trained.voided)
+
+
+def _clients(training: JdpTraining, trained: JdpResult) -> str:
+    """Everybody's cost, records, price, and in how many rounds her upload counted."""
+    counted = dict(zip(trained.selection.clients.tolist(), trained.included.sum(axis=0).tolist(), strict=True))
+    lines = ["client,cost,records,chosen,adversary,paid_micros,rounds_counted,epsilon_asked"]
+    for i, (cost, size) in enumerate(zip(training.bids().full_cost, training.partition.sizes, strict=True)):
+        adversary, paid = i in trained.selection.adversaries, int(trained.selection.paid_micros[i])
+        paid = 0 if i in trained.voided else paid
+        epsilon = float(trained.selection.epsilon[i])
+        lines.append(
+            f"{i},{cost:.9g},{size},{int(i in counted)},{int(adversary)},{paid},{counted.get(i, 0)},{epsilon:.9g}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def run_sampled(
+    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path = Path()
+) -> None:
+    """Train, write report.html, summary.json and clients.csv, and show the run in a few lines."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError("--out", str(out), "a folder")
+    training = config.sampled_training(data_dir=data_dir, base=base)
+    if not as_json:
+        errors.print(
+            f"[bold]{training.name}[/]: {training.partition.owners} clients of {training.data.name}, "
+            f"{training.rounds} rounds, scheme {training.scheme}"
+        )
+    with progress(training.rounds, quiet=as_json) as step:
+        result = training.run(progress=lambda r: step(f"round {r.index + 1}: loss {r.loss:.3f}"))
+    path = write_sampled(result, out, command=command)
+    facts = summarize_sampled(result)
+    if as_json:
+        print_json(facts | {"report": str(path)})
+        return
+    rows = table("", "", "", text=2)
+    rows.show_header = False
+    rounds, budget = len(result.rounds), training.budget_micros or 0
+    expected, paid = format_micros(int(result.expected_micros)), format_micros(result.spent_micros // rounds)
+    cap = "" if result.hard_cap_micros is None else f", never above {format_micros(result.hard_cap_micros)}"
+    for name, value in (
+        ("loss", f"{result.rounds[-1].loss:.4g} (before training {result.initial_loss:.4g})"),
+        ("accuracy", f"{facts['final_accuracy']:.3f} (always the larger class: {facts['baseline_accuracy']:.3f})"),
+        ("a round costs", f"{paid} on average, {expected} expected, budget {format_micros(budget)}{cap}"),
+        (
+            "clients paid",
+            f"{facts['clients_paid']} of {facts['clients']}, average q {facts['average_participation']:.3f}",
+        ),
+        ("rules", "all kept" if all(facts["guarantees"].values()) else "[bold red]broken: see the report[/]"),
+    ):
+        rows.add_row(f"[bold]{name}[/]", value)
+    screen.print(rows)
+    show_trust(RAW_HERE)
     print_path("report     ", path)

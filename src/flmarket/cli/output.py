@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from flmarket.files import jsonable
 from flmarket.trust import TrustWords
 
 __all__ = ["errors", "print_json", "print_path", "progress", "screen", "show_trust", "table"]
@@ -23,7 +23,7 @@ errors = Console(stderr=True)  # progress and remarks, so that standard output s
 
 def print_json(value: Any) -> None:
     """One strict JSON object on standard output; infinities become null."""
-    print(json.dumps(_strict(value), ensure_ascii=False, allow_nan=False))
+    print(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False))
 
 
 def print_path(label: str, path: Path) -> None:
@@ -60,13 +60,3 @@ def table(title: str, *columns: str, text: int = 1) -> Table:
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index < text else "right")
     return made
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

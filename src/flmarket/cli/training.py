@@ -155,7 +155,12 @@ def _train(
         provenance["audit"] = _audited(best, source, population, options.audit_profiles, seed)
     weights.save(out, chosen.settings, dict(best.parameters), provenance)
     checkpoint.unlink(missing_ok=True)
-    _show(provenance, out, as_json)
+    found = provenance["validation"]
+    words = (
+        f"error bound {found['bound']:.4f}, nobody sells in {found['empty']:.2%}, regret {found['regret']:.4f} of cost "
+        f"(few lies; best epoch {provenance['epoch']}, {provenance['seconds']:.0f} s of processor time)"
+    )
+    _show(words, provenance, out, as_json)
 
 
 SAVE_EVERY = 120.0  # seconds between checkpoints
@@ -229,8 +234,7 @@ def _write_paper(
     trainer: Any, population: str | None, options: LearningOptions, command: str, out: Path, as_json: bool
 ) -> None:
     from flmarket.auctions.learned import weights
-    from flmarket.auctions.learned.training.papers import deployed
-    from flmarket.auctions.learned.training.papers_metric import by_the_papers
+    from flmarket.auctions.learned.training.papers import by_the_papers, deployed
 
     auction, schedule = trainer.auction(), trainer.preset.schedule
     bound, empty = deployed(auction, *trainer.held_out, seed=trainer.seed)
@@ -243,17 +247,12 @@ def _write_paper(
     if options.audit_profiles:
         provenance["audit"] = _audited(auction, trainer.source, population, options.audit_profiles, trainer.seed)
     weights.save(out, auction.settings, dict(auction.parameters), provenance)
-    if as_json:
-        print_json({**provenance, "weights": str(out)})
-        return
     found = provenance["papers_metric"]
-    screen.print(
+    words = (
         f"{trainer.iteration:,} of {trainer.total:,} iterations; error bound {bound:.3f}, nobody sells in {empty:.2%}; "
         f"by the papers' metric rgt {found['rgt']:.4f}, irv {found['irv']:.4f}"
     )
-    if "audit" in provenance:
-        screen.print(f"audited: regret {provenance['audit']['mean_regret_over_cost']:.4f} of cost, strong search")
-    print_path("weights", out)
+    _show(words, provenance, out, as_json)
 
 
 def _audited(auction: Any, source: Any, population: str | None, profiles: int, seed: int) -> dict[str, Any]:
@@ -293,15 +292,11 @@ def _command(preset_name: str, population: str | None, bids: Path | None, option
     return " ".join([*words, f"--seed {seed}"])
 
 
-def _show(provenance: dict[str, Any], out: Path, as_json: bool) -> None:
+def _show(words: str, provenance: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         print_json({**provenance, "weights": str(out)})
         return
-    found = provenance["validation"]
-    screen.print(
-        f"error bound {found['bound']:.4f}, nobody sells in {found['empty']:.2%}, regret {found['regret']:.4f} of cost "
-        f"(few lies; best epoch {provenance['epoch']}, {provenance['seconds']:.0f} s of processor time)"
-    )
+    screen.print(words)
     if "audit" in provenance:
         screen.print(f"audited: regret {provenance['audit']['mean_regret_over_cost']:.4f} of cost, strong search")
     print_path("weights", out)

@@ -35,9 +35,9 @@ def short_training(
         import torch
 
         from flmarket.auctions.learned.training.data import Source
-        from flmarket.auctions.learned.training.evaluation import measure
         from flmarket.auctions.learned.training.papers import PaperTrainer
         from flmarket.auctions.learned.training.presets import paper_preset
+        from flmarket.auctions.learned.training.trainer import measure
     except ModuleNotFoundError as error:
         raise MissingDependency(str(error.name), "torch") from None
     chosen = paper_preset(preset_name)

@@ -24,10 +24,10 @@ from flmarket.errors import MissingDependency
 from flmarket.experiments import fl_market as fl
 from flmarket.experiments.items import Check, Item, Step, from_checks
 from flmarket.files import write_files
-from flmarket.report.bars import Bar, BarSet, write_bars
+from flmarket.report.curves import Bar, BarSet, write_bars
 
 if TYPE_CHECKING:
-    from flmarket.auctions.learned.training.papers_metric import PapersMetric
+    from flmarket.auctions.learned.training.papers import PapersMetric
 
 __all__ = ["audited", "measured_by_the_papers", "regret_table"]
 
@@ -53,7 +53,7 @@ def measured_by_the_papers(
     """The papers' own search and metric on one of their networks, on fresh profiles."""
     try:
         from flmarket.auctions.learned.training.data import Source
-        from flmarket.auctions.learned.training.papers_metric import by_the_papers
+        from flmarket.auctions.learned.training.papers import by_the_papers
         from flmarket.auctions.learned.training.presets import paper_preset
     except ModuleNotFoundError as error:
         raise MissingDependency(str(error.name), "torch") from None

@@ -26,11 +26,10 @@ from typing import Any
 import flmarket
 from flmarket import auctions
 from flmarket.auctions import learned
-from flmarket.audit.report import jsonable
 from flmarket.errors import DataUnavailable, FlmarketError, InvalidInput, MissingDependency, UnknownName
 from flmarket.experiments.claims import PAPERS
 from flmarket.experiments.items import Check, Item, Reproduction
-from flmarket.files import write_files
+from flmarket.files import jsonable, write_files
 
 __all__ = ["Finished", "Settings", "Unit", "finished_units", "papers", "run_units", "select"]
 

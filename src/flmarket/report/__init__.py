@@ -7,11 +7,10 @@ from flmarket.report.audit_page import write_audit
 from flmarket.report.charts import Chart, market_charts
 from flmarket.report.comparison import Comparison, ComparisonRow, write_comparison
 from flmarket.report.curves import Curve, CurveSet, write_curves
-from flmarket.report.guarantees import Check, check_guarantees
 from flmarket.report.html import write_report
 from flmarket.report.reproduction import write_reproduction
 from flmarket.report.sampled_page import summarize_sampled, write_sampled
-from flmarket.report.summary import summarize
+from flmarket.report.view import Check, check_guarantees, summarize
 
 __all__ = [
     "Chart",

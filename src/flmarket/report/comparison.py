@@ -5,18 +5,16 @@ For the papers' comparison tables: rows come in as values, and leave as CSV, str
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flmarket.errors import InvalidInput
-from flmarket.files import write_files
+from flmarket.files import csv_text, write_files
 from flmarket.report.curves import Curve, CurveSet, draw_curves
 from flmarket.report.drawing import inline_svg, png, standalone_svg, styled
 from flmarket.report.formatting import count, finite_or_none, percent, significant
@@ -90,7 +88,7 @@ def write_comparison(comparison: Comparison, out_dir: str | os.PathLike[str], co
         command=command,
     )
     files: dict[str, str | bytes] = {
-        "comparison.csv": _csv(comparison),
+        "comparison.csv": csv_text(list(ComparisonRow.__dataclass_fields__), map(astuple, comparison.rows)),
         "comparison.json": strict_json(_plain(comparison)),
         "comparison.svg": drawing,
         "comparison.png": picture,
@@ -187,11 +185,3 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
         for row in values["rows"]
     ]
     return values
-
-
-def _csv(comparison: Comparison) -> str:
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(ComparisonRow.__dataclass_fields__), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in comparison.rows)
-    return buffer.getvalue()

@@ -1,9 +1,10 @@
-"""Curves with error bands and direct labels, for papers and READMEs: PNG, SVG and the numbers behind them as CSV."""
+"""Figures for papers and READMEs, each as PNG, SVG and the numbers behind it as CSV.
+
+Curves with error bands and direct labels; and horizontal bars in groups, for tables that one wants to see at a glance.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from flmarket.errors import InvalidInput
-from flmarket.files import write_files
-from flmarket.report.drawing import log_ticks, panel, png, spread, standalone_svg, styled
-from flmarket.report.theme import LIGHT, SERIES
+from flmarket.files import csv_text, write_files
+from flmarket.report.drawing import LIGHT, SERIES, log_ticks, panel, png, spread, standalone_svg, styled
+from flmarket.report.formatting import significant
 
-__all__ = ["Curve", "CurveSet", "draw_curves", "write_curves"]
+__all__ = ["Bar", "BarSet", "Curve", "CurveSet", "draw_curves", "write_bars", "write_curves"]
 
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.8)), (0, (6, 2, 1.5, 2)))
 _MARKERS = ("o", "s", "^", "D")
@@ -150,10 +151,83 @@ def _labels(axes: Any, ends: list[tuple[str, str, float, float]], height: float)
 
 
 def _csv(curve_set: CurveSet) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(("label", "x", "mean", "se"))
-    for curve in curve_set.curves:
-        errors = curve.se if curve.se is not None else ("",) * len(curve.x)
-        writer.writerows((curve.label, *values) for values in zip(curve.x, curve.mean, errors, strict=True))
-    return buffer.getvalue()
+    rows = (
+        (curve.label, *values)
+        for curve in curve_set.curves
+        for values in zip(curve.x, curve.mean, curve.se or ("",) * len(curve.x), strict=True)
+    )
+    return csv_text(("label", "x", "mean", "se"), rows)
+
+
+_ROW, _GAP = 17.0, 12.0  # points
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A length in a group; `series` gives the colour and stands beside it."""
+
+    group: str
+    series: str
+    value: float
+
+
+@dataclass(frozen=True)
+class BarSet:
+    """Bars that share an axis, from the top in the order given."""
+
+    title: str
+    x_label: str
+    bars: tuple[Bar, ...]
+
+    def __post_init__(self) -> None:
+        if not self.bars:
+            raise InvalidInput("bars", (), "at least one bar")
+
+
+def write_bars(bar_set: BarSet, out_dir: str | os.PathLike[str], stem: str) -> tuple[str, ...]:
+    """Write stem.png, stem.svg and stem.csv; returns their names."""
+    with styled(stem):
+        picture = png(_draw_bars(bar_set))
+        drawing = standalone_svg(_draw_bars(bar_set), "bars", bar_set.title)
+    table = csv_text(("group", "series", "value"), ((bar.group, bar.series, bar.value) for bar in bar_set.bars))
+    files: dict[str, str | bytes] = {f"{stem}.png": picture, f"{stem}.svg": drawing, f"{stem}.csv": table}
+    write_files(out_dir, files)
+    return tuple(files)
+
+
+def _draw_bars(bar_set: BarSet) -> Any:
+    groups = list(dict.fromkeys(bar.group for bar in bar_set.bars))
+    series = list(dict.fromkeys(bar.series for bar in bar_set.bars))
+    height = 110 + len(bar_set.bars) * _ROW + len(groups) * _GAP
+    left = 22 + 6.6 * max(len(group) for group in groups)
+    right = 60 + 6.4 * max(len(name) for name in series)
+    figure, axes = panel(
+        "", bar_set.x_label, width=400 + left + right, height=height, left=left, right=right, top=44, head=24
+    )
+    figure.text(
+        0, 1 - 4 / height, bar_set.title, va="top", color=LIGHT["ink"], weight="bold", size=13, parse_math=False
+    )  # fmt: skip
+    finite = [bar.value for bar in bar_set.bars if bar.value == bar.value]
+    axes.set_xlim(min(0.0, *finite, 0.0), 1.04 * (max((*finite, 0.0)) or 1.0))
+    axes.grid(visible=False)
+    axes.set_yticks([])
+    y = 0.0
+    middle: dict[str, list[float]] = {}
+    for place, bar in enumerate(bar_set.bars):
+        if place and bar.group != bar_set.bars[place - 1].group:
+            y += _GAP
+        color = LIGHT[SERIES[series.index(bar.series) % len(SERIES)]]
+        axes.barh(-y, bar.value, height=0.78 * _ROW, color=color, alpha=0.85)
+        axes.text(
+            1.01, -y, f"{significant(bar.value)}  {bar.series}", transform=axes.get_yaxis_transform(), va="center",
+            color=color, size=10, parse_math=False,
+        )  # fmt: skip
+        middle.setdefault(bar.group, []).append(-y)
+        y += _ROW
+    axes.set_ylim(-y + _ROW / 2 - 4, _ROW / 2 + 4)
+    for group, places in middle.items():
+        axes.text(
+            -0.015, sum(places) / len(places), group, transform=axes.get_yaxis_transform(), ha="right", va="center",
+            color=LIGHT["ink"], parse_math=False,
+        )  # fmt: skip
+    return figure

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 
 from flmarket.ledger import MICROS
 
-__all__ = ["count", "epsilon", "finite_or_none", "money", "money_decimals", "percent", "rate", "significant"]
+__all__ = [
+    "count",
+    "epsilon",
+    "finite_or_none",
+    "money",
+    "money_decimals",
+    "percent",
+    "rate",
+    "significant",
+]
 
 
 def finite_or_none(value: float) -> float | None:

@@ -17,10 +17,8 @@ from flmarket.errors import MissingDependency
 from flmarket.files import write_files
 from flmarket.report import view
 from flmarket.report.charts import market_charts
-from flmarket.report.drawing import FONT_STACK
-from flmarket.report.guarantees import check_guarantees
-from flmarket.report.summary import summarize
-from flmarket.report.theme import DARK, LIGHT, css_variables
+from flmarket.report.drawing import DARK, FONT_STACK, LIGHT, css_variables
+from flmarket.report.view import check_guarantees, summarize
 from flmarket.trust import OWNERS_HERE, TrustWords
 
 if TYPE_CHECKING:

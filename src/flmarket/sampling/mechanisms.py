@@ -141,8 +141,9 @@ class Theorem2:
     are the three places where κ can lie; with A_m = Σ_{k≤m} f_k φ_k, S_m = Σ_{k>m} f_k √φ_k and H(m) = A_m +
     √φ_{m+1}·S_m:
 
-    1. B̄ ≤ H(0): everybody below 1, κ = B̄/S_0; 2. between: the m cheapest at 1, m the number of H's below B̄, κ = (B̄
-    − A_m)/S_m; 3. B̄ ≥ Eφ: everybody at 1, and money is left.
+    1. B̄ ≤ H(0): everybody below 1, κ = B̄/S_0;
+    2. between: the m cheapest at 1, m the number of H's below B̄, κ = (B̄ − A_m)/S_m;
+    3. B̄ ≥ Eφ: everybody at 1, and money is left.
 
     The paper's continuous H(x) lacks the factor √φ(x) (docs/errata.md E4); this is the discrete one, also in the
     continuum, where sums run over cost nodes. The objective comes from the convergence bound (1/R)(Σ s_n/q_n + β) with

@@ -9,7 +9,7 @@ import pytest
 from flmarket.broker.web.pages.context import Reader, local_path
 from flmarket.broker.web.pages.live import _message
 from flmarket.broker.web.pages.rendering import clock, environment, list_of, seconds, theme_css, when
-from flmarket.report.theme import DARK, LIGHT
+from flmarket.report.drawing import DARK, LIGHT
 from flmarket.trust import certainty
 
 

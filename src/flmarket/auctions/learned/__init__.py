@@ -10,8 +10,8 @@ import warnings
 from dataclasses import replace
 
 from flmarket.auctions.learned.mechanism import LearnedAuction
+from flmarket.auctions.learned.network import Settings
 from flmarket.auctions.learned.papers import SHAPES, PaperAuction, PaperSettings
-from flmarket.auctions.learned.settings import Settings
 from flmarket.auctions.learned.weights import load, weight_names
 from flmarket.errors import ConfigError, UnknownName
 

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from flmarket.auctions.learned.mechanism import LearnedAuction
-from flmarket.auctions.learned.network import first_parameters
+from flmarket.auctions.learned.network import Settings, first_parameters
 from flmarket.auctions.learned.papers import FAMILY, PaperAuction, PaperSettings
 from flmarket.auctions.learned.papers import first_parameters as paper_parameters
-from flmarket.auctions.learned.settings import Settings
 from flmarket.errors import ConfigError, MissingDependency, UnknownName
 
 __all__ = ["load", "save", "weight_names"]

@@ -1,4 +1,4 @@
-"""Where training profiles come from, and a batch of them as tensors.
+"""Where training profiles come from, a batch of them as tensors, and the error bound of what they sell as a loss.
 
 A source is a named population or a broker's own history: one profile of past bids, of which owners are drawn without
 repetition for each round. Valuations enter as tables over fractions of ε̄, so that any valuation can be trained on.
@@ -7,17 +7,27 @@ repetition for each round. Valuations enter as tables over fractions of ε̄, so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from flmarket import populations
-from flmarket.auctions.learned.network import curve_position
-from flmarket.auctions.learned.settings import Settings
+from flmarket.aggregation import OptAggr
+from flmarket.auctions.learned.network import Settings, curve_position
 from flmarket.bids import BidProfile
-from flmarket.errors import InvalidInput
+from flmarket.errors import ConfigError, InvalidInput
 
-__all__ = ["Batch", "Source", "make_batch"]
+__all__ = [
+    "Batch",
+    "Source",
+    "conventional_bound",
+    "error_bound_loss",
+    "make_batch",
+    "optimal_bound",
+    "read_checkpoint",
+]
 
 FINE = 64  # points of a valuation's table
 
@@ -94,3 +104,56 @@ def make_batch(bids: BidProfile, budget: np.ndarray, dtype: torch.dtype = torch.
     cost = bids.data_size[..., None] * value / np.maximum(budget, 1e-300)[:, None, None]
     share = bids.data_size / bids.data_size.sum(axis=-1, keepdims=True)
     return Batch(*(torch.tensor(x, dtype=dtype) for x in (share, bids.privacy_budget, cost)))
+
+
+_LEAST = 1e-3  # the ε at which nothing counts as sold
+
+
+def _bound(weights: torch.Tensor, epsilon: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """ERR of these weights."""
+    return (8.0 * weights**2 / epsilon**2).sum(dim=-1) + (weights - share).abs().sum(dim=-1) ** 2
+
+
+def optimal_bound(epsilon: torch.Tensor, share: torch.Tensor, *, least: float = _LEAST) -> torch.Tensor:
+    """ERR with optimal weights, shape (K,), differentiable in ε; an ε below `least` counts as that.
+
+    At the optimal weights λ the derivative of min_λ ERR(λ; ε) is that of ERR at fixed λ, dERR/dε_i = −2·8L²λ_i²/ε_i³
+    (the envelope theorem). So no solver is differentiated: the weights are constants here.
+    """
+    sold, known = epsilon.clamp_min(least), share.detach()
+    weights = OptAggr().weights(sold.detach().numpy(), known.numpy())
+    return _bound(torch.as_tensor(weights).to(epsilon.dtype), sold, known)
+
+
+def conventional_bound(epsilon: torch.Tensor, share: torch.Tensor, *, least: float = _LEAST) -> torch.Tensor:
+    """ERR of ConvlAggr, shape (K,): weights are data shares among those who sell more than `least`.
+
+    Losers have no voice, which is a bias. Where nobody sells, everybody counts as selling `least`.
+    """
+    sells = epsilon > least
+    sells = sells | ~sells.any(dim=-1, keepdim=True)
+    weights = share * sells
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    sold = torch.where(sells, epsilon.clamp_min(least), torch.ones_like(epsilon))
+    return _bound(weights, sold, share)
+
+
+def error_bound_loss(
+    epsilon: torch.Tensor, share: torch.Tensor, cap: float = 20.0, *, conventional: bool = False
+) -> torch.Tensor:
+    """The mean bound of OptAggr or ConvlAggr.
+
+    It has a heavy tail where hardly anybody sells; beyond `cap` it grows like a logarithm, so that such rounds pull
+    without drowning the others.
+    """
+    bound = (conventional_bound if conventional else optimal_bound)(epsilon, share)
+    return torch.where(bound < cap, bound, cap * (1.0 + torch.log(bound.clamp_min(cap) / cap))).mean()
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a trainer's `save` wrote."""
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:
+        raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
+    return state

@@ -27,7 +27,7 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,25 @@ import torch
 
 from flmarket.aggregation import OptAggr, error_bound
 from flmarket.auctions.learned.papers import PaperAuction, PaperSettings, first_parameters, inputs_of, outputs
-from flmarket.auctions.learned.training.bound import conventional_bound, optimal_bound
-from flmarket.auctions.learned.training.data import Source
+from flmarket.auctions.learned.training.data import Source, conventional_bound, optimal_bound, read_checkpoint
 from flmarket.auctions.learned.training.presets import PaperPreset, PaperSchedule
-from flmarket.bids import BidProfile, Kind
+from flmarket.bids import Auction, BidProfile, FloatArray, Kind
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.files import whole_file
 
-__all__ = ["PaperBatch", "PaperTrainer", "Progress", "Violations", "lagrangian", "make_batch", "search", "terms"]
+__all__ = [
+    "PaperBatch",
+    "PaperTrainer",
+    "PapersMetric",
+    "Progress",
+    "Violations",
+    "by_the_papers",
+    "lagrangian",
+    "make_batch",
+    "regret_of_two_draws",
+    "search",
+    "terms",
+]
 
 Parameters = Mapping[str, torch.Tensor]
 _CHUNK = 128  # profiles whose lies climb together: what stays in the cache
@@ -424,7 +435,7 @@ class PaperTrainer:
         objective, violations = terms(settings, schedule, parameters, batch, lie)
         loss = lagrangian(schedule, objective, violations, self.multipliers, epoch)
         self.optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         if not torch.isfinite(loss):
             raise InvalidInput(
                 "loss", float(loss), f"a finite number (iteration {self.iteration} of {self.preset.name})"
@@ -507,10 +518,7 @@ class PaperTrainer:
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same preset, schedule, population and seed."""
-        try:
-            state = torch.load(path, weights_only=True)
-        except Exception as error:
-            raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
+        state = read_checkpoint(path)
         mine = self._identity()
         differing = [key for key in mine if state.get(key) != mine[key]]
         if differing:
@@ -543,3 +551,70 @@ def deployed(auction: PaperAuction, bids: BidProfile, budget: np.ndarray, *, see
     bound = error_bound(OptAggr().weights(epsilon, bids.data_size), epsilon, bids.data_size)
     sold = bound[np.isfinite(bound)]
     return float(sold.mean()) if sold.size else float("inf"), 1.0 - sold.size / bound.size
+
+
+@dataclass(frozen=True)
+class PapersMetric:
+    """Means over owners and profiles; `worst` are the largest means of one owner, as in the 2021 paper's Table 1.
+
+    How the papers measure regret and rationality (2022 App. A, Table I; 2021 App. A, Table 1), and what that hides.
+
+    | figure | utilities | lies |
+    | --- | --- | --- |
+    | rgt, irv | of the soft allocation that training uses, over its expected cost c_i (MURBA: in money) | J steps |
+    | rgt_deployed, irv_deployed | of the auction as deployed, over the (expected) cost of what is sold | the same |
+    | noise | rgt of two independent draws of the same honest bids | none |
+
+    The published tables draw an allocation for the truth and another for the lie. For a lottery this is `noise`: an
+    owner who sells with probability z for a payment of her expected cost shows a "regret" of 1 − z without any lie
+    (docs/errata.md E22). The strong search is `flmarket.audit`; it divides by the cost of the whole bid, never less.
+    """
+
+    rgt: float
+    irv: float
+    worst_rgt: float
+    worst_irv: float
+    rgt_deployed: float
+    irv_deployed: float
+    noise: float
+    profiles: int
+
+
+def by_the_papers(
+    auction: PaperAuction, schedule: PaperSchedule, bids: BidProfile, budget: FloatArray, *, seed: int = 0
+) -> PapersMetric:
+    """Everything that the papers' search finds about one of their networks, on profiles of shape (K, n)."""
+    settings = auction.settings
+    parameters = {
+        key: torch.tensor(np.asarray(value), dtype=torch.float32) for key, value in auction.parameters.items()
+    }
+    batch = make_batch(settings, bids, budget)
+    lie = search(settings, schedule, parameters, batch)
+    with torch.no_grad():
+        _, found = terms(settings, schedule, parameters, batch, lie)
+        hard = replace(schedule, temperature=_HARD if settings.sold == "argmax" else None)
+        told = honest(settings, hard, parameters, batch)
+        gain = torch.relu(lying(settings, hard, parameters, batch, lie).utility.T - told.utility)
+        below = torch.relu(-told.utility)
+        scale = 1.0 / told.cost if schedule.over_cost else batch.size
+        sells = told.cost > 1e-6 * batch.value[..., -1]  # where nothing is sold there is nothing to divide by
+        rgt, irv = (float((value * scale)[sells].mean()) if sells.any() else 0.0 for value in (gain, below))
+    drawn = settings.sold == "drawn"
+    noise = regret_of_two_draws(auction, bids, budget, told.cost.double().numpy(), seed=seed) if drawn else 0.0
+    soft, paid = found.regret, found.rational
+    worst = float(soft.max()), float(paid.max())
+    return PapersMetric(float(soft.mean()), float(paid.mean()), *worst, rgt, irv, noise, len(budget))
+
+
+_HARD = 1e-4  # a soft argmax as cold as this is the argmax
+
+
+def regret_of_two_draws(
+    auction: Auction, bids: BidProfile, budget: FloatArray, cost: FloatArray, *, seed: int = 0
+) -> float:
+    """mean max(0, u of a second draw − u of a first one) / expected cost a record: what no lie at all "gains"."""
+    first, second = (
+        bids.utility(auction.run(bids, budget, rng=np.random.default_rng((seed, draw)))) / bids.data_size
+        for draw in (1, 2)
+    )
+    return float(np.mean(np.maximum(second - first, 0.0) / np.maximum(cost, 1e-12)))

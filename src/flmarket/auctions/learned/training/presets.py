@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from flmarket.auctions.learned.network import Settings
 from flmarket.auctions.learned.papers import SHAPES, PaperSettings
-from flmarket.auctions.learned.settings import Settings
 from flmarket.errors import InvalidInput, UnknownName
 
 __all__ = [

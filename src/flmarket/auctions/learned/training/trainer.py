@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,91 @@ from typing import Any
 import numpy as np
 import torch
 
-from flmarket.aggregation import Conventional
+from flmarket.aggregation import Aggregation, Conventional, OptAggr, error_bound
 from flmarket.auctions.learned import FORMER_NAMES
 from flmarket.auctions.learned.mechanism import LearnedAuction
 from flmarket.auctions.learned.network import first_parameters
-from flmarket.auctions.learned.training import ascent, market
-from flmarket.auctions.learned.training.bound import error_bound_loss
-from flmarket.auctions.learned.training.data import Batch, Source, make_batch
-from flmarket.auctions.learned.training.evaluation import Deployed, measure
+from flmarket.auctions.learned.training import market
+from flmarket.auctions.learned.training.data import Batch, Source, error_bound_loss, make_batch, read_checkpoint
 from flmarket.auctions.learned.training.presets import Preset
+from flmarket.bids import Auction, BidProfile, FloatArray, Valuations
 from flmarket.errors import ConfigError
 from flmarket.files import whole_file
 
-__all__ = ["Epoch", "Trainer"]
+__all__ = ["LIES", "VALUE_LIES", "Deployed", "Epoch", "Trainer", "measure"]
+
+Lie = tuple[float, float, float]  # factors on value, ε̄ and data size
+VALUE_LIES: tuple[Lie, ...] = tuple((v, 1.0, 1.0) for v in (0.0, 0.3, 0.7, 0.9, 1.1, 1.4, 2.0))
+LIES: tuple[Lie, ...] = (
+    *VALUE_LIES[1:],
+    *((0.0, e, d) for e in (0.5, 0.75, 1.0) for d in (0.3, 0.5, 0.7, 0.85, 1.0)),
+    *((1.0, 1.0, d) for d in (0.5, 0.75, 0.9)),
+)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Means over held-out profiles; `empty` is the share of rounds in which nobody sells (left out of the bound)."""
+
+    bound: float
+    empty: float
+    regret: float  # best of the lies tried, over full cost
+    below_cost: float  # what payments fall short of cost, over full cost
+    spent: float
+
+
+def measure(
+    auction: Auction,
+    bids: BidProfile,
+    budget: FloatArray,
+    *,
+    lies: Sequence[Lie] = LIES,
+    liars: int = 100,
+    draws: int = 1,
+    rule: Aggregation | None = None,
+    seed: int = 0,
+) -> Deployed:
+    """`bids` (profiles, n); lies are tried in the first `liars` profiles. The bound is OptAggr's, or that of `rule`.
+
+    An auction as deployed, measured on held-out profiles while it trains: error bound, rounds without a sale, regret.
+
+    The lies tried are few and fixed: value, ε̄ and data size scaled alone, and commitments to sell a part for nothing
+    asked. This is a gauge for early stopping and model choice, not an audit; `flmarket audit` searches much harder.
+    """
+    outcome = auction.run(bids, budget, rng=np.random.default_rng(seed))
+    weights = (OptAggr() if rule is None else rule).weights(outcome.epsilon, bids.data_size)
+    bound = error_bound(weights, outcome.epsilon, bids.data_size)
+    sold = bound[np.isfinite(bound)]
+    utility, cost = bids.utility(outcome), np.maximum(bids.full_cost, 1e-300)
+    below = float(np.mean(np.maximum(-utility, 0.0) / cost))
+    regret = _regret(auction, bids[:liars], budget[:liars], lies, draws, seed)
+    spent = float(np.mean(outcome.spent / np.maximum(budget, 1e-300)))
+    return Deployed(float(sold.mean()) if sold.size else float("inf"), 1 - sold.size / bound.size, regret, below, spent)
+
+
+def _regret(
+    auction: Auction, bids: BidProfile, budget: FloatArray, lies: Sequence[Lie], draws: int, seed: int
+) -> float:
+    rows, n = bids.shape
+    profile, owner = np.repeat(np.arange(rows), n), np.tile(np.arange(n), rows)
+    many, money, at = bids[profile], budget[profile], (np.arange(rows * n), owner)
+    own = many.valuations[at].reshape((rows * n,))
+
+    def utility(value: float, privacy: float, size: float) -> FloatArray:
+        rate, eps, records = many.valuations.rate.copy(), many.privacy_budget.copy(), many.data_size.copy()
+        rate[at], eps[at], records[at] = rate[at] * value, eps[at] * privacy, records[at] * size
+        told = many.valuations
+        seen = BidProfile(Valuations(told.kind, rate, grid=told.grid, values=told.values), eps, records)
+        total = np.zeros(rows * n)
+        for draw in range(draws):
+            outcome = auction.run(seen, money, rng=np.random.default_rng((seed, draw)))
+            total += outcome.payment[at] - records[at] * own.per_record(outcome.epsilon[at])
+        return total / draws
+
+    honest = utility(1.0, 1.0, 1.0)
+    best = np.max([utility(*lie) for lie in lies], axis=0)
+    return float(np.mean(np.maximum(best - honest, 0.0) / np.maximum(many.full_cost[at], 1e-300)))
+
 
 # how much held-out regret over cost weighs against the held-out error bound when the best epoch is chosen
 REGRET_WEIGHT = 10.0
@@ -82,10 +154,10 @@ class Trainer:
             item, part = market.best_commitment(settings, self.parameters, batch, cleared.multiplier, factors)
             lying = market.commitment_utility(settings, self.parameters, batch, temperature, item, part)
         else:
-            honest = ascent.honest_outcome(settings, self.parameters, batch, temperature)
+            honest = market.honest_outcome(settings, self.parameters, batch, temperature)
             epsilon, utility = honest.epsilon, honest.utility
             lie = self._search(batch, temperature, index)
-            lying = ascent.lying_utility(settings, self.parameters, batch, lie, temperature)
+            lying = market.lying_utility(settings, self.parameters, batch, lie, temperature)
         regret = (torch.relu(lying - utility) / cost).mean(dim=0)
         if schedule.objective == "privacy":
             objective = -(batch.size * epsilon).sum(dim=-1).mean()
@@ -102,7 +174,7 @@ class Trainer:
         warm = self.lies.get(index, torch.zeros_like(fresh))
         half = max(1, schedule.misreports // 2)
         found = [
-            ascent.climb(settings, self.parameters, batch, start, temperature, steps=half, length=schedule.step)
+            market.climb(settings, self.parameters, batch, start, temperature, steps=half, length=schedule.step)
             for start in (warm, fresh)
         ]
         better = found[1][1] > found[0][1]
@@ -115,7 +187,7 @@ class Trainer:
         rho = self.preset.schedule.regret.rho_at(self.epoch)
         loss = self.source.owners * objective + (self.multipliers * regret).sum() + 0.5 * rho * regret.sum() ** 2
         self.optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), 10.0)
         self.optimiser.step()
         self.updates += 1
@@ -187,10 +259,7 @@ class Trainer:
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same preset, settings and seed."""
-        try:
-            state = torch.load(path, weights_only=True)
-        except Exception as error:
-            raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
+        state = read_checkpoint(path)
         mine = (self.preset.name, self.preset.settings.to_dict(), self.seed)
         name = FORMER_NAMES.get(state["preset"], state["preset"])
         if (name, state["settings"], state["seed"]) != mine:

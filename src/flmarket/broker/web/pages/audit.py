@@ -17,7 +17,7 @@ from flmarket.broker.requests import AuditRequest
 from flmarket.broker.web.pages.context import Form, PageRoute, Reader, SignedIn, SignedInWrites, Visitor, fragment, page
 from flmarket.broker.web.pages.rendering import list_of
 from flmarket.client import wire
-from flmarket.report.audit_story import tell
+from flmarket.report.audit_page import tell
 from flmarket.report.formatting import count, percent, significant
 from flmarket.trust import BIDS_ONLY
 

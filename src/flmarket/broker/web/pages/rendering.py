@@ -21,9 +21,8 @@ import jinja2
 
 from flmarket import __version__
 from flmarket.ledger import format_micros
-from flmarket.report.drawing import FONT_STACK
+from flmarket.report.drawing import DARK, FONT_STACK, LIGHT, css_variables
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
-from flmarket.report.theme import DARK, LIGHT, css_variables
 
 __all__ = [
     "AWARD",
