@@ -20,6 +20,7 @@ from flmarket.broker.books import Books
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Conflict
 from flmarket.broker.office import ledger, offers, parties, statements, tasks
+from flmarket.broker.requests import order_of
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import FlowerRun, Lease, TaskRow
 from flmarket.broker.work import endings
@@ -212,7 +213,7 @@ def test_a_run_plays_the_task_on_the_brokers_books(url, stage, tmp_path):
     assert not list(one.settings.flower_folder.rglob("broker.json"))  # it may hold a password
     # the same market without a broker pays the same
     alone = MarketStrategy(
-        market_kind(one.broker.simulations.build(one.task_id, task.request)), MemoryLedger(),
+        market_kind(one.broker.simulations.build(one.task_id, order_of(task.request))), MemoryLedger(),
         RoundStore(tmp_path / "alone"), bid_seconds=5.0, train_seconds=5.0,
     )  # fmt: skip
     alone.start(Grid(tmp_path / "other"))
@@ -601,8 +602,8 @@ def test_only_bound_nodes_sell_and_nobody_sells_for_another(stage):
 
 def test_bids_in_a_flower_task_come_from_nodes(stage, order, cheap_bid):
     one = stage()
-    with pytest.raises(InvalidInput, match=r"owners\.open"):
-        one.post(order, owners={"open": False})
+    with pytest.raises(InvalidInput, match=r"broker\.open"):
+        one.post(order, open=False)
     assert offers.list_offers(one.broker, one.owners[0]).items == ()
     one.finish()
     with pytest.raises(Conflict, match=r"owner\.toml"):

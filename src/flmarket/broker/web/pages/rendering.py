@@ -26,20 +26,9 @@ from flmarket.report.formatting import epsilon, money, percent, rate, significan
 from flmarket.report.theme import DARK, LIGHT, css_variables
 
 __all__ = [
-    "AWARD",
-    "STATIC_PATH",
-    "Chart",
-    "Column",
-    "award_state",
-    "award_tone",
-    "environment",
-    "list_of",
-    "render",
-    "seconds",
-    "theme_css",
-    "theme_href",
-    "tone",
-]
+    "AWARD", "STATIC_PATH", "Chart", "Column", "award_state", "award_tone", "environment", "list_of", "render",
+    "seconds", "theme_css", "theme_href", "tone",
+]  # fmt: skip
 
 STATIC_PATH = "/static"
 
