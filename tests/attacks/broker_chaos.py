@@ -89,7 +89,7 @@ class Service:
                     install_faults()
                 from flmarket.cli.serve import serve
 
-                serve(self.url, "127.0.0.1", self.port, False, None, False)
+                serve("127.0.0.1", self.port, {"database_url": self.url})
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -33,6 +34,14 @@ def test_an_order_and_a_market_file_have_the_same_keys_and_defaults():
         assert getattr(order, name).model_dump() == getattr(file, name).model_dump()
     assert order.market_file("t").data == order.data
     assert order_of(order.model_dump(mode="json")) == order
+
+
+def test_the_order_in_the_docs_is_accepted():
+    page = (EXAMPLES.parent / "docs" / "broker.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    order = TaskRequest.model_validate(tomllib.loads(block))
+    assert set(tomllib.loads(block)) == set(TaskRequest.model_fields)
+    assert set(tomllib.loads(block)["broker"]) == set(type(order.broker).model_fields)
 
 
 def test_the_default_market_can_be_played():

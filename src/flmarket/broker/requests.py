@@ -56,27 +56,13 @@ from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.market import kinds
 from flmarket.privacy import PureDp
+from flmarket.trust import task_words
 
 __all__ = [
-    "DEFAULT_CAP_TOTAL",
-    "FLOWER",
-    "SIMULATION",
-    "AuditRequest",
-    "BidHelpRequest",
-    "BidRequest",
-    "CapRequest",
-    "DepositRequest",
-    "ExploreRequest",
-    "KeyRequest",
-    "NodeRequest",
-    "PartyRequest",
-    "SignInRequest",
-    "TaskRequest",
-    "Valuation",
-    "check_playable",
-    "engines",
-    "order_of",
-]
+    "DEFAULT_CAP_TOTAL", "FLOWER", "SIMULATION", "AuditRequest", "BidHelpRequest", "BidRequest",
+    "CapRequest", "DepositRequest", "ExploreRequest", "KeyRequest", "NodeRequest", "PartyRequest", "SignInRequest",
+    "TaskRequest", "Valuation", "check_playable", "engines", "order_of", "public_terms",
+]  # fmt: skip
 
 # Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
 DEFAULT_CAP_TOTAL = 3.0
@@ -479,6 +465,17 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
         raise Conflict(f"this broker does not run {engine} tasks; it runs {', '.join(offered)}")
     if engine == FLOWER and not order.broker.open:
         raise InvalidInput("broker.open", False, "true in a Flower task: its owners are registered ones")
+
+
+def public_terms(order: TaskRequest) -> dict[str, Any]:
+    """What everybody may know of an order, as the API says it."""
+    return {
+        "place": task_words(order.broker.engine).place,
+        "data": order.data.registered,
+        "auction": order.mechanism.auction,
+        "aggregation": order.mechanism.aggregation,
+        "budget_micros_per_round": order.budget_micros,
+    }
 
 
 def order_of(spec: Mapping[str, Any]) -> TaskRequest:

@@ -10,42 +10,27 @@ round decided is copied into `releases` for listing; the ledger remains the auth
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flmarket.bids import FloatArray
+from flmarket.broker.stamps import iso
 from flmarket.client.wire import ENDED
 
-__all__ = [
-    "ACTIVE",
-    "ENDED",
-    "PLAYABLE",
-    "ApiKey",
-    "AuditJob",
-    "AuditLog",
-    "Base",
-    "Bid",
-    "Check",
-    "Event",
-    "FlowerRun",
-    "IdempotentCall",
-    "Lease",
-    "PartyRow",
-    "Release",
-    "Role",
-    "RoundRow",
-    "Secret",
-    "SessionRow",
-    "SignInLink",
-    "Slot",
-    "TaskRow",
-    "vector",
-    "vector_bytes",
-]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
+__all__ = [
+    "ACTIVE", "ENDED", "PLAYABLE", "ApiKey", "AuditJob", "AuditLog", "Base", "Bid", "Check", "Event", "FlowerRun",
+    "IdempotentCall", "Lease", "PartyRow", "Release", "Role", "RoundRow", "Secret", "SessionRow", "SignInLink",
+    "Slot", "TaskRow", "as_wire", "vector", "vector_bytes",
+]  # fmt: skip
+
+T = TypeVar("T", bound="DataclassInstance")
 Role = Literal["buyer", "owner", "operator"]
 
 PLAYABLE = ("queued", "running")
@@ -323,6 +308,14 @@ class Check(Base):
     name: Mapped[str] = mapped_column(String(24), primary_key=True)
     at: Mapped[int] = mapped_column(BigInteger)
     findings: Mapped[list[dict[str, str]]] = mapped_column(JSON)
+
+
+def as_wire(kind: type[T], row: Base, **given: Any) -> T:
+    """A row as the API says it: columns of the same names, times as RFC 3339, and what else is `given`."""
+    names = [field.name for field in fields(kind) if field.name not in given]
+    known = {name: getattr(row, name) for name in names}
+    times = {name: iso(value) for name, value in known.items() if name == "at" or name.endswith("_at")}
+    return kind(**given, **known | times)
 
 
 def vector_bytes(values: FloatArray) -> bytes:

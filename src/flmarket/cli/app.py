@@ -265,7 +265,7 @@ def serve(
         "trusted_proxies": tuple(trusted_proxy) if trusted_proxy else None,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    service.serve(host, port, demo, settings, given, set_ or [])
+    service.serve(host, port, given, demo=demo, settings_file=settings, more=set_ or ())
 
 
 app.add_typer(buyer, name="buyer")

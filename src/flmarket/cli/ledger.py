@@ -21,7 +21,7 @@ from flmarket.ledger import Award, Entry, Head, LedgerCorrupt, Receipt, Release,
 from flmarket.privacy import event_to_dict
 
 if TYPE_CHECKING:
-    from flmarket.broker.reconcile import Finding
+    from flmarket.broker.office.reconcile import Finding
     from flmarket.ledger import SqlLedger
 
 __all__ = ["app"]
@@ -232,7 +232,7 @@ def _broker_findings(books: SqlLedger) -> tuple[Finding, ...] | None:
 
     if not inspect(books.engine).has_table("broker_tasks"):
         return None
-    from flmarket.broker.reconcile import reconcile
+    from flmarket.broker.office.reconcile import reconcile
 
     return reconcile(books.engine)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,13 @@ _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    host: str, port: int, demo: bool, settings_file: Path | None, given: Mapping[str, Any], more: list[str]
+    host: str,
+    port: int,
+    given: Mapping[str, Any],
+    *,
+    demo: bool = False,
+    settings_file: Path | None = None,
+    more: Sequence[str] = (),
 ) -> None:
     """Open the market, print how to sign in, and serve until interrupted.
 

@@ -73,7 +73,7 @@ def test_a_buyer_chooses_owners_own_machines(market):
     }  # fmt: skip
     assert send(client, "/tasks/new", "/tasks/new", **fields).status_code == 303
     (task,) = tasks.list_tasks(broker, buyer).items
-    assert task.request.engine == "flower"
+    assert task.request["broker"]["engine"] == "flower"
     assert "on owners’ own machines" in client.get(f"/tasks/{task.id}").text
     answer = send(client, "/tasks/new", "/tasks/new", **(fields | {"engine": "magic"}))
     assert answer.status_code == 422

@@ -8,8 +8,8 @@ from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import KeyReused, NotFound, TooMany
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import AuditRequest
-from flmarket.broker.stamps import derived_id, iso, new_id, now
-from flmarket.broker.tables import AuditJob
+from flmarket.broker.stamps import derived_id, new_id, now
+from flmarket.broker.tables import AuditJob, as_wire
 from flmarket.client import wire
 
 __all__ = ["get_audit", "list_audits", "start_audit"]
@@ -63,17 +63,5 @@ def _view(job: AuditJob, *, whole: bool) -> wire.Audit:
     report = job.report if whole else None
     claims = tuple(wire.Claim(**claim) for claim in (report or {}).get("claims", ()))
     request = AuditRequest.model_validate(job.request)
-    return wire.Audit(
-        job.id,
-        job.state,
-        request.auction,
-        request.population,
-        request.profiles,
-        request.seed,
-        job.progress,
-        job.note,
-        iso(job.created_at) or "",
-        iso(job.finished_at),
-        claims,
-        report,
-    )
+    asked = {"auction": request.auction, "population": request.population, "profiles": request.profiles}
+    return as_wire(wire.Audit, job, **asked, seed=request.seed, claims=claims, report=report)

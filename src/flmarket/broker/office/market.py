@@ -8,11 +8,10 @@ from sqlalchemy import func, select
 
 from flmarket import aggregation, auctions, populations
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.requests import FLOWER, order_of, pure_perturbations
-from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow
+from flmarket.broker.requests import FLOWER, order_of, public_terms, pure_perturbations
+from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.ledger import AwardState
-from flmarket.trust import task_words
 
 __all__ = ["catalogue", "overview", "registered_places"]
 
@@ -64,37 +63,20 @@ def catalogue(broker: Broker) -> wire.Catalogue:
 
 @lru_cache(maxsize=4)
 def _mechanisms(names: tuple[str, ...]) -> tuple[wire.Mechanism, ...]:
-    found = []
-    for name in names:
-        claims = auctions.get(name).guarantees
-        found.append(
-            wire.Mechanism(
-                name,
-                str(claims.truthful),
-                str(claims.rational),
-                str(claims.budget_feasible),
-                claims.source,
-                claims.assumes,
-            )
-        )
-    return tuple(found)
+    found = ((name, auctions.get(name).guarantees) for name in names)
+    return tuple(
+        wire.Mechanism(name, *map(str, (one.truthful, one.rational, one.budget_feasible, one.source, one.assumes)))
+        for name, one in found
+    )
 
 
 def _task(row: TaskRow, party: Party | None) -> wire.MarketTask:
     order = order_of(row.spec)
-    return wire.MarketTask(
-        row.id,
-        row.name,
-        row.state,
-        task_words(order.broker.engine).place,
-        order.data.registered,
-        order.mechanism.auction,
-        order.mechanism.aggregation,
-        row.perturbation,
-        row.rounds,
-        row.rounds_done,
-        order.budget_micros,
-        order.data.owners,
-        order.broker.open and row.state in PLAYABLE,
-        party is not None and row.buyer_id == party.id,
+    return as_wire(
+        wire.MarketTask,
+        row,
+        **public_terms(order),
+        owners=order.data.owners,
+        open=order.broker.open and row.state in PLAYABLE,
+        mine=party is not None and row.buyer_id == party.id,
     )

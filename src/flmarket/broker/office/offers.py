@@ -16,12 +16,11 @@ from flmarket.bids import BidProfile, Kind, Valuations
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, NotFound
 from flmarket.broker.office.operator import note
-from flmarket.broker.requests import FLOWER, BidRequest, Valuation, order_of
-from flmarket.broker.stamps import iso, now
-from flmarket.broker.tables import PLAYABLE, Bid, Slot, TaskRow
+from flmarket.broker.requests import FLOWER, BidRequest, Valuation, order_of, public_terms
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import PLAYABLE, Bid, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
-from flmarket.trust import task_words
 
 __all__ = ["as_profile", "get_offer", "list_offers", "my_bid", "place_bid", "withdraw_bid"]
 
@@ -92,18 +91,8 @@ def as_profile(valuation: Valuation, privacy_budget: float, data_size: int) -> B
 
 def view_bid(bid: Bid) -> wire.Bid:
     """The row as a view."""
-    return wire.Bid(
-        bid.task_id,
-        bid.slot,
-        bid.kind,
-        bid.rate,
-        None if bid.grid is None else tuple(bid.grid),
-        None if bid.values is None else tuple(bid.values),
-        bid.privacy_budget,
-        bid.data_size,
-        iso(bid.placed_at) or "",
-        bid.active,
-    )
+    tables = {"grid": bid.grid, "values": bid.values}
+    return as_wire(wire.Bid, bid, **{name: None if one is None else tuple(one) for name, one in tables.items()})
 
 
 def _place(session: Session, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
@@ -166,24 +155,15 @@ def _view(session: Session, row: TaskRow, party: Party) -> wire.Offer:
     free = select(func.count()).where(Slot.task_id == row.id, Slot.party_id.is_(None))
     slot = session.scalars(select(Slot).where(Slot.task_id == row.id, Slot.party_id == party.id)).first()
     bid = session.get(Bid, (row.id, party.id))
-    return wire.Offer(
-        row.id,
-        row.name,
-        row.state,
-        task_words(order.broker.engine).place,
-        order.data.registered,
-        order.mechanism.auction,
-        str(auctions.get(order.mechanism.auction).guarantees.truthful),
-        order.mechanism.aggregation,
-        row.perturbation,
-        row.dimension,
-        row.rounds,
-        row.rounds_done,
-        order.budget_micros,
-        order.task.bidders_per_round,
-        session.scalar(free) or 0,
-        iso(row.deadline_at) or "",
-        None if slot is None else slot.slot,
-        None if slot is None else slot.records,
-        None if bid is None else view_bid(bid),
+    return as_wire(
+        wire.Offer,
+        row,
+        task_id=row.id,
+        **public_terms(order),
+        truthful=str(auctions.get(order.mechanism.auction).guarantees.truthful),
+        bidders_per_round=order.task.bidders_per_round,
+        places_free=session.scalar(free) or 0,
+        slot=None if slot is None else slot.slot,
+        records=None if slot is None else slot.records,
+        bid=None if bid is None else view_bid(bid),
     )

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.stamps import iso, now
-from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, PartyRow, TaskRow
+from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, PartyRow, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.ledger import ESCROW
 
@@ -48,10 +48,7 @@ def audit_log(
         query = query.where((AuditLog.party_id == about) | (AuditLog.target == about))
     with broker.database.read() as session:
         rows = session.scalars(query).all()
-    lines = tuple(
-        wire.LogLine(row.id, iso(row.at) or "", row.party_id, row.action, row.target, row.outcome, row.detail)
-        for row in rows[:limit]
-    )
+    lines = tuple(as_wire(wire.LogLine, row) for row in rows[:limit])
     return wire.LogPage(lines, lines[-1].id if len(rows) > limit else None)
 
 

@@ -28,28 +28,10 @@ from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
 
 __all__ = [
-    "account",
-    "bind_node",
-    "create_party",
-    "deposit",
-    "format_key",
-    "get_party",
-    "hash_secret",
-    "is_slow",
-    "issue_key",
-    "list_keys",
-    "list_parties",
-    "make_secret",
-    "may_act",
-    "my_view",
-    "party_of_key",
-    "revoke_key",
-    "set_active",
-    "split_key",
-    "unbind_node",
-    "verify_secret",
-    "view_party",
-]
+    "account", "bind_node", "create_party", "deposit", "format_key", "get_party", "hash_secret", "is_slow",
+    "issue_key", "list_keys", "list_parties", "make_secret", "may_act", "my_view", "party_of_key", "revoke_key",
+    "set_active", "split_key", "unbind_node", "verify_secret", "view_party",
+]  # fmt: skip
 
 
 def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) -> wire.Party:

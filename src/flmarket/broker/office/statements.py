@@ -12,8 +12,7 @@ from sqlalchemy import select
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.parties import view_party
-from flmarket.broker.stamps import iso
-from flmarket.broker.tables import PartyRow, Release, TaskRow
+from flmarket.broker.tables import PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.ledger import AwardState, format_micros
 from flmarket.privacy import PureDp
@@ -67,23 +66,8 @@ def statement(broker: Broker, party: Party) -> wire.Statement:
             total += one.epsilon  # it left her machine, whether it was paid or not
         earned += paid
         delivered += one.state == AwardState.POSTED
-        releases.append(
-            wire.Release(
-                one.task_id,
-                name,
-                task_words(str(spec["broker"]["engine"])).place,
-                one.index,
-                one.epsilon,
-                total,
-                one.records,
-                one.price_micros,
-                paid,
-                one.state,
-                one.reason,
-                one.award_id,
-                iso(one.at) or "",
-            )
-        )
+        place = task_words(spec["broker"]["engine"]).place
+        releases.append(as_wire(wire.Release, one, task_name=name, place=place, epsilon_total=total, paid_micros=paid))
     return wire.Statement(view_party(row), privacy(broker, party), earned, len(releases), delivered, tuple(releases))
 
 

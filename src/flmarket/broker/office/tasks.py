@@ -26,27 +26,15 @@ from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
 from flmarket.broker.requests import FLOWER, TaskRequest, check_playable
 from flmarket.broker.stamps import derived_id, iso, new_id, now
-from flmarket.broker.tables import ACTIVE, ENDED, Event, PartyRow, Release, RoundRow, Slot, TaskRow, vector
+from flmarket.broker.tables import ACTIVE, ENDED, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, vector
 from flmarket.client import wire
 from flmarket.errors import MissingDependency
 from flmarket.learning import Model, to_named
 
 __all__ = [
-    "ModelFormat",
-    "bill",
-    "cancel_task",
-    "events",
-    "get_task",
-    "list_tasks",
-    "model",
-    "model_file",
-    "post_task",
-    "receipts",
-    "recover_posting",
-    "round_detail",
-    "rounds",
-    "view_round",
-]
+    "ModelFormat", "bill", "cancel_task", "events", "get_task", "list_tasks", "model", "model_file", "post_task",
+    "receipts", "recover_posting", "round_detail", "rounds", "view_round",
+]  # fmt: skip
 
 ModelFormat = Literal["npz", "safetensors"]
 
@@ -225,16 +213,13 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire
         releases = session.execute(_releases_with_names(task_id, index)).all()
     named = party.role == "operator"
     awards = [
-        wire.Award(
-            one.slot if named else None,
-            (name or f"owner-{one.slot}") if named else owner_name(broker, task_id, one.slot),
-            one.epsilon,
-            one.records,
-            one.weight,
-            one.price_micros,
-            one.state,
-            one.reason if named else "",  # it may quote her totals
-            one.award_id if named else buyers_award(broker, one.award_id),
+        as_wire(
+            wire.Award,
+            one,
+            slot=one.slot if named else None,
+            owner=(name or f"owner-{one.slot}") if named else owner_name(broker, task_id, one.slot),
+            reason=one.reason if named else "",  # it may quote her totals
+            award_id=one.award_id if named else buyers_award(broker, one.award_id),
         )
         for one, name in releases
     ]
@@ -250,9 +235,7 @@ def bill(broker: Broker, party: Party, task_id: str) -> wire.Bill:
         wire.BillLine(one.index, one.budget_micros, one.spent_micros, one.delivered) for one in played if one.closed_at
     )
     left = row.escrow_micros - row.spent_micros - row.refunded_micros
-    return wire.Bill(
-        task_id, row.name, row.state, row.escrow_micros, row.spent_micros, row.refunded_micros, left, lines
-    )
+    return as_wire(wire.Bill, row, task_id=task_id, left_micros=left, lines=lines)
 
 
 def receipts(broker: Broker, party: Party, task_id: str, index: int) -> wire.ReceiptPage:
@@ -267,15 +250,10 @@ def receipts(broker: Broker, party: Party, task_id: str, index: int) -> wire.Rec
     if not found and party.role == "owner":
         raise NotFound("receipt", f"{task_id}/{index}")
     receipt = partial(buyers_receipt, broker) if party.role == "buyer" else broker.books.ledger.receipt
+    shown = partial(buyers_award, broker) if party.role == "buyer" else str
     return wire.ReceiptPage(
         tuple(
-            wire.Receipt(
-                buyers_award(broker, one.award_id) if party.role == "buyer" else one.award_id,
-                one.state,
-                one.epsilon,
-                one.price_micros,
-                receipt(one.award_id).to_dict(),
-            )
+            as_wire(wire.Receipt, one, award_id=shown(one.award_id), document=receipt(one.award_id).to_dict())
             for one in found
         )
     )
@@ -316,21 +294,7 @@ def own_task(session: Session, party: Party, task_id: str) -> TaskRow:
 
 def view_round(row: RoundRow) -> wire.Round:
     """The row as a view."""
-    return wire.Round(
-        row.index,
-        row.state,
-        row.bids,
-        row.winners,
-        row.delivered,
-        row.budget_micros,
-        row.spent_micros,
-        row.error_bound,
-        row.accuracy,
-        row.balanced_accuracy,
-        row.loss,
-        iso(row.opened_at) or "",
-        iso(row.closed_at),
-    )
+    return as_wire(wire.Round, row)
 
 
 def _releases_with_names(task_id: str, index: int) -> Select[Release, str]:
@@ -343,28 +307,8 @@ def _releases_with_names(task_id: str, index: int) -> Select[Release, str]:
 
 
 def _view(broker: Broker, party: Party, row: TaskRow) -> wire.Task:
-    return wire.Task(
-        row.id,
-        row.buyer_id,
-        row.name,
-        row.state,
-        row.spec,
-        row.rounds,
-        row.rounds_done,
-        row.escrow_micros,
-        row.spent_micros,
-        row.refunded_micros,
-        row.perturbation,
-        row.dimension,
-        row.baseline_accuracy,
-        row.accuracy,
-        row.error_bound,
-        iso(row.created_at) or "",
-        iso(row.started_at),
-        iso(row.finished_at),
-        iso(row.deadline_at) or "",
-        row.error if party.role == "operator" else buyers_text(broker, row.error),
-    )
+    error = row.error if party.role == "operator" else buyers_text(broker, row.error)
+    return as_wire(wire.Task, row, request=row.spec, error=error)
 
 
 # --- the model as a file ----------------------------------------------------------------------------------------------

@@ -39,9 +39,9 @@ from flmarket.broker.requests import (
     TaskRequest,
 )
 from flmarket.broker.web.auth import (
+    Caller,
     CurrentAuth,
     CurrentBroker,
-    CurrentParty,
     clear_cookie,
     client_address,
     get_gate,
@@ -52,20 +52,9 @@ from flmarket.broker.web.problems import PROBLEMS, file_response
 from flmarket.client import wire
 
 __all__ = [
-    "After",
-    "Before",
-    "Identifier",
-    "Index",
-    "Limit",
-    "Search",
-    "Start",
-    "account_routes",
-    "audit_routes",
-    "operator_routes",
-    "owner_routes",
-    "sign_in_routes",
-    "task_routes",
-]
+    "After", "Before", "Identifier", "Index", "Limit", "Search", "Start", "account_routes", "audit_routes",
+    "operator_routes", "owner_routes", "sign_in_routes", "task_routes",
+]  # fmt: skip
 
 # --- parameters -------------------------------------------------------------------------------------------------------
 
@@ -115,62 +104,58 @@ def sign_out(response: Response, broker: CurrentBroker, auth: CurrentAuth, key: 
 
 
 @account_routes.get("/me")
-def me(broker: CurrentBroker, party: CurrentParty) -> wire.Party:
+def me(who: Caller) -> wire.Party:
     """Who I am."""
-    return parties.my_view(broker, party)
+    return parties.my_view(*who)
 
 
 @account_routes.get("/me/account")
-def my_account(broker: CurrentBroker, party: CurrentParty) -> wire.Account:
+def my_account(who: Caller) -> wire.Account:
     """My money: the balance, and what running tasks hold in escrow."""
-    return parties.account(broker, party)
+    return parties.account(*who)
 
 
 @account_routes.get("/me/keys")
-def my_keys(broker: CurrentBroker, party: CurrentParty) -> wire.KeyPage:
+def my_keys(who: Caller) -> wire.KeyPage:
     """My keys, without their secrets."""
-    return parties.list_keys(broker, party)
+    return parties.list_keys(*who)
 
 
 @account_routes.post("/me/keys", status_code=201)
-def new_key(
-    request: Request, broker: CurrentBroker, party: CurrentParty, body: KeyRequest, key: IdempotencyKey = None
-) -> wire.NewKey:
+def new_key(request: Request, who: Caller, body: KeyRequest, key: IdempotencyKey = None) -> wire.NewKey:
     """A new key for me; its secret is shown this once."""
     keep_secret(request)
-    return parties.issue_key(broker, party, party.id, label=body.label)
+    return parties.issue_key(*who, who.party.id, label=body.label)
 
 
 @account_routes.delete("/me/keys/{key_id}")
-def revoke_key(broker: CurrentBroker, party: CurrentParty, key_id: Identifier, key: IdempotencyKey = None) -> wire.Key:
+def revoke_key(who: Caller, key_id: Identifier, key: IdempotencyKey = None) -> wire.Key:
     """Revoke one of my keys."""
-    return parties.revoke_key(broker, party, key_id)
+    return parties.revoke_key(*who, key_id)
 
 
 @account_routes.get("/market")
-def overview(broker: CurrentBroker, party: CurrentParty) -> wire.Market:
+def overview(who: Caller) -> wire.Market:
     """The market at a glance."""
-    return market.overview(broker, party)
+    return market.overview(*who)
 
 
 @account_routes.get("/catalogue")
-def catalogue(broker: CurrentBroker, party: CurrentParty) -> wire.Catalogue:
+def catalogue(who: Caller) -> wire.Catalogue:
     """The names that a task may use, and what each auction claims."""
-    return market.catalogue(broker)
+    return market.catalogue(who.broker)
 
 
 @account_routes.get("/ledger")
-def ledger_entries(
-    broker: CurrentBroker, party: CurrentParty, search: Search = None, limit: Limit = 100, before: After = None
-) -> wire.LedgerPage:
+def ledger_entries(who: Caller, search: Search = None, limit: Limit = 100, before: After = None) -> wire.LedgerPage:
     """Entries of the ledger's log that concern me (the operator: all), newest first."""
-    return ledger.entries(broker, party, search=search, limit=limit, before=before)
+    return ledger.entries(*who, search=search, limit=limit, before=before)
 
 
 @account_routes.get("/ledger/head")
-def ledger_head(broker: CurrentBroker, party: CurrentParty) -> wire.LedgerHead:
+def ledger_head(who: Caller) -> wire.LedgerHead:
     """What commits to the whole log: keep it, and the past cannot change unseen."""
-    return ledger.head(broker)
+    return ledger.head(who.broker)
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -180,74 +165,70 @@ task_routes = APIRouter(tags=["tasks"], route_class=IdempotentRoute, responses=P
 
 
 @task_routes.post("/tasks", status_code=201)
-def post_task(broker: CurrentBroker, party: CurrentParty, body: TaskRequest, key: IdempotencyKey = None) -> wire.Task:
+def post_task(who: Caller, body: TaskRequest, key: IdempotencyKey = None) -> wire.Task:
     """Post a task. Its whole budget goes into escrow; what is not spent comes back."""
-    return tasks.post_task(broker, party, body, key=key)
+    return tasks.post_task(*who, body, key=key)
 
 
 @task_routes.get("/tasks")
-def list_tasks(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50, before: Before = None) -> wire.TaskPage:
+def list_tasks(who: Caller, limit: Limit = 50, before: Before = None) -> wire.TaskPage:
     """My tasks (the operator: all), newest first."""
-    return tasks.list_tasks(broker, party, limit=limit, before=before)
+    return tasks.list_tasks(*who, limit=limit, before=before)
 
 
 @task_routes.get("/tasks/{task_id}")
-def get_task(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> wire.Task:
+def get_task(who: Caller, task_id: Identifier) -> wire.Task:
     """One task."""
-    return tasks.get_task(broker, party, task_id)
+    return tasks.get_task(*who, task_id)
 
 
 @task_routes.post("/tasks/{task_id}/cancel")
-def cancel_task(
-    broker: CurrentBroker, party: CurrentParty, task_id: Identifier, key: IdempotencyKey = None
-) -> wire.Task:
+def cancel_task(who: Caller, task_id: Identifier, key: IdempotencyKey = None) -> wire.Task:
     """Stop after the round being played; the rest of the escrow comes back."""
-    return tasks.cancel_task(broker, party, task_id)
+    return tasks.cancel_task(*who, task_id)
 
 
 @task_routes.get("/tasks/{task_id}/rounds")
-def list_rounds(
-    broker: CurrentBroker, party: CurrentParty, task_id: Identifier, limit: Limit = 500, start: Start = 0
-) -> wire.RoundPage:
+def list_rounds(who: Caller, task_id: Identifier, limit: Limit = 500, start: Start = 0) -> wire.RoundPage:
     """The rounds so far."""
-    return tasks.rounds(broker, party, task_id, limit=limit, start=start)
+    return tasks.rounds(*who, task_id, limit=limit, start=start)
 
 
 @task_routes.get("/tasks/{task_id}/rounds/{index}")
-def get_round(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, index: Index) -> wire.RoundDetail:
+def get_round(who: Caller, task_id: Identifier, index: Index) -> wire.RoundDetail:
     """One round and its awards."""
-    return tasks.round_detail(broker, party, task_id, index)
+    return tasks.round_detail(*who, task_id, index)
 
 
 @task_routes.get("/tasks/{task_id}/rounds/{index}/receipts")
-def get_receipts(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, index: Index) -> wire.ReceiptPage:
+def get_receipts(who: Caller, task_id: Identifier, index: Index) -> wire.ReceiptPage:
     """The ledger's receipts of a round, each with proofs; an owner gets her own."""
-    return tasks.receipts(broker, party, task_id, index)
+    return tasks.receipts(*who, task_id, index)
 
 
 @task_routes.get("/tasks/{task_id}/bill")
-def get_bill(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> wire.Bill:
+def get_bill(who: Caller, task_id: Identifier) -> wire.Bill:
     """What was paid for."""
-    return tasks.bill(broker, party, task_id)
+    return tasks.bill(*who, task_id)
 
 
 @task_routes.get("/tasks/{task_id}/model", response_class=Response, responses=file_response("application/octet-stream"))
-def get_model(broker: CurrentBroker, party: CurrentParty, task_id: Identifier, format: ModelFormat = "npz") -> Response:
+def get_model(who: Caller, task_id: Identifier, format: ModelFormat = "npz") -> Response:
     """The trained model, for the buyer who paid for it."""
-    file = tasks.model(broker, party, task_id, format=format)
+    file = tasks.model(*who, task_id, format=format)
     headers = {"Content-Disposition": f'attachment; filename="{file.name}"'}
     return Response(file.content, media_type=file.media_type, headers=headers)
 
 
 @task_routes.post("/explore")
 async def explore_budgets(
-    request: Request, broker: CurrentBroker, party: CurrentParty, body: ExploreRequest, key: IdempotencyKey = None
+    request: Request, who: Caller, body: ExploreRequest, key: IdempotencyKey = None
 ) -> wire.Exploration:
     """What different budgets would buy, before posting a task. Nothing is posted and nothing is paid.
 
     A party has one under way and one that waits; more are refused (429).
     """
-    return await get_gate(request).heavy.run(party.id, lambda: explore.explore(broker, party, body))
+    return await get_gate(request).heavy.run(who.party.id, lambda: explore.explore(*who, body))
 
 
 # --- owners -----------------------------------------------------------------------------------------------------------
@@ -257,70 +238,64 @@ owner_routes = APIRouter(tags=["owners"], route_class=IdempotentRoute, responses
 
 
 @owner_routes.get("/offers")
-def list_offers(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50, before: Before = None) -> wire.OfferPage:
+def list_offers(who: Caller, limit: Limit = 50, before: Before = None) -> wire.OfferPage:
     """Tasks that I can sell to."""
-    return offers.list_offers(broker, party, limit=limit, before=before)
+    return offers.list_offers(*who, limit=limit, before=before)
 
 
 @owner_routes.get("/offers/{task_id}")
-def get_offer(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> wire.Offer:
+def get_offer(who: Caller, task_id: Identifier) -> wire.Offer:
     """One offer, with my place and my bid."""
-    return offers.get_offer(broker, party, task_id)
+    return offers.get_offer(*who, task_id)
 
 
 @owner_routes.get("/offers/{task_id}/bid")
-def get_bid(broker: CurrentBroker, party: CurrentParty, task_id: Identifier) -> wire.Bid:
+def get_bid(who: Caller, task_id: Identifier) -> wire.Bid:
     """My standing bid."""
-    return offers.my_bid(broker, party, task_id)
+    return offers.my_bid(*who, task_id)
 
 
 @owner_routes.put("/offers/{task_id}/bid")
-def place_bid(
-    broker: CurrentBroker, party: CurrentParty, task_id: Identifier, body: BidRequest, key: IdempotencyKey = None
-) -> wire.Bid:
+def place_bid(who: Caller, task_id: Identifier, body: BidRequest, key: IdempotencyKey = None) -> wire.Bid:
     """Bid, or replace my bid. It counts in every round until I replace or withdraw it."""
-    return offers.place_bid(broker, party, task_id, body)
+    return offers.place_bid(*who, task_id, body)
 
 
 @owner_routes.delete("/offers/{task_id}/bid")
-def withdraw_bid(
-    broker: CurrentBroker, party: CurrentParty, task_id: Identifier, key: IdempotencyKey = None
-) -> wire.Bid:
+def withdraw_bid(who: Caller, task_id: Identifier, key: IdempotencyKey = None) -> wire.Bid:
     """Stay out of later rounds."""
-    return offers.withdraw_bid(broker, party, task_id)
+    return offers.withdraw_bid(*who, task_id)
 
 
 @owner_routes.get("/me/statement")
-def statement(broker: CurrentBroker, party: CurrentParty) -> wire.Statement:
+def statement(who: Caller) -> wire.Statement:
     """Everything I sold, earned and gave up."""
-    return statements.statement(broker, party)
+    return statements.statement(*who)
 
 
 @owner_routes.get("/me/statement.csv", response_class=Response, responses=file_response("text/csv"))
-def statement_csv(broker: CurrentBroker, party: CurrentParty) -> Response:
+def statement_csv(who: Caller) -> Response:
     """The same as a table."""
     headers = {"Content-Disposition": 'attachment; filename="statement.csv"'}
-    return Response(statements.statement_csv(broker, party), media_type="text/csv", headers=headers)
+    return Response(statements.statement_csv(*who), media_type="text/csv", headers=headers)
 
 
 @owner_routes.get("/me/privacy")
-def privacy(broker: CurrentBroker, party: CurrentParty) -> wire.Privacy:
+def privacy(who: Caller) -> wire.Privacy:
     """My total ε, spent and left."""
-    return statements.privacy(broker, party)
+    return statements.privacy(*who)
 
 
 @owner_routes.put("/me/privacy")
-def set_cap(broker: CurrentBroker, party: CurrentParty, body: CapRequest, key: IdempotencyKey = None) -> wire.Privacy:
+def set_cap(who: Caller, body: CapRequest, key: IdempotencyKey = None) -> wire.Privacy:
     """Set the most ε that I give up in total; not below what I gave up already."""
-    return statements.set_cap(broker, party, body.cap_epsilon_total)
+    return statements.set_cap(*who, body.cap_epsilon_total)
 
 
 @owner_routes.post("/bid-help")
-async def bid_help(
-    request: Request, broker: CurrentBroker, party: CurrentParty, body: BidHelpRequest, key: IdempotencyKey = None
-) -> wire.BidAdvice:
+async def bid_help(request: Request, who: Caller, body: BidHelpRequest, key: IdempotencyKey = None) -> wire.BidAdvice:
     """What a bid would earn, and what its ε means on top of all I gave up before. Nothing is placed."""
-    return await get_gate(request).heavy.run(party.id, lambda: explore.bid_help(broker, party, body))
+    return await get_gate(request).heavy.run(who.party.id, lambda: explore.bid_help(*who, body))
 
 
 # --- audits -----------------------------------------------------------------------------------------------------------
@@ -329,23 +304,21 @@ audit_routes = APIRouter(tags=["audits"], route_class=IdempotentRoute, responses
 
 
 @audit_routes.post("/audits", status_code=202)
-def start_audit(
-    broker: CurrentBroker, party: CurrentParty, body: AuditRequest, key: IdempotencyKey = None
-) -> wire.Audit:
+def start_audit(who: Caller, body: AuditRequest, key: IdempotencyKey = None) -> wire.Audit:
     """Run the auditor on a mechanism, in the background."""
-    return audits.start_audit(broker, party, body, key=key)
+    return audits.start_audit(*who, body, key=key)
 
 
 @audit_routes.get("/audits")
-def list_audits(broker: CurrentBroker, party: CurrentParty, limit: Limit = 50) -> wire.AuditPage:
+def list_audits(who: Caller, limit: Limit = 50) -> wire.AuditPage:
     """My audits."""
-    return audits.list_audits(broker, party, limit=limit)
+    return audits.list_audits(*who, limit=limit)
 
 
 @audit_routes.get("/audits/{audit_id}")
-def get_audit(broker: CurrentBroker, party: CurrentParty, audit_id: Identifier) -> wire.Audit:
+def get_audit(who: Caller, audit_id: Identifier) -> wire.Audit:
     """One audit: its progress, and then its verdict."""
-    return audits.get_audit(broker, party, audit_id)
+    return audits.get_audit(*who, audit_id)
 
 
 # --- operator ---------------------------------------------------------------------------------------------------------
@@ -355,95 +328,74 @@ operator_routes = APIRouter(prefix="/operator", tags=["operator"], route_class=I
 
 
 @operator_routes.get("/status")
-def status(broker: CurrentBroker, party: CurrentParty) -> wire.Operations:
+def status(who: Caller) -> wire.Operations:
     """Queues and health."""
-    return operator.status(broker, party)
+    return operator.status(*who)
 
 
 @operator_routes.get("/parties")
-def list_parties(
-    broker: CurrentBroker, party: CurrentParty, limit: Limit = 100, after: Before = None
-) -> wire.PartyPage:
+def list_parties(who: Caller, limit: Limit = 100, after: Before = None) -> wire.PartyPage:
     """All parties."""
-    return parties.list_parties(broker, party, limit=limit, after=after)
+    return parties.list_parties(*who, limit=limit, after=after)
 
 
 @operator_routes.post("/parties", status_code=201)
-def create_party(
-    broker: CurrentBroker, party: CurrentParty, body: PartyRequest, key: IdempotencyKey = None
-) -> wire.Party:
+def create_party(who: Caller, body: PartyRequest, key: IdempotencyKey = None) -> wire.Party:
     """Somebody new."""
-    return parties.create_party(broker, party, role=body.role, name=body.name)
+    return parties.create_party(*who, role=body.role, name=body.name)
 
 
 @operator_routes.post("/parties/{party_id}/close")
-def close_party(
-    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
-) -> wire.Party:
+def close_party(who: Caller, party_id: Identifier, key: IdempotencyKey = None) -> wire.Party:
     """Keys and sessions of the party stop working; her money stays hers."""
-    return parties.set_active(broker, party, party_id, active=False)
+    return parties.set_active(*who, party_id, active=False)
 
 
 @operator_routes.post("/parties/{party_id}/reopen")
-def reopen_party(
-    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
-) -> wire.Party:
+def reopen_party(who: Caller, party_id: Identifier, key: IdempotencyKey = None) -> wire.Party:
     """Keys and sessions of the party work again."""
-    return parties.set_active(broker, party, party_id, active=True)
+    return parties.set_active(*who, party_id, active=True)
 
 
 @operator_routes.put("/parties/{party_id}/node")
-def bind_node(
-    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, body: NodeRequest, key: IdempotencyKey = None
-) -> wire.Party:
+def bind_node(who: Caller, party_id: Identifier, body: NodeRequest, key: IdempotencyKey = None) -> wire.Party:
     """Which SuperNode is an owner's, so that she can sell in Flower tasks."""
-    return parties.bind_node(broker, party, party_id, node_id=body.node_id, number=body.number)
+    return parties.bind_node(*who, party_id, node_id=body.node_id, number=body.number)
 
 
 @operator_routes.delete("/parties/{party_id}/node")
-def unbind_node(
-    broker: CurrentBroker, party: CurrentParty, party_id: Identifier, key: IdempotencyKey = None
-) -> wire.Party:
+def unbind_node(who: Caller, party_id: Identifier, key: IdempotencyKey = None) -> wire.Party:
     """The owner takes no part in further rounds of Flower tasks."""
-    return parties.unbind_node(broker, party, party_id)
+    return parties.unbind_node(*who, party_id)
 
 
 @operator_routes.post("/parties/{party_id}/keys", status_code=201)
 def issue_key(
     request: Request,
-    broker: CurrentBroker,
-    party: CurrentParty,
+    who: Caller,
     party_id: Identifier,
     body: KeyRequest,
     key: IdempotencyKey = None,
 ) -> wire.NewKey:
     """A key for a party; its secret is shown this once."""
-    require(party, "operator")
+    require(who.party, "operator")
     keep_secret(request)
-    return parties.issue_key(broker, party, party_id, label=body.label)
+    return parties.issue_key(*who, party_id, label=body.label)
 
 
 @operator_routes.post("/parties/{party_id}/deposits", status_code=201)
-def deposit(
-    broker: CurrentBroker,
-    party: CurrentParty,
-    party_id: Identifier,
-    body: DepositRequest,
-    key: IdempotencyKey = None,
-) -> wire.Account:
+def deposit(who: Caller, party_id: Identifier, body: DepositRequest, key: IdempotencyKey = None) -> wire.Account:
     """Book money that a buyer paid in."""
-    return parties.deposit(broker, party, party_id, body.amount_micros, key=key)
+    return parties.deposit(*who, party_id, body.amount_micros, key=key)
 
 
 @operator_routes.get("/audit-log")
-def audit_log(
-    broker: CurrentBroker, party: CurrentParty, limit: Limit = 100, before: After = None, about: Before = None
-) -> wire.LogPage:
+def audit_log(who: Caller, limit: Limit = 100, before: After = None, about: Before = None) -> wire.LogPage:
     """Who did what, newest first."""
-    return operator.audit_log(broker, party, limit=limit, before=before, about=about)
+    return operator.audit_log(*who, limit=limit, before=before, about=about)
 
 
 @operator_routes.post("/ledger/verify")
-def verify_ledger(broker: CurrentBroker, party: CurrentParty, key: IdempotencyKey = None) -> wire.LedgerCheck:
+def verify_ledger(who: Caller, key: IdempotencyKey = None) -> wire.LedgerCheck:
     """Replay the whole log and say what was found."""
-    return ledger.verify(broker, party)
+    return ledger.verify(*who)

@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request, Response
 from fastapi.security import APIKeyCookie, HTTPBearer
@@ -30,7 +30,7 @@ from flmarket.errors import ConfigError
 __all__ = [
     "COOKIE",
     "Auth",
-    "CurrentParty",
+    "Caller",
     "Gate",
     "authenticate",
     "check_csrf",
@@ -177,16 +177,23 @@ def current_auth(
 
 
 # Dependencies that wait for nothing are coroutines: FastAPI would hand a plain function to a thread.
-async def current_party(auth: Annotated[Auth, Depends(current_auth)]) -> Party:
-    """The party alone."""
-    return auth.party
-
-
 async def current_broker(request: Request) -> Broker:
     """`get_broker` as a dependency."""
     return get_broker(request)
 
 
+class _Caller(NamedTuple):
+    """Broker and party, as services take them first."""
+
+    broker: Broker
+    party: Party
+
+
+async def current_caller(request: Request, auth: Annotated[Auth, Depends(current_auth)]) -> _Caller:
+    """Who is asking, and whom."""
+    return _Caller(get_broker(request), auth.party)
+
+
 CurrentAuth = Annotated[Auth, Depends(current_auth)]
-CurrentParty = Annotated[Party, Depends(current_party)]
+Caller = Annotated[_Caller, Depends(current_caller)]
 CurrentBroker = Annotated[Broker, Depends(current_broker)]

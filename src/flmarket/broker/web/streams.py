@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import anyio
@@ -18,12 +19,11 @@ from flmarket.broker.core import Broker
 from flmarket.broker.office import tasks
 from flmarket.broker.tables import ENDED
 from flmarket.broker.web.api import Identifier, Start
-from flmarket.broker.web.auth import Auth, CurrentAuth, CurrentBroker, get_gate
-from flmarket.broker.web.limits import Streams
+from flmarket.broker.web.auth import CurrentAuth, CurrentBroker, get_gate
 from flmarket.broker.web.problems import PROBLEMS
 from flmarket.client import wire
 
-__all__ = ["router"]
+__all__ = ["News", "router", "streaming"]
 
 router = APIRouter(tags=["tasks"], responses=PROBLEMS)
 _HEARTBEAT = 15.0
@@ -41,6 +41,44 @@ _DESCRIBED: dict[int | str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class News:
+    """What to send now, as server-sent events; `ended` if nothing will follow."""
+
+    text: str
+    ended: bool = False
+
+
+def streaming(
+    request: Request, broker: Broker, name: str, look: Callable[[], News | None], *, retry_ms: int
+) -> StreamingResponse:
+    """Whatever `look` finds, again and again; until it finds the end, or None because who asked may not know any more.
+
+    One of so many streams, of the service and of `name`; `look` runs in a thread.
+    """
+    streams, settings = get_gate(request).streams, broker.settings
+    streams.enter(name)
+
+    async def follow() -> AsyncIterator[str]:
+        started = beat = time.monotonic()
+        try:
+            yield f"retry: {retry_ms}\n\n"
+            while time.monotonic() - started < settings.stream_seconds:
+                news = await run_in_threadpool(look)
+                if news is None:
+                    return
+                if news.text or time.monotonic() - beat > _HEARTBEAT:
+                    beat = time.monotonic()
+                    yield news.text or ": still here\n\n"
+                if news.ended:
+                    return
+                await anyio.sleep(settings.stream_poll_seconds)
+        finally:
+            streams.leave(name)
+
+    return StreamingResponse(follow(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
 @router.get("/tasks/{task_id}/events", response_class=StreamingResponse, responses=_DESCRIBED)
 def events(
     request: Request,
@@ -52,46 +90,20 @@ def events(
 ) -> StreamingResponse:
     """Follow a task. Ends with the event `end` when the task has ended; browsers resume by themselves."""
     tasks.get_task(broker, auth.party, task_id)  # foreign tasks are refused before the stream begins
-    streams = get_gate(request).streams
-    streams.enter(auth.party.id)
-    first = max(after, int(last_event_id or 0))
-    headers = {"X-Accel-Buffering": "no"}
-    return StreamingResponse(
-        _follow(broker, auth, task_id, first, streams),
-        media_type="text/event-stream",
-        headers=headers,
-    )
+    last = max(after, int(last_event_id or 0))
 
+    def look() -> News | None:
+        nonlocal last
+        if not auth.still_holds(broker):
+            return None
+        state = tasks.get_task(broker, auth.party, task_id).state
+        found = tasks.events(broker, auth.party, task_id, after=last)
+        last = found[-1].id if found else last
+        if not found and state in ENDED:
+            return News(f"event: end\ndata: {json.dumps({'state': state})}\n\n", ended=True)
+        return News("".join(map(_format, found)))
 
-async def _follow(broker: Broker, auth: Auth, task_id: str, last: int, streams: Streams) -> AsyncIterator[str]:
-    started = beat = time.monotonic()
-    try:
-        yield "retry: 2000\n\n"
-        while time.monotonic() - started < broker.settings.stream_seconds:
-            news = await run_in_threadpool(_news, broker, auth, task_id, last)
-            if news is None:
-                return
-            state, found = news
-            for event in found:
-                last, beat = event.id, time.monotonic()
-                yield _format(event)
-            if not found and state in ENDED:
-                yield f"event: end\ndata: {json.dumps({'state': state})}\n\n"
-                return
-            if time.monotonic() - beat > _HEARTBEAT:
-                beat = time.monotonic()
-                yield ": still here\n\n"
-            await anyio.sleep(broker.settings.stream_poll_seconds)
-    finally:
-        streams.leave(auth.party.id)
-
-
-def _news(broker: Broker, auth: Auth, task_id: str, last: int) -> tuple[str, tuple[wire.Progress, ...]] | None:
-    """The task's state and what happened since; None if whoever asked may not know any more."""
-    if not auth.still_holds(broker):
-        return None
-    state = tasks.get_task(broker, auth.party, task_id).state
-    return state, tasks.events(broker, auth.party, task_id, after=last)
+    return streaming(request, broker, auth.party.id, look, retry_ms=2000)
 
 
 def _format(event: wire.Progress) -> str:

@@ -34,27 +34,10 @@ from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS
 
 __all__ = [
-    "AnyVisitor",
-    "Buyer",
-    "BuyerOrOperator",
-    "BuyerOrOperatorWrites",
-    "BuyerWrites",
-    "Form",
-    "Operator",
-    "OperatorWrites",
-    "Owner",
-    "OwnerWrites",
-    "PageRoute",
-    "Reader",
-    "SignedIn",
-    "SignedInWrites",
-    "Visitor",
-    "fragment",
-    "local_path",
-    "page",
-    "render_for",
-    "sentence",
-]
+    "AnyVisitor", "Buyer", "BuyerOrOperator", "BuyerOrOperatorWrites", "BuyerWrites", "Form", "Operator",
+    "OperatorWrites", "Owner", "OwnerWrites", "PageRoute", "Reader", "SignedIn", "SignedInWrites", "Visitor",
+    "fragment", "local_path", "page", "render_for", "sentence",
+]  # fmt: skip
 
 log = logging.getLogger("flmarket.broker")
 

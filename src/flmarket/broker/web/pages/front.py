@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -41,17 +41,8 @@ _CURVE = 50  # rounds in the small picture of a tile
 class Tile:
     """A task on the front page. Accuracy and money only for whoever may see them."""
 
-    title: str
+    task: wire.MarketTask
     href: str
-    state: str
-    tone: str
-    place: str
-    data: str
-    owners: int
-    round: int
-    rounds: int
-    mechanism: str
-    budget_micros: int
     accuracy: float | None = None
     curve: tuple[float, ...] = ()
     spent_micros: int | None = None
@@ -74,6 +65,7 @@ def _front(visitor: Visitor) -> HTMLResponse:
         title="Market",
         view=view,
         tiles=tiles,
+        tone=tone,
         head=ledger.head(visitor.broker),
         live=view.tasks_running > 0,
         at_home=bool(visitor.broker.settings.superlink),
@@ -95,7 +87,7 @@ def _bought(view: wire.Market) -> str:
 @router.get("/market/tasks")
 def front_tasks(visitor: AnyVisitor) -> HTMLResponse:
     """The tasks again, while some are running."""
-    return fragment(visitor, "_tasks.html.j2", tiles=_market(visitor)[1])
+    return fragment(visitor, "_tasks.html.j2", tiles=_market(visitor)[1], tone=tone)
 
 
 def _market(visitor: Visitor) -> tuple[wire.Market, tuple[Tile, ...]]:
@@ -113,17 +105,12 @@ def _tile(broker: Broker, party: Party | None, task: wire.MarketTask) -> Tile:
     role = None if party is None else party.role
     visible = task.mine or role == "operator"
     href = f"/tasks/{task.id}" if visible else f"/owner/bid?task={task.id}" if role == "owner" and task.open else ""
-    tile = Tile(
-        task.name, href, task.state, tone(task.state), task.place, task.data,
-        task.owners, task.rounds_done, task.rounds,
-        task.auction, task.budget_micros_per_round,
-    )  # fmt: skip
     if party is None or not visible:
-        return tile
+        return Tile(task, href)
     played = tasks.rounds(broker, party, task.id, start=max(0, task.rounds_done - _CURVE)).items
     curve = tuple(one.accuracy for one in played if one.accuracy is not None)
     spent = tasks.get_task(broker, party, task.id).spent_micros
-    return replace(tile, accuracy=curve[-1] if curve else None, curve=curve, spent_micros=spent)
+    return Tile(task, href, curve[-1] if curve else None, curve, spent)
 
 
 # --- signing in and out -----------------------------------------------------------------------------------------------

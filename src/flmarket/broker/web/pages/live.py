@@ -8,24 +8,21 @@ counted, winners are places in the task.
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from flmarket.broker.office import tasks
 from flmarket.broker.requests import order_of
 from flmarket.broker.tables import ENDED, PLAYABLE
 from flmarket.broker.web.api import Start
-from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import BuyerOrOperator, PageRoute, Visitor, page, render_for
 from flmarket.broker.web.pages.rendering import Chart
 from flmarket.broker.web.pages.tasks import TaskId, accuracy_chart
+from flmarket.broker.web.streams import News, streaming
 from flmarket.client import wire
 from flmarket.ledger import AwardState
 from flmarket.report.formatting import epsilon, money, rate
@@ -256,7 +253,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _LOG = 40
 _RECENT = 160
-_HEARTBEAT = 15.0
 
 
 @router.get("/tasks/{task_id}/live")
@@ -285,46 +281,26 @@ def stream(request: Request, task_id: TaskId, visitor: BuyerOrOperator, after: S
     """The parts of the page that changed, as server-sent events; a browser that reconnects goes on where it was."""
     task = tasks.get_task(visitor.broker, visitor.party, task_id)
     resumed = request.headers.get("last-event-id", "")
-    start = int(resumed) if re.fullmatch(r"\d{1,15}", resumed) else after
-    streams, name = get_gate(request).streams, visitor.party.id
-    streams.enter(name)
+    last = int(resumed) if re.fullmatch(r"\d{1,15}", resumed) else after
+    recent: list[wire.Progress] = []
 
-    async def parts() -> AsyncIterator[str]:
-        try:
-            async for text in _follow(visitor, task, start):
-                yield text
-        finally:
-            streams.leave(name)
+    def look() -> News | None:
+        """None once whoever looks is signed out, or her key or she herself was barred."""
+        nonlocal recent, last
+        if visitor.auth is None or not visitor.auth.still_holds(visitor.broker):
+            return None
+        if not recent:
+            recent = _history(visitor, task_id)
+            new = [event for event in recent if event.id > last]
+        else:
+            new = list(tasks.events(visitor.broker, visitor.party, task_id, after=max(last, recent[-1].id)))
+            recent = [*recent, *new][-_RECENT:]
+        last = new[-1].id if new else last
+        text = _changes(visitor, task, recent, new) if new else ""
+        ended = bool(recent) and recent[-1].kind in ENDED
+        return News(text + (_message("finished", "", last) if ended else ""), ended)
 
-    return StreamingResponse(parts(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-
-
-async def _follow(visitor: Visitor, task: wire.Task, last: int) -> AsyncIterator[str]:
-    settings = visitor.broker.settings
-    until, beat = time.monotonic() + settings.stream_seconds, time.monotonic()
-    yield "retry: 1500\n\n"
-    recent = await run_in_threadpool(_history, visitor, task.id)
-    new: list[wire.Progress] | None = [event for event in recent if event.id > last]
-    while new is not None and time.monotonic() < until:
-        if new:
-            last, beat = new[-1].id, time.monotonic()
-            yield await run_in_threadpool(_changes, visitor, task, recent, new)
-        if recent and recent[-1].kind in ENDED:
-            yield _message("finished", "", last)
-            return
-        if time.monotonic() - beat > _HEARTBEAT:
-            beat = time.monotonic()
-            yield ": still here\n\n"
-        await anyio.sleep(settings.stream_poll_seconds)
-        new = await run_in_threadpool(_news, visitor, task.id, last)
-        recent = [*recent, *(new or ())][-_RECENT:]
-
-
-def _news(visitor: Visitor, task_id: str, last: int) -> list[wire.Progress] | None:
-    """What happened since; None once whoever looks is signed out, or her key or she herself was barred."""
-    if visitor.auth is None or not visitor.auth.still_holds(visitor.broker):
-        return None
-    return list(tasks.events(visitor.broker, visitor.party, task_id, after=last))
+    return streaming(request, visitor.broker, visitor.party.id, look, retry_ms=1500)
 
 
 def _changes(visitor: Visitor, task: wire.Task, recent: list[wire.Progress], new: list[wire.Progress]) -> str:

@@ -25,20 +25,9 @@ from flmarket.report.drawing import DARK, FONT_STACK, LIGHT, css_variables
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
 
 __all__ = [
-    "AWARD",
-    "STATIC_PATH",
-    "Chart",
-    "Column",
-    "award_state",
-    "award_tone",
-    "environment",
-    "list_of",
-    "render",
-    "seconds",
-    "theme_css",
-    "theme_href",
-    "tone",
-]
+    "AWARD", "STATIC_PATH", "Chart", "Column", "award_state", "award_tone", "environment", "list_of", "render",
+    "seconds", "theme_css", "theme_href", "tone",
+]  # fmt: skip
 
 STATIC_PATH = "/static"
 
