@@ -34,8 +34,8 @@ from flmarket.report.view import Card, Check
 from flmarket.trust import RAW_HERE
 
 if TYPE_CHECKING:
-    from flmarket.engines.sampled import SampledClient as Client
-    from flmarket.engines.sampled import SampledResult as Run
+    from flmarket.market.kinds.sampling import SampledClient as Client
+    from flmarket.market.kinds.sampling import SampledResult as Run
 
 __all__ = ["check_sampled", "sampled_charts", "summarize_sampled", "write_sampled"]
 
