@@ -31,7 +31,7 @@ from flmarket.engines.flower.messages import (
     unpack_vector,
 )
 from flmarket.errors import InvalidInput
-from flmarket.learning import Model, from_named, to_named
+from flmarket.learning import Model, dimension, from_named, to_named
 from flmarket.ledger import Head, Ledger
 from flmarket.market import kind as market
 from flmarket.market.kind import Announcement, Bad, Bid, Delivered, MarketKind, Order, Refused, ReleasedUpdate
@@ -59,7 +59,8 @@ class GridOwners:
         train_seconds: float,
         known_nodes: Mapping[int, int] | None = None,
     ) -> None:
-        self.grid, self.head, self.dtype = grid, head, str(np.dtype(getattr(model, "dtype", np.float64)))
+        self.grid, self.head, self.length = grid, head, dimension(model)
+        self.dtype = str(np.dtype(getattr(model, "dtype", np.float64)))
         self.bid_seconds, self.train_seconds = bid_seconds, train_seconds
         self.roster, self._seen = Roster(known_nodes), dict[int, Head]()
 
@@ -127,7 +128,7 @@ class GridOwners:
             for answer in answers:
                 owner = self.roster.owner(answer.metadata.src_node_id)
                 if owner in wanted and not answer.has_error():  # a crash at the other end is silence
-                    came[owner] = _delivery(answer, wanted[owner])
+                    came[owner] = _delivery(answer, wanted[owner], self.length)
             yield came
 
     def _exchange(self, kind: str, index: int, contents: Mapping[int, RecordDict]) -> Iterator[list[Message]]:
@@ -136,7 +137,7 @@ class GridOwners:
         return exchange(self.grid, made, seconds=seconds)
 
 
-def _delivery(answer: Message, order: Order) -> Delivered | Bad | Refused:
+def _delivery(answer: Message, order: Order, length: int) -> Delivered | Bad | Refused:
     """What an owner's answer to an order is; the vector is not yet checked."""
     try:
         refusal, delivery = unpack(Refusal, answer), unpack(Delivery, answer)
@@ -146,7 +147,7 @@ def _delivery(answer: Message, order: Order) -> Delivered | Bad | Refused:
             return Bad("neither a delivery nor a refusal")
         if (delivery.release, delivery.owner) != (market.release_id(order), order.owner):
             return Bad("another award's")
-        return Delivered(ReleasedUpdate(unpack_vector(answer)))
+        return Delivered(ReleasedUpdate(unpack_vector(answer, length)))
     except InvalidInput as problem:
         return Bad(str(problem))
 
@@ -155,7 +156,7 @@ class MarketStrategy(Strategy):
     """Plays a market kind on a grid, with a ledger for the money and a store for what a crash must not lose.
 
     `bid_seconds` and `train_seconds` are the deadlines. `nodes` waits for so many nodes before the first round.
-    `progress` is called with every finished round's record. Other `options` go to `flmarket.market.Rounds`.
+    `progress` is called with every finished round's record.
     """
 
     def __init__(
