@@ -65,7 +65,10 @@ class Owners(Protocol):
     def train(
         self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid], prove: Prove
     ) -> Iterator[Mapping[int, Delivery]]:
-        """Have orders carried out. `bids` are those that they answer to, `prove` shows that prices are in escrow."""
+        """Have orders carried out, if there are any. `prove` shows that their prices are in escrow.
+
+        `bids` are those that these orders answer to, or those of later rounds if they are for all rounds.
+        """
 
     def released(self, call: Announcement, orders: Sequence[Order]) -> Iterator[Mapping[int, Delivery]]:
         """Ask for what was released for orders before."""
@@ -198,7 +201,7 @@ class Rounds:
         call = kind.announcement(0 if kind.side.asks_once else plan.index)
         if resumed and waiting:
             self._receive(plan, waiting, self.owners.released(call, list(waiting.values())), voids=False)
-        if not waiting:
+        if not waiting and not plan.bids:
             return
         sent = on_wire(kind.parameters, kind.model)
         answers = self.owners.train(call, list(waiting.values()), sent, plan.bids, self._proofs)

@@ -95,7 +95,7 @@ class GridOwners:
     ) -> Iterator[Mapping[int, market.Delivery]]:
         """Send orders with their proofs, and hand over what comes, as it comes."""
         self._find(call, orders)
-        proofs = prove(orders, self._seen)
+        proofs = prove(orders, self._seen) if orders else {}
         return self._ask(
             TRAIN, orders, lambda order: pack(order, parameters, escrow=proofs.get(order.award), dtype=self.dtype)
         )
@@ -120,6 +120,8 @@ class GridOwners:
     def _ask(
         self, kind: str, orders: Sequence[Order], content: Callable[[Order], RecordDict]
     ) -> Iterator[Mapping[int, market.Delivery]]:
+        if not orders:
+            return
         wanted = {order.owner: order for order in orders}
         nodes = {node: order for order in orders if (node := self.roster.node(order.owner)) is not None}
         contents = {node: content(order) for node, order in nodes.items()}
