@@ -8,7 +8,7 @@ from flmarket.engines import MemoryOwners, SampledTraining
 from flmarket.learning import Partition, load
 from flmarket.learning.partition import dirichlet
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.market import MemoryStore, Rounds, owner_account
+from flmarket.market import FileStore, MemoryStore, Rounds, owner_account
 from flmarket.sampling import OptimalSampling, Uniform
 
 N, B, COSTS = 24, 1.2, Uniform(0.5, 4.0)
@@ -192,3 +192,17 @@ def test_a_round_without_anybody_changes_nothing():
 def test_bad_input_is_refused(bad):
     with pytest.raises(InvalidInput):
         training(**bad)
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_bids_stand_though_nobody_is_drawn_in_the_first_round(cut_off, tmp_path):
+    """Bids for all rounds are made once; who is drawn first in the second round has bid all the same."""
+    spec, ledger, store = training(rounds=3), MemoryLedger(), FileStore(tmp_path)
+    kind = spec.kind()
+    kind.draw = lambda index: (np.arange(3 * index), np.zeros(0, dtype=int))
+    rounds = Rounds(kind, MemoryOwners(spec), ledger, store)
+    if cut_off:  # after the plan, and what was bid is in the plan alone
+        steps = rounds.steps(rounds.resume())
+        assert [next(steps), next(steps)] == ["open", "bids"]
+        rounds = Rounds(kind, MemoryOwners(spec), ledger, store)
+    assert [record.state for record in rounds.play()] == [(AwardState.POSTED,) * count for count in (0, 3, 6)]

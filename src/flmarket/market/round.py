@@ -65,7 +65,10 @@ class Owners(Protocol):
     def train(
         self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid], prove: Prove
     ) -> Iterator[Mapping[int, Delivery]]:
-        """Have orders carried out. `bids` are those that they answer to, `prove` shows that prices are in escrow."""
+        """Have orders carried out, if there are any. `prove` shows that their prices are in escrow.
+
+        `bids` are those that these orders answer to, or those of later rounds if they are for all rounds.
+        """
 
     def replay(self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid]) -> None:
         """These orders were carried out before a process ended; owners who ended with it do again what they did."""
@@ -207,7 +210,7 @@ class Rounds:
             self.owners.replay(call, before, sent, plan.bids)
             if waiting:
                 self._receive(plan, waiting, self.owners.released(call, list(waiting.values())), voids=False)
-        if not waiting:
+        if not waiting and not plan.bids:
             return
         answers = self.owners.train(call, list(waiting.values()), sent, plan.bids, self._proofs)
         again = self._receive(plan, waiting, answers, voids=True)

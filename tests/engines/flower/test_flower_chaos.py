@@ -1,7 +1,7 @@
 """A crash between any two steps of the protocol, at the server or at an owner, and then on from the files.
 
-Every call that the server makes to ledger, store or grid, and every write on an owner's machine, gets a fuse: the
-process "dies" just before or just after it. A dead server loses everything in memory; the next one has only the
+Every call that the server makes to ledger or store, every file that the store writes, and every write on an owner's
+machine, gets a fuse: the process "dies" just before or just after it. A dead server loses everything in memory; the next one has only the
 ledger's database and the folder. A dead owner loses her answer.
 """
 
@@ -10,11 +10,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from flmarket.engines.flower.journal import OwnerJournal
 
 from flmarket.engines.flower import FileStore
-from flmarket.ledger import AwardState, DurableAccount, EntryKind, SqlLedger
+from flmarket.ledger import AwardState, DurableAccount, EntryKind, Resolution, SqlLedger
 from flmarket.ledger.journal import BANK
+from flmarket.market.kinds import AuctionKind
+from flmarket.market.record import OwnerJournal
 
 
 class Dies(BaseException):
@@ -53,6 +54,22 @@ class Wired:
         return call
 
 
+class FusedStore(FileStore):
+    """Also between the files of one call: those of a finished round are its record, the checkpoint, and what goes."""
+
+    def __init__(self, folder, fuse):
+        super().__init__(folder)
+        self._fuse = fuse
+
+    def _write(self, *arguments, **options):
+        super()._write(*arguments, **options)
+        self._fuse()
+
+    def tidy(self, next_round):
+        super().tidy(next_round)
+        self._fuse()
+
+
 @pytest.fixture(scope="module")
 def empty_ledger(tmp_path_factory):
     path = tmp_path_factory.mktemp("ledger") / "empty.db"
@@ -64,7 +81,7 @@ def empty_ledger(tmp_path_factory):
 def start(ready, fuse=None):
     """A server process: new objects on the same files."""
     with SqlLedger(f"sqlite:///{ready.folder / 'ledger.db'}") as ledger:
-        store = FileStore(ready.folder / "server")
+        store = FileStore(ready.folder / "server") if fuse is None else FusedStore(ready.folder / "server", fuse)
         try:
             wired = [ledger, store] if fuse is None else [Wired(ledger, fuse), Wired(store, fuse)]
             return ready.play(ledger=wired[0], store=wired[1])
@@ -246,13 +263,10 @@ def test_a_release_for_a_dead_servers_late_order_is_paid(scene):
 
 def test_a_server_that_pays_without_delivery_would_be_seen(scene, monkeypatch):
     """The planted cheat: everything that was awarded is posted, also what never came."""
-    from flmarket.engines.flower import auction
-    from flmarket.ledger import Resolution
-
     monkeypatch.setattr(
-        auction,
-        "deliver_or_expire",
-        lambda plan, updates, awards: [Resolution(order.award, AwardState.POSTED) for order in plan.orders],
+        AuctionKind,
+        "resolutions",
+        lambda self, plan, updates, awards: [Resolution(order.award, AwardState.POSTED) for order in plan.orders],
     )
     ready = scene("cheat", train_seconds=0.3)
     victim = first_winner(ready.spec)

@@ -41,6 +41,11 @@ def raw_array(array):
     return on_train(change)
 
 
+def posing(array):
+    """An array that is said to be of the type that is asked for."""
+    return Array("float64", array.shape, "numpy.ndarray", Array(array).data)
+
+
 def renamed(release):
     def change(message, honest):
         (answer,) = honest()
@@ -63,7 +68,11 @@ LIES = {
     "infinite": (with_vector(lambda v: np.full_like(v, np.inf)), AwardState.VOIDED, "not finite"),
     "huge": (with_vector(lambda v: np.full_like(v, 1e200)), AwardState.VOIDED, "longer than"),
     "too-long": (with_vector(lambda v: v * 100), AwardState.VOIDED, "longer than"),
-    "float32": (raw_array(Array(np.zeros(31, dtype=np.float32))), AwardState.VOIDED, "float64"),
+    "float16": (raw_array(Array(np.zeros(31, dtype=np.float16))), AwardState.VOIDED, "a float array"),
+    "whole": (raw_array(Array(np.zeros(31, dtype=np.int64))), AwardState.VOIDED, "a float array"),
+    "not-what-it-says": (raw_array(posing(np.ones(31) * 1j)), AwardState.VOIDED, "what it says"),
+    "bytes-turned": (raw_array(posing(np.ones(31, dtype=">f8"))), AwardState.VOIDED, "what it says"),
+    "single-not-a-number": (raw_array(Array(np.full(31, np.nan, dtype=np.float32))), AwardState.VOIDED, "not finite"),
     "texts": (raw_array(Array("float64", (31,), "numpy.ndarray", b"nonsense")), AwardState.VOIDED, "readable"),
     "pickle": (raw_array(Array("float64", (1,), "pickle", b"cos\nsystem\n.")), AwardState.VOIDED, "pickle"),
     "another-award": (renamed("tumours/0/99"), AwardState.VOIDED, "another award's"),
@@ -103,18 +112,34 @@ def test_one_liar_is_not_paid_and_the_others_are(lie, market, stage):
     ready.ledger.verify()
 
 
-def test_honest_noise_is_never_too_long(market, tmp_path):
+def test_honest_noise_is_never_too_long(market):
     """The largest of many releases stays far below the limit that voids an award."""
     spec = market(mechanism={"perturbation": "laplace-l1"}).simulation()
-    from flmarket.engines.flower import AuctionMarket
-    from flmarket.engines.flower.messages import Order
-
-    kind, rng = AuctionMarket(spec), np.random.default_rng(0)
-    order = Order(award="", task="", buyer="", market="auction", round_index=0, rounds=1, owner=0, epsilon=0.01,
-                  price_micros=0, records=1, features=30, classes=2, perturbation="laplace-l1", clip=1.0, steps=1,
-                  batch_size=0, learning_rate=0.1, l2=0.0)  # fmt: skip
+    kind, rng = spec.kind(), np.random.default_rng(0)
+    order = kind.order(0, 0, loss=PureDp(0.01), price_micros=0, records=1, learning_rate=0.1)
     releases = spec.perturbation.privatize(np.zeros((5000, 31)), 0.01, rng)
     assert np.linalg.norm(releases, axis=1).max() < kind.largest_norm(order) / 10
+
+
+def test_a_delivery_in_numbers_of_half_the_length_is_taken_as_what_it_is(market, stage):
+    """Rounding is her own loss: what counts, is aggregated and is paid for are the numbers that came."""
+    spec = market(task={"rounds": 1}).simulation()
+    ready, came = stage(spec), {}
+
+    def shorter(message, honest):
+        (answer,) = honest()
+        vector = unpack_vector(answer).astype(np.float32)
+        answer.content["vector"] = ArrayRecord({"values": Array(vector)})
+        came[unpack(Delivery, answer).owner] = vector.astype(np.float64)
+        return [answer]
+
+    ready.grid.behaviour = dict.fromkeys(range(5), on_train(shorter))
+    played = ready.play()
+    (record,) = played.records
+    assert came
+    assert {award.state for award in ready.ledger.awards()} == {AwardState.POSTED}
+    step = sum(w * came[i] for i, w in zip(record.bidders.tolist(), record.weights, strict=True) if w)
+    np.testing.assert_allclose(played.kind.parameters, -spec.task.learning_rate * step, rtol=1e-12)
 
 
 def test_dead_and_slow_owners_do_not_hold_up_the_round(market, stage):
@@ -275,16 +300,18 @@ def test_two_servers_on_one_folder(market, tmp_path):
     second.unlock()
 
 
-def test_flowers_own_loop_plays_the_same_market(market, stage):
-    """`MarketStrategy` is a Strategy like others: Flower's `start` gives the same rounds as ours."""
+def test_start_is_what_plays_and_flowers_own_loop_asks_nobody(market, stage):
+    """The round is the market's own: Flower's questions get no answer, so its loop can neither train nor pay."""
     from flwr.serverapp.strategy import Strategy
 
     spec = market().simulation()
     ready = stage(spec)
-    from flmarket.engines.flower import AuctionMarket
-
-    strategy = MarketStrategy(AuctionMarket(spec), MemoryLedger(), FileStore(ready.folder / "server"))
+    strategy = MarketStrategy(spec.kind(), MemoryLedger(), FileStore(ready.folder / "idle"), bid_seconds=5.0)
+    before = strategy.kind.parameters
     Strategy.start(strategy, ready.grid, strategy._arrays(), num_rounds=3)
-    expected = spec.run()
-    assert [r.state for r in strategy.records] == [r.state for r in expected.rounds]
-    np.testing.assert_array_equal(strategy.kind.parameters, expected.parameters)
+    assert ready.grid.seen == []
+    assert (strategy.records, list(strategy.ledger.awards())) == ([], [])
+    np.testing.assert_array_equal(strategy.kind.parameters, before)
+    played, expected = ready.play(), spec.run()
+    assert [r.state for r in played.records] == [r.state for r in expected.rounds]
+    np.testing.assert_array_equal(played.kind.parameters, expected.parameters)

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from flmarket.engines.flower.kinds import RoundPlan, record_from_dict, record_to_dict
-from flmarket.engines.flower.store import Checkpoint
 from flwr.app import Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +22,8 @@ from flmarket.engines.flower.messages import Bid, Delivery, Order, Refusal, pack
 from flmarket.engines.flower.node import owner_of_node
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.ledger import DurableAccount
-from flmarket.privacy import ApproxDp, PureDp, ZCdp
+from flmarket.market import Checkpoint, RoundPlan, RoundRecord
+from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
 
 ROOT = Path(__file__).parents[3]
 OWNER = """
@@ -189,27 +188,66 @@ class TestStore:
         path.write_bytes(bytes(content))
         assert store.deliveries(0) == {}
 
-    def test_a_checkpoint_clears_what_led_to_it(self, tmp_path):
+    def test_a_finished_round_clears_what_led_to_it(self, tmp_path, market):
+        record = market(task={"rounds": 1}).simulation().run().rounds[0]
         store = FileStore(tmp_path)
         for index in (0, 1):
-            store.save_plan(index, {"index": index})
+            store.save_plan(RoundPlan(index), {"costs": [1.0]})
             store.save_deliveries(index, {1: np.zeros(2)})
         (tmp_path / "plan-000001.json.part").write_text("half")
-        store.save_checkpoint(Checkpoint(1, np.arange(2.0), np.empty((0, 2)), {"done": False}))
+        store.save_round(record, Checkpoint(1, np.arange(2.0), [np.ones(2)], {"done": False}, b"theirs"))
         assert store.plan(0) is None
         assert store.deliveries(0) == {}
-        assert store.plan(1) == {"index": 1}
+        assert store.plan(1) == RoundPlan(1)
         assert set(store.deliveries(1)) == {1}
+        assert store.terms() == {"costs": [1.0]}
+        assert store.record(0).to_dict() == record.to_dict()
+        assert store.record(1) is None
+        assert not list(tmp_path.glob("*.part"))
         saved = store.checkpoint()
-        assert saved.next_round == 1
+        assert (saved.next_round, saved.notes, saved.owners) == (1, {"done": False}, b"theirs")
         np.testing.assert_array_equal(saved.parameters, np.arange(2.0))
+        np.testing.assert_array_equal(saved.history, [np.ones(2)])
 
     def test_records_and_plans_survive_the_way_to_disk(self, tmp_path, market):
-        record = market(owners={"dropout": 0.3, "faulty": 0.2}).simulation().run().rounds[0]
-        again = record_from_dict(json.loads(json.dumps(record_to_dict(record))))
-        assert record_to_dict(again) == record_to_dict(record)
+        spec = market(owners={"dropout": 0.3, "faulty": 0.2}).simulation()
+        record = spec.run().rounds[0]
+        again = RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
+        assert again.to_dict() == record.to_dict()
         assert again.delivered.tolist() == record.delivered.tolist()
-        assert RoundPlan.from_dict(json.loads(json.dumps(RoundPlan(3).to_dict()))) == RoundPlan(3)
+        kind, store = spec.kind(), FileStore(tmp_path)
+        bid = Bid(owner=2, data_size=9, privacy_budget=0.5, kind=5, rate=0.0, grid=(0.5, 1.0), values=(1.0, 2.0))
+        losses = PureDp(0.5), ZCdp(0.1), ApproxDp(1.0, 1e-5), Unprotected()
+        orders = tuple(
+            kind.order(3, i, loss=loss, price_micros=i, records=1, learning_rate=0.1) for i, loss in enumerate(losses)
+        )
+        for plan in (RoundPlan(3), RoundPlan(4, "t/4/budget", 7, orders, {"kept": [1]}, (bid,))):
+            store.save_plan(plan, {})
+            assert store.plan(plan.index) == plan
+
+    @pytest.mark.parametrize(
+        ("market", "perturbation", "loss"),
+        [
+            ("auction", "sphere", PureDp(0.5)),
+            ("reward", "gaussian-zcdp", ZCdp(0.5)),
+            ("joint", "m3-update-analytic-client", ApproxDp(0.5, 1e-5)),
+            ("joint", "", Unprotected()),
+            ("sampling", "", Unprotected()),
+        ],
+    )
+    def test_a_plan_of_the_version_before_is_taken_up(self, tmp_path, market, perturbation, loss):
+        """Its orders had a bare number for their loss, and said again what the announcement says."""
+        lasting = market in ("reward", "joint")
+        order = {
+            "award": "t/0/7" if lasting else "t/2/7", "task": "t", "buyer": "buyer", "market": market, "round_index": 2,
+            "rounds": 5, "owner": 7, "epsilon": 0.5, "price_micros": 3, "records": 20, "features": 3, "classes": 2,
+            "perturbation": perturbation, "clip": 1.0, "steps": 1, "batch_size": 0, "learning_rate": 0.1, "l2": 0.0,
+            "delta": 1e-5, "total_size": 4.0,
+        }  # fmt: skip
+        saved = {"index": 2, "deposit_id": "t/2/budget", "deposit_micros": 9, "orders": [order], "memory": {}}
+        (tmp_path / "plan-000002.json").write_text(json.dumps(saved))
+        (found,) = FileStore(tmp_path).plan(2).orders
+        assert (found.loss, found.lasting, found.award, found.total_size) == (loss, lasting, order["award"], 4.0)
 
 
 finite = st.floats(0, 1e9)

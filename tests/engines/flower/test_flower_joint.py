@@ -8,7 +8,8 @@ import pytest
 from flmarket import auctions
 from flmarket.aggregation import robust
 from flmarket.engines import JdpTraining
-from flmarket.engines.flower import simulate
+from flmarket.engines.flower import FileStore, MarketStrategy, simulate
+from flmarket.engines.flower.messages import Delivery, unpack, unpack_vector
 from flmarket.learning import LocalTraining, Purpose, SoftmaxRegression, adversaries, load, partition, stream
 from flmarket.ledger import AwardState, DurableAccount, MemoryLedger
 from flmarket.privacy.joint import LocalPerturbation
@@ -92,8 +93,6 @@ def test_her_own_models_stay_at_home(stage):
     ready.play()
     own = {tuple(np.load(path)) for path in ready.folder.glob("owners/*.own/*.npy")}
     assert own
-    from flmarket.engines.flower.messages import Delivery, unpack, unpack_vector
-
     for _, answers in ready.grid.seen:
         for answer in answers:
             if unpack(Delivery, answer) is not None:
@@ -123,9 +122,7 @@ def test_costs_decide_who_is_chosen(stage):
     """The server's own figures are wrong; what clients report counts."""
     spec = training()
     ready = stage(spec)
-    from flmarket.engines.flower import FileStore, JointMarket, MarketStrategy
-
-    kind = JointMarket(dataclasses.replace(spec, costs=np.full(6, 399.0)))
+    kind = dataclasses.replace(spec, costs=np.full(6, 399.0)).kind()
     MarketStrategy(kind, ready.ledger, FileStore(ready.folder / "server")).start(ready.grid)
     assert kind.terms["costs"] == np.asarray(spec.costs).tolist()
     assert {award.owner for award in ready.ledger.awards()} == {f"owner-{i}" for i in spec.select().clients}

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tomli_w import dumps as toml_text
 
 from flmarket.engines.flower import Deployment, FileStore, InProcessGrid, MarketStrategy, OwnerFile, client_app
+from flmarket.engines.flower.dealing import write_owner
 from flmarket.engines.flower.files import ModelSection
 from flmarket.engines.flower.node import owner_of_node
-from flmarket.errors import ConfigError, InvalidInput
-from flmarket.learning import LocalTraining, SoftmaxRegression
+from flmarket.errors import ConfigError
+from flmarket.learning import LocalTraining, SoftmaxRegression, described
 from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
 from flmarket.market import owner_account
 from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
@@ -148,7 +147,7 @@ def test_an_owners_folder_says_what_the_market_says_of_her(kind, prepared):
         assert owner.cap == ApproxDp(60.0, 1e-5)
     if kind == "joint":
         assert owner.privacy_budget == spec.epsilon
-        assert owner.local_model(30, 2) == spec.model
+        assert described(owner.trains(spec.kind().announcement(0))) == described(spec.model)
 
 
 def test_without_a_cap_the_files_have_one_that_never_binds(prepared):
@@ -188,7 +187,7 @@ def change(path, old, new):
         ("reward", "value = ", "# value = "),
         ("reward", "delta = 1e-05", ""),
         ("joint", "value = ", "# value = "),
-        ("joint", "[model]", None),
+        ("joint", "classes = 2", "classes = 3"),
         ("joint", "privacy_budget = 20.0", "privacy_budget = 19.0"),
     ],
 )
@@ -196,11 +195,8 @@ def test_who_does_not_say_what_a_market_needs_is_not_in_it(kind, old, new, prepa
     deployment = prepared(kind)
     who = min(paid_in_simulation(deployment))
     path = deployment.owner_folder(who) / "owner.toml"
-    if new is None:
-        path.write_text(path.read_text().partition(old)[0])
-    else:
-        change(path, old, new)
-    if old != "privacy_budget = 20.0":
+    change(path, old, new)
+    if old not in ("privacy_budget = 20.0", "classes = 2"):  # which keep her out of this market only
         assert OwnerFile.load(path).stays_out()[kind]
     play(deployment)
     with SqlLedger(deployment.ledger_url) as ledger:
@@ -281,33 +277,42 @@ def test_every_field_is_checked(section, planted, key, tmp_path):
         OwnerFile.load(path)
 
 
-def test_a_model_section_makes_the_model_it_was_made_from():
+def test_without_a_model_of_her_own_she_trains_the_announced_one(prepared):
+    """And with one of her own, her own, if it has as many parameters."""
+    deployment = prepared("joint")
+    folder = deployment.owner_folder(0)
+    said, own = deployment.spec.kind().announcement(0), OwnerFile.load(folder / "owner.toml")
+    assert own.model is None
+    assert own.owner_at(folder).trains(said).local == deployment.spec.model.local
+    hers = own.model_copy(update={"model": ModelSection(kind="softmax", steps=7, batch_size=4)})
+    assert hers.owner_at(folder).trains(said).local == LocalTraining(steps=7, batch_size=4, momentum=0.9)
+    assert hers.owner_at(folder).trains(replace(said, classes=3)) is None, "another number of parameters"
+
+
+def test_a_model_section_makes_the_model_it_describes():
     local = LocalTraining(learning_rate=0.3, momentum=0.5, batch_size=8, epochs=2)
-    model = SoftmaxRegression(5, 3, local=local)
-    assert ModelSection.of(model).trainer(5, 3) == model
-    with pytest.raises(ConfigError, match="usual settings"):
-        ModelSection.of(replace(model, l2=0.1))
+    section = ModelSection(kind="softmax", epochs=2, batch_size=8, learning_rate=0.3, momentum=0.5)
+    assert section.trainer(5, 3) == SoftmaxRegression(5, 3, local=local)
 
 
 def test_a_network_is_for_its_own_data_only():
     pytest.importorskip("torch")
     section = ModelSection(kind="mnist-cnn", steps=1)
     assert section.trainer(5, 3) is None
-    model = section.trainer(784, 10)
-    assert model is not None
-    assert ModelSection.of(model) == section
+    assert section.trainer(784, 10) is not None
 
 
-texts = st.text(st.characters(codec="utf-8", exclude_characters="\x7f"), max_size=8)
-scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | texts
-names = st.text("abcdefgh_-", min_size=1, max_size=6)
+def test_a_model_that_only_this_process_knows_is_refused_before_anything_is_written(tmp_path, prepared):
+    """Owners' machines build what is announced by its name."""
+    spec = prepared("auction").spec
+    model = SoftmaxRegression(30, 2)
 
+    class Mine:
+        tensors, initial, train, evaluate = model.tensors, model.initial, model.train, model.evaluate
 
-@given(st.dictionaries(names, scalars | st.lists(st.floats(0, 1), max_size=3) | st.dictionaries(names, scalars)))
-def test_what_is_written_as_toml_is_read_back(values):
-    assert tomllib.loads(toml_text(values)) == values
-    with pytest.raises(InvalidInput):
-        toml_text({"key": None})
+    with pytest.raises(ConfigError, match="registered"):
+        write_owner(replace(spec, model=Mine()), 0, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_command_changes_a_market_file_only_as_asked(tmp_path):

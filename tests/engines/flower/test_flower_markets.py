@@ -9,12 +9,15 @@ from flmarket import auctions
 from flmarket.auctions.learned import DEFAULTS
 from flmarket.engines import SampledTraining
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import SamplingMarket, simulate
+from flmarket.engines.flower import FileStore, MarketStrategy, simulate
 from flmarket.errors import MechanismViolation
 from flmarket.learning import load, partition
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.privacy import ZCdp
 from flmarket.sampling import OptimalSampling, Uniform
+
+
+NO_CAP = {"privacy_cap": float("inf")}
 
 
 def same_rounds(expected, found):
@@ -71,7 +74,7 @@ def test_every_setting_as_simulated(changes, market, tmp_path):
 
 def test_reward_game_as_simulated(market, tmp_path):
     config = market(
-        task={"budget_factor": None, "rounds": 4}, data={"partition": "equal"}, mechanism={"auction": "stackelberg"}
+        task={"budget_factor": None, "rounds": 4}, data={"partition": "equal"}, owners=NO_CAP, kind="reward"
     )
     spec, books = config.stackelberg_training(), MemoryLedger()
     expected, found = spec.run(ledger=books), simulate(spec, tmp_path)
@@ -123,9 +126,7 @@ def test_sampling_terms_follow_the_reported_costs(sampled, stage):
     ready = stage(replace(sampled, costs=sampled.costs))
     ready.grid.behaviour[3] = lambda message, honest: []
     ready.options["bid_seconds"] = 0.2
-    kind = SamplingMarket(replace(sampled, participation=np.full(5, 0.5), payment=np.full(5, 9.0)), offer)
-    from flmarket.engines.flower import FileStore, MarketStrategy
-
+    kind = replace(sampled, participation=np.full(5, 0.5), payment=np.full(5, 9.0), offer=offer).kind()
     strategy = MarketStrategy(kind, ready.ledger, FileStore(ready.folder / "server"), **ready.options)
     strategy.start(ready.grid)
     q, r = offer(sampled.costs)
@@ -136,10 +137,8 @@ def test_sampling_terms_follow_the_reported_costs(sampled, stage):
 
 
 def test_raw_updates_need_the_owners_consent(sampled, stage, monkeypatch):
-    from flmarket.engines.flower.owner import Owner
-
-    honest = Owner.dealt
-    monkeypatch.setattr(Owner, "dealt", lambda *a, **k: replace(honest(*a, **k), allow_raw=False))
+    honest = SampledTraining.owner
+    monkeypatch.setattr(SampledTraining, "owner", lambda *a, **k: replace(honest(*a, **k), allow_raw=False))
     played = stage(sampled).play()
     assert list(played.ledger.awards()) == []
 
@@ -155,7 +154,7 @@ def test_nobody_with_a_registered_cap_is_asked_for_raw_updates(sampled, stage):
 
 def test_reward_game_goes_on_without_one_who_fails(market, stage):
     config = market(
-        task={"budget_factor": None, "rounds": 3}, data={"partition": "equal"}, mechanism={"auction": "stackelberg"}
+        task={"budget_factor": None, "rounds": 3}, data={"partition": "equal"}, owners=NO_CAP, kind="reward"
     )
     ready = stage(config.stackelberg_training(), train_seconds=0.3)
     users = np.flatnonzero(ready.spec.announced().rho > 0).tolist()
@@ -184,7 +183,7 @@ def test_reward_game_goes_on_without_one_who_fails(market, stage):
 def test_a_registered_cap_that_she_passed_costs_her_the_award_and_nobody_else(market, stage):
     """Her own account allows more than she registered with the ledger: seen when the reward is paid, at the end."""
     config = market(
-        task={"budget_factor": None, "rounds": 2}, data={"partition": "equal"}, mechanism={"auction": "stackelberg"}
+        task={"budget_factor": None, "rounds": 2}, data={"partition": "equal"}, owners=NO_CAP, kind="reward"
     )
     ready = stage(config.stackelberg_training())
     rho = ready.spec.announced().rho

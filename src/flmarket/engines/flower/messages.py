@@ -130,9 +130,12 @@ def unpack_vector(message: Message, length: int = LARGEST_VECTOR) -> FloatArray:
         found = f"{array.stype} of {array.dtype}, {len(array.data)} bytes"
         raise InvalidInput("vector", found, f"a float array of {length} numbers")
     try:
-        return np.asarray(array.numpy(), dtype=np.float64)
+        numbers = array.numpy()
     except (ValueError, TypeError, OSError, EOFError, MemoryError) as error:
         raise InvalidInput("vector", type(error).__name__, "a readable array of numbers") from None
+    if str(numbers.dtype) != array.dtype:
+        raise InvalidInput("vector", str(numbers.dtype), f"what it says it is: {array.dtype}")
+    return np.asarray(numbers, dtype=np.float64)
 
 
 def unpack_head(message: Message) -> Head | None:

@@ -31,7 +31,7 @@ from flmarket.engines.flower.messages import (
     unpack_vector,
 )
 from flmarket.errors import InvalidInput
-from flmarket.learning import Model, from_named, to_named
+from flmarket.learning import Model, dimension, from_named, to_named
 from flmarket.ledger import Head, Ledger
 from flmarket.market import kind as market
 from flmarket.market.kind import Announcement, Bad, Bid, Delivered, MarketKind, Order, Refused, ReleasedUpdate
@@ -59,7 +59,8 @@ class GridOwners:
         train_seconds: float,
         known_nodes: Mapping[int, int] | None = None,
     ) -> None:
-        self.grid, self.head, self.dtype = grid, head, str(np.dtype(getattr(model, "dtype", np.float64)))
+        self.grid, self.head, self.length = grid, head, dimension(model)
+        self.dtype = str(np.dtype(getattr(model, "dtype", np.float64)))
         self.bid_seconds, self.train_seconds = bid_seconds, train_seconds
         self.roster, self._seen = Roster(known_nodes), dict[int, Head]()
 
@@ -94,7 +95,7 @@ class GridOwners:
     ) -> Iterator[Mapping[int, market.Delivery]]:
         """Send orders with their proofs, and hand over what comes, as it comes."""
         self._find(call, orders)
-        proofs = prove(orders, self._seen)
+        proofs = prove(orders, self._seen) if orders else {}
         return self._ask(
             TRAIN, orders, lambda order: pack(order, parameters, escrow=proofs.get(order.award), dtype=self.dtype)
         )
@@ -122,6 +123,8 @@ class GridOwners:
     def _ask(
         self, kind: str, orders: Sequence[Order], content: Callable[[Order], RecordDict]
     ) -> Iterator[Mapping[int, market.Delivery]]:
+        if not orders:
+            return
         wanted = {order.owner: order for order in orders}
         nodes = {node: order for order in orders if (node := self.roster.node(order.owner)) is not None}
         contents = {node: content(order) for node, order in nodes.items()}
@@ -130,7 +133,7 @@ class GridOwners:
             for answer in answers:
                 owner = self.roster.owner(answer.metadata.src_node_id)
                 if owner in wanted and not answer.has_error():  # a crash at the other end is silence
-                    came[owner] = _delivery(answer, wanted[owner])
+                    came[owner] = _delivery(answer, wanted[owner], self.length)
             yield came
 
     def _exchange(self, kind: str, index: int, contents: Mapping[int, RecordDict]) -> Iterator[list[Message]]:
@@ -139,7 +142,7 @@ class GridOwners:
         return exchange(self.grid, made, seconds=seconds)
 
 
-def _delivery(answer: Message, order: Order) -> Delivered | Bad | Refused:
+def _delivery(answer: Message, order: Order, length: int) -> Delivered | Bad | Refused:
     """What an owner's answer to an order is; the vector is not yet checked."""
     try:
         refusal, delivery = unpack(Refusal, answer), unpack(Delivery, answer)
@@ -149,7 +152,7 @@ def _delivery(answer: Message, order: Order) -> Delivered | Bad | Refused:
             return Bad("neither a delivery nor a refusal")
         if (delivery.release, delivery.owner) != (market.release_id(order), order.owner):
             return Bad("another award's")
-        return Delivered(ReleasedUpdate(unpack_vector(answer)))
+        return Delivered(ReleasedUpdate(unpack_vector(answer, length)))
     except InvalidInput as problem:
         return Bad(str(problem))
 
@@ -158,7 +161,7 @@ class MarketStrategy(Strategy):
     """Plays a market kind on a grid, with a ledger for the money and a store for what a crash must not lose.
 
     `bid_seconds` and `train_seconds` are the deadlines. `nodes` waits for so many nodes before the first round.
-    `progress` is called with every finished round's record. Other `options` go to `flmarket.market.Rounds`.
+    `progress` is called with every finished round's record.
     """
 
     def __init__(

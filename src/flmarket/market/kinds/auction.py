@@ -180,8 +180,9 @@ class AuctionKind(MarketKind):
         assert budget is not None
         found = cleared(spec.auction, offered, budget, stream(spec.seed, index, purpose=Purpose.AUCTION))
         rate, bought = _rate(self.model), found.epsilon[found.winners]
-        energy = spec.perturbation.noise_energy(bought, self.dimension)
-        self._energy = dict(zip(bought.tolist(), np.broadcast_to(energy, bought.shape).tolist(), strict=True))
+        if bought.size:
+            energy = spec.perturbation.noise_energy(bought, self.dimension)
+            self._energy = dict(zip(bought.tolist(), np.broadcast_to(energy, bought.shape).tolist(), strict=True))
         orders = tuple(
             self.order(
                 index, int(bidders[k]), loss=PureDp(float(found.epsilon[k])), price_micros=int(found.price_micros[k]),

@@ -120,6 +120,7 @@ class JointSpec:
         if self.stop_accuracy is not None:
             checked_number("stop_accuracy", self.stop_accuracy, 0.0, 1.0)
         to_micros("budget", self.budget)
+        _ = self.perturbation is None or self.cap.gaussian  # refused where no account can hold such noise
 
     def bids(self) -> BidProfile:
         """A cost is for taking part at all, whatever the ε: a step."""

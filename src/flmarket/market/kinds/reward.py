@@ -160,6 +160,7 @@ class RewardSpec:
             raise InvalidInput("rounds, weighting", (self.rounds, self.weighting), "a whole number; 'equal' or 'rho'")
         checked_number("delta", self.delta, 1e-30, 0.5)
         to_micros("reward", 0.0 if self.reward is None else self.reward)
+        _ = self.cap.gaussian  # refused where no account can hold such noise
         self.game()  # its own checks, before anything runs
 
     @property
