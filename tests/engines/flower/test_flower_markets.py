@@ -16,7 +16,6 @@ from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.privacy import ZCdp
 from flmarket.sampling import OptimalSampling, Uniform
 
-
 NO_CAP = {"privacy_cap": float("inf")}
 
 
