@@ -201,7 +201,7 @@ class Rounds:
         call = kind.announcement(0 if kind.side.asks_once else plan.index)
         if resumed and waiting:
             self._receive(plan, waiting, self.owners.released(call, list(waiting.values())), voids=False)
-        if not waiting and not plan.bids:
+        if not waiting and not (plan.bids and kind.side.asks_once):
             return
         sent = on_wire(kind.parameters, kind.model)
         answers = self.owners.train(call, list(waiting.values()), sent, plan.bids, self._proofs)
