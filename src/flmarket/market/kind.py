@@ -218,7 +218,7 @@ def checked_delivery(vector: object, *, length: int, largest_norm: float) -> Del
     """
     try:
         array = np.asarray(vector, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return Bad("not a vector of numbers")
     if array.shape != (length,):
         return Bad(f"shape {array.shape} instead of ({length},)")

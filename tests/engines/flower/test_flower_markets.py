@@ -16,7 +16,6 @@ from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.privacy import ZCdp
 from flmarket.sampling import OptimalSampling, Uniform
 
-
 NO_CAP = {"privacy_cap": float("inf")}
 
 
@@ -199,3 +198,34 @@ def test_a_registered_cap_that_she_passed_costs_her_the_award_and_nobody_else(ma
     assert played.records[-1].spent_micros == paid > 0
     assert played.ledger.balance("escrow") == 0
     played.ledger.verify()
+
+
+NETWORKS = {
+    "auction": {},
+    "sampling": {"task": {"budget_factor": None, "budget_per_round": 12.0}, "sampling": {"first_rate": 0.1}},
+    "reward": {"task": {"budget_factor": None}, "data": {"partition": "equal"}},
+    "joint": {"task": {"budget_factor": None}, "joint": {"budget_factor": 1.0, "epsilon": 50.0, "validation": 50}},
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_network_travels_in_its_own_numbers_and_ends_as_simulated(kind, market, stage):
+    """PyTorch counts in single precision: parameters and updates are sent so, and not a bit is lost by it."""
+    pytest.importorskip("torch")
+    owners = NO_CAP if kind in ("reward", "joint") else {}
+    spec = market(
+        kind=kind, owners=owners, model={"name": "mlp", "hidden": [4]}, training={"local_steps": 2, "batch_size": 8},
+        **NETWORKS[kind],
+    ).spec()  # fmt: skip
+    books = MemoryLedger()
+    expected, ready = spec.run(ledger=books), stage(spec)
+    played = ready.play()
+    assert sum(record.spent_micros for record in played.records) > 0
+    np.testing.assert_array_equal(played.kind.parameters, expected.parameters)
+    assert list(ready.ledger.awards()) == list(books.awards())
+    assert list(ready.ledger.releases()) == list(books.releases())
+    sent = [message for message, _ in ready.grid.seen if message.metadata.message_type == "train"]
+    came = [answer for message, answers in ready.grid.seen if message in sent for answer in answers]
+    for message in sent + came:
+        (array,) = message.content.array_records["vector"].values()
+        assert array.dtype == "float32"

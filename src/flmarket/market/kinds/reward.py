@@ -51,7 +51,7 @@ from flmarket.market.kind import (
 )
 from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, PrivacyCap, Work
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
-from flmarket.privacy import Cap, Event, GaussianZCdp, NoiseSource, PureDp, ZCdp, gaussian_epsilon
+from flmarket.privacy import Cap, Event, GaussianZCdp, NoiseSource, PureDp, ZCdp, clip_l2, gaussian_epsilon
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 
 __all__ = ["RewardKind", "RewardSpec", "StackelbergResult"]
@@ -275,10 +275,15 @@ class RewardSide(OwnerSide):
         return clipped_gradients(first.model, first.parameters, [work.records for work in works], first.call.clip)
 
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
-        """σ for ρ over all rounds; one of m records moves the mean by at most 2·clip/m."""
+        """σ for ρ over all rounds; one of m records moves the mean by at most 2·clip/m.
+
+        A mean is no longer than the clip. What makes it longer is a penalty that the buyer announced, and beside a large
+        one a record's share would be rounded up to whatever the last bit is worth: so the sum is clipped, too.
+        """
         rho, call, records = self.amount(work.order.loss, work.call), work.call, work.order.records
         scale = float(noise_scale(rho, rounds=call.rounds, records=records, clip=call.clip)) * (1 + ROUNDING_ALLOWANCE)
-        return ReleasedUpdate(noise.add_gaussian(raw, scale=scale, sensitivity=2 * call.clip / records))
+        clipped = clip_l2(raw, call.clip)
+        return ReleasedUpdate(noise.add_gaussian(clipped, scale=scale, sensitivity=2 * call.clip / records))
 
 
 class RewardKind(MarketKind):
