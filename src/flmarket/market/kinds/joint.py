@@ -309,7 +309,7 @@ class JointSide(OwnerSide):
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
         """M3."""
         mechanism = _noise(work.call.clip, work.call.settings)
-        sigma = mechanism.sigma([self.amount(work.order.loss, work.call)], [work.order.records])
+        sigma = np.array([mechanism.scale(self.amount(work.order.loss, work.call), work.order.records)])
         return ReleasedUpdate(np.asarray(mechanism.upload(raw[None], work.parameters, sigma, [noise])[0]))
 
     def nothing(self, parameters: FloatArray) -> RawUpdate:
@@ -370,10 +370,10 @@ class JointKind(MarketKind):
     @property
     def sigma(self) -> FloatArray:
         """The chosen clients' noise."""
-        noise, clients = self.spec.perturbation, self.chosen.clients
-        if noise is None or not clients.size:
-            return np.zeros(clients.size)
-        return noise.sigma(self.chosen.epsilon[clients], self.chosen.records[clients].astype(np.float64))
+        noise, chosen = self.spec.perturbation, self.chosen
+        if noise is None:
+            return np.zeros(chosen.clients.size)
+        return np.array([noise.scale(float(chosen.epsilon[i]), int(chosen.records[i])) for i in chosen.clients])
 
     @property
     def releases(self) -> list[GaussianRelease]:
@@ -437,7 +437,7 @@ class JointKind(MarketKind):
         noise = self.spec.perturbation
         if noise is None:
             return float("inf")
-        sigma = float(noise.sigma(self.side.amount(order.loss, self._call), order.records))
+        sigma = noise.scale(self.side.amount(order.loss, self._call), order.records)
         return float(np.linalg.norm(self.parameters) + noise.clip + NOISE_MARGIN * sigma * np.sqrt(self.dimension))
 
     def left(self, order: Order) -> Release | None:

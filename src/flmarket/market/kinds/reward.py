@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -267,7 +268,7 @@ class RewardSide(OwnerSide):
 
     def asked(self, owner: Owner, bid: Bid, order: Order, call: Announcement) -> float:
         """What ρ costs her, by her value and her family of costs."""
-        return float(family(owner.cost).cost(np.array([bid.rate]), np.array([self.amount(order.loss, call)]))[0])
+        return float(_family(owner.cost).cost(np.array([bid.rate]), np.array([self.amount(order.loss, call)]))[0])
 
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Means of clipped per-record gradients."""
@@ -284,6 +285,9 @@ class RewardSide(OwnerSide):
         scale = float(noise_scale(rho, rounds=call.rounds, records=records, clip=call.clip)) * (1 + ROUNDING_ALLOWANCE)
         clipped = clip_l2(raw, call.clip)
         return ReleasedUpdate(noise.add_gaussian(clipped, scale=scale, sensitivity=2 * call.clip / records))
+
+
+_family = lru_cache(maxsize=16)(family)
 
 
 class RewardKind(MarketKind):
