@@ -158,13 +158,13 @@ def show_run(result: MarketResult, path: Path, trust: TrustWords = OWNERS_HERE) 
     rows.show_header = False
     paid, budget = format_micros(result.spent_micros), format_micros(result.budget_micros)
     delivered = facts["awards"]
-    most, unit = facts["epsilon_per_round_max"], "ρ" if result.perturbation == "gaussian-zcdp" else "ε"
+    most, unit = facts[f"{result.currency}_per_round_max"], "ρ" if result.currency == "rho" else "ε"
     for name, value in (
         ("accuracy", f"{facts['final_accuracy']:.3f} (always the larger class: {facts['baseline_accuracy']:.3f})"),
         ("paid", f"{paid} of {budget} ({result.spent_micros / max(result.budget_micros, 1):.0%})"),
         ("owners paid", f"{facts['owners_paid']} of {facts['owners']}"),
         ("awards", f"{delivered['posted']} delivered, {delivered['voided']} voided, {delivered['expired']} expired"),
-        ("privacy", f"at most {unit} = {most:.3g} per round, {facts['epsilon_total_max']:.3g} total"),
+        ("privacy", f"at most {unit} = {most:.3g} per round, {facts[f'{result.currency}_total_max']:.3g} total"),
     ):
         rows.add_row(f"[bold]{name}[/]", value)
     screen.print(rows)

@@ -252,8 +252,8 @@ class Simulation(AuctionSpec):
                 releases=owners.record(i).account.books.releases,
                 refusals=owners.refusals[i],
                 paid_micros=paid[i],
-                epsilon_total=owners.record(i).account.books.spent,
-                epsilon_cap=self.cap.epsilon,
+                loss_total=owners.record(i).account.books.spent,
+                loss_cap=self.cap.epsilon,
             )
             for i in range(self.bids.n)
         )

@@ -191,7 +191,7 @@ class JointSpec:
 class JdpResult:
     """A finished training.
 
-    `rounds` are in the market's terms: ε fields hold ρ (zCDP of one upload), everybody is paid in the last. `included`
+    `rounds` are in the market's terms: losses are ρ (zCDP of one upload), everybody is paid in the last. `included`
     (rounds, chosen clients) says whose upload counted. `personal` are the clients' own mixed models, which never leave.
     """
 
@@ -486,7 +486,7 @@ class JointKind(MarketKind):
         return RoundRecord(
             plan.index, np.arange(n), spec.partition.sizes.astype(np.float64), rho,
             chosen.paid_micros * int(last), tuple(shown), tuple(reasons), weights,
-            chosen.budget_micros * int(last), noise, {name: found[name] for name in ("accuracy", "loss")},
+            chosen.budget_micros * int(last), noise, {name: found[name] for name in ("accuracy", "loss")}, "rho",
         )  # fmt: skip
 
     def privacy(self) -> JointPrivacy:

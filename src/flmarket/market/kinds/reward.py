@@ -68,8 +68,8 @@ class StackelbergResult:
     """A finished training; arrays per user, zeros for those who stayed out, no rounds if everybody did.
 
     `spent_rho` is what her account says. `epsilon` is the ε at `spec.delta` of all of her Gaussian releases together.
-    `rounds` list those who take part. As everywhere under "gaussian-zcdp" their ε fields hold ρ; everybody is paid in
-    the last one, and the error bound is the noise alone: its expected squared norm in the server's average.
+    `rounds` list those who take part, with losses in ρ; everybody is paid in the last one, and the error bound is the
+    noise alone: its expected squared norm in the server's average.
     """
 
     spec: RewardSpec
@@ -388,7 +388,7 @@ class RewardKind(MarketKind):
         return RoundRecord(
             plan.index, users, np.full(users.size, float(spec.records)), game.rho[users] / self.rounds,
             game.paid_micros[users] * int(last), shown, tuple(a.reason for a in ends), weights,
-            plan.deposit_micros * int(last), noise, self.model.evaluate(self.parameters, spec.data.test),
+            plan.deposit_micros * int(last), noise, self.model.evaluate(self.parameters, spec.data.test), "rho",
         )  # fmt: skip
 
     def _given(self, order: Order, rounds: int) -> Release | None:
@@ -404,4 +404,4 @@ def _empty(terms: StackelbergResult, index: int) -> RoundRecord:
     spec, nobody, owners = terms.spec, np.empty(0), np.empty(0, dtype=np.int64)
     metrics = spec.model.evaluate(terms.parameters, spec.data.test)
     budget = terms.reward_micros * int(index == spec.rounds - 1)
-    return RoundRecord(index, owners, nobody, nobody, owners, (), (), nobody, budget, float("inf"), metrics)
+    return RoundRecord(index, owners, nobody, nobody, owners, (), (), nobody, budget, float("inf"), metrics, "rho")
