@@ -36,6 +36,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
+from flmarket.aggregation import robust
 from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
 from flmarket.engines.config import (
@@ -288,6 +289,7 @@ class TaskRequest(Request):
         JointSection,
         _Within(
             selection=_Listed(auctions.names),
+            aggregation=_Listed(robust.names),
             budget=_Instead(Budget | None, None),
             budget_factor=_absent("joint.budget: a task's budget is set before costs are seen"),
             allow_overspending=_Instead(Literal[False], False),  # a task cannot cost more than its escrow

@@ -69,7 +69,8 @@ class TaskPage:
 class Round:
     """One round. States: open (bids taken), awarded (prices in escrow), settled, empty (nobody sold).
 
-    Where awards run over all rounds, `budget_micros` is the whole task's, and everything is spent in the last round.
+    `budget_micros` is what the round could cost as it was planned. Where awards run over all rounds that is the whole
+    task, and everything is spent in the last round.
     """
 
     index: int

@@ -133,7 +133,7 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) 
     words = kind_words(order.kind)
     reached = max((_STAGES.index(kind) for kind in known), default=-1)
     bids, offered = known.get("bids", {}), known.get("awards", {})
-    budget = bids.get("budget_micros", order.budget_micros)
+    budget = order.budget_micros
     over = latest.settled and (bool(awards) or not words.lasting)  # else its awards run on
     seats = _settled_seats(awards) if over else _awarded_seats(offered.get("winners", []))
     sold = len(awards) if over else offered.get("awards", 0)

@@ -127,7 +127,7 @@ def post(visitor: BuyerWrites, form: Form) -> Response:
             return RedirectResponse(f"/tasks/{task.id}/live", 303)
         except InvalidInput as error:
             name = error.field.removeprefix("task: ")
-            reader.errors[_field(name, order.kind)] = sentence(error)
+            reader.errors[_fields(order.kind).get(name, "_")] = sentence(error)
         except FlmarketError as error:
             reader.errors["_"] = sentence(error)
     return _form(visitor, {name: reader.text(name, _DEFAULTS[name]) for name in _DEFAULTS}, reader.errors)
@@ -186,7 +186,7 @@ def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
     if values["model"]["name"] == "mlp":
         values["model"]["hidden"] = _sizes(reader, "hidden")
     _OF_KIND.get(kind, _auction)(reader, values)
-    return reader.build(TaskRequest, values, _FIELDS)
+    return reader.build(TaskRequest, values, _fields(kind))
 
 
 def _auction(reader: Reader, values: dict[str, Any]) -> None:
@@ -242,9 +242,9 @@ def _sizes(reader: Reader, name: str) -> list[int]:
     return [int(one) for one in typed]
 
 
-def _field(name: str, kind: str) -> str:
-    """The form's field for a key of the order that the market refused."""
-    return "expected" if (name, kind) == ("task.budget_per_round", "sampling") else _FIELDS.get(name, "_")
+def _fields(kind: str) -> dict[str, str]:
+    """The form's field for each key of the order."""
+    return _FIELDS | ({"task.budget_per_round": "expected"} if kind == "sampling" else {})
 
 
 def _explore(broker: Broker, party: Party, values: Any, *, trial: bool = False) -> Exploration:

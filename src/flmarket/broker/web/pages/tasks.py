@@ -80,7 +80,7 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         download=_may_download(party, task),
         cards=_cards(task, settled, lasting=words.lasting),
         accuracy=accuracy_chart(settled, task.baseline_accuracy),
-        spending=None if words.lasting else _spending_chart(settled, bill),
+        spending=None if words.lasting else _spending_chart(settled, bill, order.budget_micros, words.budget),
         bill=bill,
         rounds=list(reversed(settled)),
         trust=task_words(order.broker.engine, order.kind),
@@ -101,7 +101,7 @@ def show_round(
     return page(
         visitor, "round.html.j2", title=title, task=task, number=number, round=detail.round, awards=detail.awards,
         paid=_delivered(detail.awards), award_state=award_state, award_tone=award_tone,
-        words=kind_words(order_of(task.request).kind),
+        order=order_of(task.request), words=kind_words(order_of(task.request).kind),
     )  # fmt: skip
 
 
@@ -162,9 +162,9 @@ def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
     )
 
 
-def _spending_chart(settled: list[wire.Round], bill: wire.Bill) -> Chart:
-    rows = [(one.index + 1, one.spent_micros / MICROS, one.budget_micros / MICROS) for one in settled]
-    budgets = sum(one.budget_micros for one in settled)
+def _spending_chart(settled: list[wire.Round], bill: wire.Bill, budget_micros: int, called: str) -> Chart:
+    rows = [(one.index + 1, one.spent_micros / MICROS, budget_micros / MICROS) for one in settled]
+    budgets = budget_micros * len(settled)
     share = percent(bill.spent_micros / budgets) if budgets else "nothing"
     return Chart(
         title="Spending per round",
@@ -172,7 +172,7 @@ def _spending_chart(settled: list[wire.Round], bill: wire.Bill) -> Chart:
         x="round",
         columns=(
             Column("Round"), Column("Paid", "paid", draw="bars", decimals=2),
-            Column("Budget", "budget", "ink", "step", decimals=2),
+            Column(called, called.lower(), "ink", "step", decimals=2),
         ),
         rows=rows,
         caption=f"{money(bill.spent_micros)} paid so far, {share} of what these rounds could have cost.",
