@@ -36,6 +36,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
+from flmarket.aggregation import robust
 from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
 from flmarket.engines.config import (
@@ -288,6 +289,7 @@ class TaskRequest(Request):
         JointSection,
         _Within(
             selection=_Listed(auctions.names),
+            aggregation=_Listed(robust.names),
             budget=_Instead(Budget | None, None),
             budget_factor=_absent("joint.budget: a task's budget is set before costs are seen"),
             allow_overspending=_Instead(Literal[False], False),  # a task cannot cost more than its escrow
@@ -329,9 +331,30 @@ class TaskRequest(Request):
         return round((self._most[1] or 0.0) * MICROS)
 
     @property
+    def budget_micros_per_round(self) -> int | None:
+        """What a round may cost at most; None where awards run over all rounds."""
+        return None if self.lasting else self.budget_micros
+
+    @property
     def escrow_micros(self) -> int:
         """What the buyer sets aside."""
-        return self.budget_micros * (1 if kinds.of(self.kind).side.lasting else self.task.rounds)
+        return self.budget_micros * (1 if self.lasting else self.task.rounds)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether awards run over all rounds and are paid after the last."""
+        return kinds.of(self.kind).side.lasting
+
+    @property
+    def auction_name(self) -> str:
+        """The auction that picks whom to buy from; "" in kinds without one."""
+        return {"sampling": "", "reward": "", "joint": self.joint.selection}.get(self.kind, self.mechanism.auction)
+
+    @property
+    def aggregation_name(self) -> str:
+        """How updates become one."""
+        rules = {"sampling": "unbiased", "reward": self.reward.weighting, "joint": self.joint.aggregation}
+        return rules.get(self.kind, self.mechanism.aggregation)
 
     def with_budget(self, budget_micros: int) -> Self:
         """The same order at another budget."""
@@ -470,11 +493,11 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
 def public_terms(order: TaskRequest) -> dict[str, Any]:
     """What everybody may know of an order, as the API says it."""
     return {
-        "place": task_words(order.broker.engine).place,
+        "place": task_words(order.broker.engine, order.kind).place,
         "data": order.data.registered,
-        "auction": order.mechanism.auction,
-        "aggregation": order.mechanism.aggregation,
-        "budget_micros_per_round": order.budget_micros,
+        "auction": order.auction_name,
+        "aggregation": order.aggregation_name,
+        "budget_micros_per_round": order.budget_micros_per_round,
     }
 
 

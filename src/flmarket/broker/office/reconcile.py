@@ -11,7 +11,8 @@
     release    nobody gave away more privacy than her award was for
 
 Of a task under way only the rounds that are over are looked at: the ledger is always ahead of the rows in the one that
-is being played. Where awards run over all rounds (`OwnerSide.lasting`) that is the task as a whole, once it is over. What would break it: a connection that does not see one moment of both, so it reads in one snapshot.
+is being played. Where awards run over all rounds (`OwnerSide.lasting`) that is the task as a whole, once it is over.
+What would break it: a connection that does not see one moment of both, so it reads in one snapshot.
 """
 
 from __future__ import annotations
@@ -184,12 +185,13 @@ def _releases(connection: Connection) -> Iterator[Finding]:
 def _lasting() -> ColumnElement[bool]:
     """Whether a task's awards run over all rounds: held in the first, they end in the last."""
     names = [name for name in kinds.names() if kinds.of(name).side.lasting]
-    return TaskRow.spec["kind"].as_string().in_(names)
+    kind: ColumnElement[str] = TaskRow.spec["kind"].as_string()
+    return kind.in_(names)
 
 
 def _round_over() -> ColumnElement[bool]:
     """Whether the last round that an award is for is over, of a task under way."""
-    last = case((_lasting(), TaskRow.rounds - 1), else_=hold.c.round_index)
+    last: ColumnElement[int] = case((_lasting(), TaskRow.rounds - 1), else_=hold.c.round_index)
     return last < TaskRow.rounds_done
 
 
