@@ -222,9 +222,10 @@ _NO_FILES = _absent("a data set that the operator offers: files stay where they 
 
 class TaskRequest(Request):
     """A buyer's order: the sections of a market file. What it may cost at most is taken into escrow, and what is not
-    spent comes back: `rounds` × `budget_per_round` in an auction, `rounds` × `sampling.hard_cap` where clients are
-    sampled, `reward.reward` in the reward game, `joint.budget` in a joint market. In kinds other than auctions all
-    owners are simulated: accounts here are in pure ε, which holds neither Gaussian noise nor updates without any."""
+    spent comes back: `rounds` × `budget_per_round` in an auction and in the operator's own kinds, `rounds` ×
+    `sampling.hard_cap` where clients are sampled, `reward.reward` in the reward game, `joint.budget` in a joint market.
+    In kinds other than auctions all owners are simulated: accounts here are in pure ε, which holds neither Gaussian
+    noise nor updates without any."""
 
     kind: Annotated[str, _Listed(kinds.names)] = "auction"
     seed: Seed = 0
@@ -331,7 +332,7 @@ class TaskRequest(Request):
     @property
     def escrow_micros(self) -> int:
         """What the buyer sets aside."""
-        return self.budget_micros * (1 if kinds.of(self.kind).side.lasting else self.task.rounds)
+        return self.budget_micros * (1 if self.kind in ("reward", "joint") else self.task.rounds)
 
     def with_budget(self, budget_micros: int) -> Self:
         """The same order at another budget."""
