@@ -44,11 +44,14 @@ class Registry(Generic[T]):
 
     `offers` are settings that the market has for every factory of the kind; one that does not take them is built
     without them. Any other setting that a factory does not take is an error. A factory registered with `variants` also
-    answers to "name:variant", which goes to it as its first argument.
+    answers to "name:variant", which goes to it as its first argument. `spoken`: what is built here says its own `name`
+    in messages, so what is admitted by its path answers to that too.
     """
 
-    def __init__(self, kind: str, group: str | None = None, *, offers: Collection[str] = ()) -> None:
-        self._kind, self._group, self._offers = kind, group, frozenset(offers)
+    def __init__(
+        self, kind: str, group: str | None = None, *, offers: Collection[str] = (), spoken: bool = False
+    ) -> None:
+        self._kind, self._group, self._offers, self._spoken = kind, group, frozenset(offers), spoken
         self._entries: dict[str, _Entry[T]] = {}
 
     @overload
@@ -106,8 +109,17 @@ class Registry(Generic[T]):
             found = imported(name, self._kind)
             makes = isinstance(found, type | partial) or isroutine(found)  # anything else serves as it is
             self._add(name, found if makes else lambda: found, _first_line(found), listed=False)
+            if self._spoken:
+                self._admit_own_name(name, str(getattr(found, "name", None) or getattr(self.get(name), "name", name)))
         self._entry(name)
         return name
+
+    def _admit_own_name(self, path: str, own: str) -> None:
+        admitted = self._entries[path]
+        if own in self and self.factory(own) is not admitted.factory:
+            del self._entries[path]
+            raise InvalidInput(f"{self._kind} {path}", own, "a name of its own: something else is called so")
+        self._entries.setdefault(own, admitted)
 
     def _add(
         self, name: str, factory: Callable[..., Any], about: str, variants: bool = False, listed: bool = True

@@ -223,9 +223,10 @@ _NO_FILES = _absent("a data set that the operator offers: files stay where they 
 
 class TaskRequest(Request):
     """A buyer's order: the sections of a market file. What it may cost at most is taken into escrow, and what is not
-    spent comes back: `rounds` × `budget_per_round` in an auction, `rounds` × `sampling.hard_cap` where clients are
-    sampled, `reward.reward` in the reward game, `joint.budget` in a joint market. In kinds other than auctions all
-    owners are simulated: accounts here are in pure ε, which holds neither Gaussian noise nor updates without any."""
+    spent comes back: `rounds` × `budget_per_round` in an auction and in the operator's own kinds, `rounds` ×
+    `sampling.hard_cap` where clients are sampled, `reward.reward` in the reward game, `joint.budget` in a joint market.
+    In kinds other than auctions all owners are simulated: accounts here are in pure ε, which holds neither Gaussian
+    noise nor updates without any."""
 
     kind: Annotated[str, _Listed(kinds.names)] = "auction"
     seed: Seed = 0

@@ -1,9 +1,4 @@
-"""`flmarket demo` and `flmarket run`: simulate a market, show a summary, write the report.
-
-`flmarket run` with `auction = "jdp"`: select once, train robustly, pay at the end, and say what is private.
-
-`flmarket run` with `auction = "sampling"`: clients with private costs take part at random, paid when they do.
-"""
+"""`flmarket demo` and `flmarket run`: simulate a market of any kind, show a summary, write the report."""
 
 from __future__ import annotations
 
@@ -15,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table
-from flmarket.engines import JdpResult, JdpTraining, Simulation, StackelbergResult, StackelbergTraining
+from flmarket.engines import JdpResult, JdpTraining, Simulation, Spec, StackelbergResult, StackelbergTraining, run
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.files import write_files
 from flmarket.learning import dimension
 from flmarket.ledger import format_micros
-from flmarket.market import MarketResult
+from flmarket.market import AuctionSpec, MarketResult
 from flmarket.report import summarize, summarize_sampled, write_report, write_sampled
 from flmarket.report.view import Table
 from flmarket.trust import CLIENTS_HERE, OWNERS_HERE, RAW_HERE, RECORDS_HERE, TrustWords
@@ -72,26 +67,28 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
     if config.kind == "sampling":
         run_sampled(config, out, data_dir, as_json, command, market.parent)
         return
-    _play(config.simulation(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
+    _play(config.spec(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
 
 
-def _play(simulation: Simulation, out: Path, as_json: bool, *, story: str | None, command: str) -> None:
+def _play(spec: Spec, out: Path, as_json: bool, *, story: str | None, command: str) -> None:
+    """An auction, or a kind of one's own."""
     if out.exists() and not out.is_dir():
         raise ConfigError("--out", str(out), "a folder")
-    task = simulation.task
+    kind, trust = spec.kind(), OWNERS_HERE
+    about = f"{kind.rounds} rounds, {kind.name}"
+    if isinstance(spec, AuctionSpec):
+        sold = f" {spec.auction.name}" if isinstance(spec, Simulation) else ""
+        about += f"{sold}, aggregation {spec.aggregation.name}, noise {spec.perturbation.name}"
+        trust = RAW_HERE if spec.unprotected else OWNERS_HERE
     if not as_json:
-        errors.print(
-            f"[bold]{task.name}[/]: {simulation.partition.owners} owners of {simulation.data.name}, "
-            f"{task.rounds} rounds, auction {simulation.auction.name}, aggregation {simulation.aggregation.name}, "
-            f"noise {simulation.perturbation.name}"
-        )
-    with progress(task.rounds, quiet=as_json) as step:
-        result = simulation.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
-    path = write_report(result, out, story=story, command=command)
+        errors.print(f"[bold]{spec.name}[/]: {spec.partition.owners} owners of {spec.data.name}, {about}")
+    with progress(kind.rounds, quiet=as_json) as step:
+        result = run(spec, progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
+    path = write_report(result, out, story=story, command=command, trust=trust)
     if as_json:
-        print_json(summarize(result) | {"report": str(path), "trust": asdict(OWNERS_HERE)})
+        print_json(summarize(result) | {"report": str(path), "trust": asdict(trust)})
     else:
-        show_run(result, path)
+        show_run(result, path, trust)
 
 
 def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path) -> None:
@@ -158,13 +155,16 @@ def show_run(result: MarketResult, path: Path, trust: TrustWords = OWNERS_HERE) 
     rows.show_header = False
     paid, budget = format_micros(result.spent_micros), format_micros(result.budget_micros)
     delivered = facts["awards"]
-    most, unit = facts[f"{result.currency}_per_round_max"], "ρ" if result.currency == "rho" else "ε"
+    unit, kept = "ρ" if result.currency == "rho" else "ε", result.currency
+    most, total = (
+        "∞" if facts[name] is None else f"{facts[name]:.3g}" for name in (f"{kept}_per_round_max", f"{kept}_total_max")
+    )
     for name, value in (
         ("accuracy", f"{facts['final_accuracy']:.3f} (always the larger class: {facts['baseline_accuracy']:.3f})"),
         ("paid", f"{paid} of {budget} ({result.spent_micros / max(result.budget_micros, 1):.0%})"),
         ("owners paid", f"{facts['owners_paid']} of {facts['owners']}"),
         ("awards", f"{delivered['posted']} delivered, {delivered['voided']} voided, {delivered['expired']} expired"),
-        ("privacy", f"at most {unit} = {most:.3g} per round, {facts[f'{result.currency}_total_max']:.3g} total"),
+        ("privacy", f"at most {unit} = {most} per round, {total} total"),
     ):
         rows.add_row(f"[bold]{name}[/]", value)
     screen.print(rows)

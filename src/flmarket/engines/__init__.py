@@ -8,6 +8,7 @@ from flmarket.engines.memory import (
     Spec,
     StackelbergTraining,
     play,
+    run,
 )
 from flmarket.learning import LocalTraining
 from flmarket.market import PrivacyCap
@@ -31,4 +32,5 @@ __all__ = [
     "StackelbergResult",
     "StackelbergTraining",
     "play",
+    "run",
 ]

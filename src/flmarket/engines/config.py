@@ -496,7 +496,10 @@ class MarketConfig(Section):
         plain = self.simulation(data_dir=data_dir, base=base, data=data)
         if self.kind == "auction":
             return plain
-        described: Spec = kinds.of(self.kind).described(plain, **self.market)
+        try:
+            described: Spec = kinds.of(self.kind).described(plain, **self.market)
+        except TypeError as error:
+            raise ConfigError("market", ", ".join(self.market), f"the settings of {self.kind} ({error})") from None
         return described
 
     def simulation(

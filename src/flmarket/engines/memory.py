@@ -27,15 +27,15 @@ from flmarket.bids import FloatArray
 from flmarket.learning import DataSet, Partition
 from flmarket.ledger import AwardState, Ledger
 from flmarket.market.kind import Announcement, Bid, Delivered, Delivery, MarketKind, Order, Refused, Silent, kinds
-from flmarket.market.kinds.auction import AuctionSpec
+from flmarket.market.kinds.auction import AuctionKind, AuctionSpec
 from flmarket.market.kinds.joint import JdpResult, JointKind, JointSpec
 from flmarket.market.kinds.reward import RewardKind, RewardSpec, StackelbergResult
 from flmarket.market.kinds.sampling import SampledResult, SampledRound, SamplingSpec
-from flmarket.market.owner import Guard, Owner, Work, drops_out, guarded, spoilt
+from flmarket.market.owner import Guard, Owner, PrivacyCap, Work, drops_out, guarded, spoilt
 from flmarket.market.record import MemoryRecord, Offer
 from flmarket.market.round import Prove, Rounds, new_task
 from flmarket.market.store import MemoryStore, RoundStore
-from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord
+from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import PrivacyAccount
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "Spec",
     "StackelbergTraining",
     "play",
+    "run",
 ]
 
 _log = logging.getLogger(__name__)
@@ -230,38 +231,46 @@ def play(
     return rounds, owners
 
 
+def run(spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None = None) -> MarketResult:
+    """Play a described market of any kind, and tell it as a market: rounds, and every owner's statement."""
+    rounds, owners = play(spec, ledger=ledger, progress=progress)
+    bids, paid = Counter[int](), Counter[int]()
+    for record in rounds.records:
+        bids.update(record.bidders.tolist())
+        for owner, price, state in zip(
+            record.bidders.tolist(), record.price_micros.tolist(), record.state, strict=True
+        ):
+            paid[owner] += price if state is AwardState.POSTED else 0
+    statements = tuple(
+        OwnerStatement(
+            owner=i,
+            data_size=size,
+            bids=bids[i],
+            releases=owners.record(i).account.books.releases,
+            refusals=owners.refusals[i],
+            paid_micros=paid[i],
+            loss_total=owners.record(i).account.books.spent,
+            loss_cap=getattr(spec, "cap", PrivacyCap()).epsilon,
+        )
+        for i, size in enumerate(spec.partition.sizes.tolist())
+    )
+    kind, parts = rounds.kind, {name: getattr(spec, name, None) for name in ("auction", "aggregation", "perturbation")}
+    names = {name: getattr(part, "name", "") for name, part in parts.items()}
+    whole = Task(name=spec.name, rounds=kind.rounds, bidders_per_round=spec.partition.owners, budget_micros=0)
+    return MarketResult(
+        getattr(spec, "task", whole), names["auction"] if kind.name == AuctionKind.name else kind.name,
+        names["aggregation"], names["perturbation"], spec.data.name, spec.seed, tuple(rounds.records), statements,
+        kind.buyers_model, spec.data.baseline_accuracy,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Simulation(AuctionSpec):
     """An auction market that can be played in this process."""
 
     def run(self, ledger: Ledger | None = None, progress: Progress | None = None) -> MarketResult:
         """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
-        rounds, owners = play(self, ledger=ledger, progress=progress)
-        bids, paid = Counter[int](), Counter[int]()
-        for record in rounds.records:
-            bids.update(record.bidders.tolist())
-            for owner, price, state in zip(
-                record.bidders.tolist(), record.price_micros.tolist(), record.state, strict=True
-            ):
-                paid[owner] += price if state is AwardState.POSTED else 0
-        statements = tuple(
-            OwnerStatement(
-                owner=i,
-                data_size=int(self.bids.data_size[i]),
-                bids=bids[i],
-                releases=owners.record(i).account.books.releases,
-                refusals=owners.refusals[i],
-                paid_micros=paid[i],
-                loss_total=owners.record(i).account.books.spent,
-                loss_cap=self.cap.epsilon,
-            )
-            for i in range(self.bids.n)
-        )
-        return MarketResult(
-            self.task, self.auction.name, self.aggregation.name, self.perturbation.name, self.data.name, self.seed,
-            tuple(rounds.records), statements, rounds.kind.buyers_model,
-            self.data.baseline_accuracy,
-        )  # fmt: skip
+        return run(self, ledger=ledger, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -367,15 +367,8 @@ class _Kinds(Registry[MarketKind]):
         """The kind of that name."""
         return cast("type[MarketKind]", self.factory(name))
 
-    def admit(self, name: str) -> str:
-        """As elsewhere; a kind admitted by its path is known by its own name too, which messages carry."""
-        found = self.of(super().admit(name))
-        if found.name not in self:
-            self.register(found.name, found, listed=False)
-        return name
 
-
-kinds = _Kinds("kind of market", "flmarket.kinds")
+kinds = _Kinds("kind of market", "flmarket.kinds", spoken=True)
 
 
 def say(model: Model) -> str:

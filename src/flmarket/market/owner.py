@@ -445,6 +445,8 @@ class Guard:
         if not self.owner.simulated and call.perturbation and not side.is_sound(call):
             raise _Stop("unsound", f"{call.perturbation} is private for ideal numbers only: simulations may use it")
         guarantee = side.guarantee(amount, order.records, call) if call.perturbation else Unprotected()
+        if isinstance(guarantee, Unprotected) and not self.owner.allow_raw:
+            raise _Stop("raw", "this owner lets nothing leave without noise")
         asked = side.asked(self.owner, offer.bid, order, call)
         if not order.price_micros >= np.floor(asked * MICROS * (1 - ROUNDING_ALLOWANCE)):  # payments round down
             raise _Stop("price", "the price is below what this release costs the owner by her own valuation")
@@ -516,8 +518,6 @@ class Guard:
             raise _Stop("records", f"{order.records} records were asked for, {sold} were bid")
         if side.asks_once and not 0 <= order.round_index < call.rounds:
             raise _Stop("round", f"round {order.round_index} of {call.rounds}")
-        if not call.perturbation and not self.owner.allow_raw:
-            raise _Stop("raw", "this owner lets nothing leave without noise")
         return amount
 
     def _check_escrow(self, order: Order, receipt: HoldReceipt | None, seen: Head | None) -> None:

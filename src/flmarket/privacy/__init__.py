@@ -89,7 +89,7 @@ __all__ = [
     "signal_to_noise",
 ]
 
-_REGISTRY: Registry[Perturbation] = Registry("perturbation", "flmarket.perturbations")
+_REGISTRY: Registry[Perturbation] = Registry("perturbation", "flmarket.perturbations", spoken=True)
 for _mechanism in (LaplaceL1, GaussianL2, GaussianZCdp, Sphere, PrivUnit, PrivUnitG, ProjUnit):
     _REGISTRY.register(_mechanism.name, _mechanism)
 

@@ -278,9 +278,10 @@ def privacy(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     cap = np.array([owner.loss_cap for owner in result.owners], dtype=float)
     figure, axes = panel("ε, total over the run", "owners, from most to least", right=58)
     largest = float(total.max(initial=0.0))
-    if largest <= 0:
+    if largest <= 0 or np.isinf(largest):
         axes.set_axis_off()
-        return figure, "No owner gave up any privacy in this run."
+        alone = "No owner gave up any privacy in this run."
+        return figure, "Updates left without noise: whoever sold any has no bound." if largest else alone
     order = np.argsort(-total, kind="stable")
     if len(order) > _MAX_DRAWN:
         order = order[np.linspace(0, len(order) - 1, _MAX_DRAWN).round().astype(int)]

@@ -38,8 +38,10 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(0, digits - 1 - exponent)}f}"
 
 
-def epsilon(value: float) -> str:
-    """A privacy loss with two decimals, or more where two would hide it."""
+def epsilon(value: float | None) -> str:
+    """A privacy loss with two decimals, or more where two would hide it; None is an infinite one, as in JSON."""
+    if value is None:
+        return "∞"
     if not math.isfinite(value) or 0 < abs(value) < 0.1:
         return significant(value)
     return f"{value:,.2f}"

@@ -193,6 +193,8 @@ def summarize(result: MarketResult) -> dict[str, Any]:
     tally = Tally.of(result)
     accuracy = [finite_or_none(record.metrics.get("accuracy", np.nan)) for record in result.rounds]
     spent, budget = result.spent_micros, result.budget_micros
+    total = float(max((owner.epsilon_total for owner in result.owners), default=0.0))
+    most = float(tally.epsilon.max(initial=0.0)) if np.isfinite(total) else total  # whatever was sold by its number
     return {
         "schema": _SCHEMA,
         "task": result.task.name,
@@ -209,8 +211,8 @@ def summarize(result: MarketResult) -> dict[str, Any]:
         "budget_micros": int(budget),
         "fraction_of_budget_used": spent / budget if budget else 0.0,
         # what was awarded, delivered or not: an update voided on arrival has left its owner all the same
-        f"{result.currency}_per_round_max": float(tally.epsilon.max(initial=0.0)),
-        f"{result.currency}_total_max": float(max((owner.loss_total for owner in result.owners), default=0.0)),
+        f"{result.currency}_per_round_max": finite_or_none(most),
+        f"{result.currency}_total_max": finite_or_none(total),
         "owners": len(result.owners),
         "owners_paid": sum(owner.paid_micros > 0 for owner in result.owners),
         "refusals": int(sum(owner.refusals for owner in result.owners)),

@@ -11,7 +11,7 @@ were drawn for the bidders, not what they report.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micr
 from flmarket.market.kind import NOISE_MARGIN, Announcement, Bid, MarketKind, Order, RoundPlan, cost, profile, say
 from flmarket.market.owner import Owner, OwnerSide, PrivacyCap
 from flmarket.market.task import RoundRecord, Task
-from flmarket.privacy import Perturbation, PrivacyAccount, PureDp
+from flmarket.privacy import Perturbation, PrivacyAccount, PureDp, Uncapped, Unprotected
 
 __all__ = ["AuctionKind", "AuctionSpec", "cleared"]
 
@@ -43,6 +43,8 @@ LARGEST_HOLDING = 10**9
 LARGEST_COST = 1e12
 # an award may exceed the offered privacy budget by floating-point rounding only
 _ROUNDING = 1e-9
+# and a vector its clip by that of float32, if nothing is added to it
+_PRECISION = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,8 @@ class AuctionSpec:
 
     `bids` holds one bid per owner of `partition`; its data sizes are the owners' record counts. `average` evaluates the
     mean of the latter half of all models so far instead of the last one: free post-processing that evens out the noise.
-    Without a `model` it is softmax regression with the local work of `local`: one gradient, or start minus end.
+    Without a `model` it is softmax regression with the local work of `local`: one gradient, or start minus end. A
+    perturbation that promises nothing (`Unprotected`) takes owners without a cap, and counts as unbounded with them.
     """
 
     task: Task
@@ -76,6 +79,8 @@ class AuctionSpec:
             raise InvalidInput("partition", self.partition.order.size, f"{len(self.data.y_train)} records")
         if not (0 <= self.dropout <= 1 and 0 <= self.faulty <= 1 and self.dropout + self.faulty <= 1):
             raise InvalidInput("dropout, faulty", (self.dropout, self.faulty), "probabilities that sum to at most 1")
+        if self.unprotected and self.cap.epsilon < np.inf:
+            raise InvalidInput("privacy cap", self.cap.epsilon, f"none: {self.perturbation.name} promises nothing")
         # refused where no account of this currency can hold such a release
         PrivacyAccount(self.cap.cap).would_exceed(self.perturbation.guarantee(1.0))
 
@@ -83,6 +88,11 @@ class AuctionSpec:
     def name(self) -> str:
         """The task's, which every id begins with."""
         return self.task.name
+
+    @property
+    def unprotected(self) -> bool:
+        """Whether updates leave without any noise that promises something."""
+        return isinstance(self.perturbation.guarantee(1.0), Unprotected)
 
     @property
     def trained(self) -> Model:
@@ -98,9 +108,9 @@ class AuctionSpec:
         own, rows = self.bids[[number]], self.partition.records(number)
         return Owner(
             number=number, x=self.data.x_train[rows], y=self.data.y_train[rows], valuation=own.valuations,
-            privacy_budget=float(own.privacy_budget[0]), cap=self.cap.cap, record=record, model=self.trained,
-            classes=self.data.n_classes, simulation_seed=self.seed if seeded else None, dropout=self.dropout,
-            faulty=self.faulty,
+            privacy_budget=float(own.privacy_budget[0]), cap=Uncapped() if self.unprotected else self.cap.cap,
+            record=record, model=self.trained, classes=self.data.n_classes, allow_raw=self.unprotected,
+            simulation_seed=self.seed if seeded else None, dropout=self.dropout, faulty=self.faulty,
         )  # fmt: skip
 
 
@@ -196,12 +206,17 @@ class AuctionKind(MarketKind):
         }  # fmt: skip
         return RoundPlan(index, f"{self.task}/{index}/budget", budget, orders, memory)
 
+    def award(self, order: Order) -> Award:
+        """For the ε that was sold, or for whatever is in an update that nothing protects."""
+        award = super().award(order)
+        return replace(award, loss=Unprotected()) if self.spec.unprotected else award
+
     def largest_norm(self, order: Order) -> float:
-        """The clip, and noise at its very longest."""
+        """The clip, and noise at its very longest; rounded, perhaps to the model's own precision."""
         noise, epsilon = self.spec.perturbation, _epsilon(order)
         if epsilon not in self._energy:
             self._energy[epsilon] = float(noise.noise_energy(epsilon, self.dimension))
-        return float(noise.clip + NOISE_MARGIN * np.sqrt(self._energy[epsilon]))
+        return float(noise.clip + NOISE_MARGIN * np.sqrt(self._energy[epsilon])) * (1 + _PRECISION)
 
     def left(self, order: Order) -> Release | None:
         """The perturbation's own promise, good or bad."""
