@@ -193,7 +193,7 @@ def summarize(result: MarketResult) -> dict[str, Any]:
     tally = Tally.of(result)
     accuracy = [finite_or_none(record.metrics.get("accuracy", np.nan)) for record in result.rounds]
     spent, budget = result.spent_micros, result.budget_micros
-    total = float(max((owner.epsilon_total for owner in result.owners), default=0.0))
+    total = float(max((owner.loss_total for owner in result.owners), default=0.0))
     most = float(tally.epsilon.max(initial=0.0)) if np.isfinite(total) else total  # whatever was sold by its number
     return {
         "schema": _SCHEMA,
