@@ -29,11 +29,12 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     Strict,
+    ValidationError,
     create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
 from flmarket.aggregation import robust
@@ -310,8 +311,10 @@ class TaskRequest(Request):
         if self.kind != "auction" and (self.broker.engine != SIMULATION or not self.broker.simulated):
             raise ValueError("broker.engine simulation and broker.simulated true: only auctions take registered owners")
         key, amount = self._most
-        if amount is None:
-            raise ValueError(f"{key}: what the task may cost is set aside before it begins")
+        if amount is None:  # named like any other field that is missing
+            why = PydanticCustomError("value_error", "Value error, an amount: what a task may cost is set aside")
+            where = InitErrorDetails(type=why, loc=tuple(key.split(".")), input=None)
+            raise ValidationError.from_exception_data("TaskRequest", [where])
         self.market_file("task")  # what holds for all market files
         return self
 
