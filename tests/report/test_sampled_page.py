@@ -10,8 +10,8 @@ import pytest
 
 from flmarket.cli.markets import run_market
 from flmarket.engines.config import MarketConfig
-from flmarket.market.kinds.sampling import decaying_rate
 from flmarket.errors import ConfigError, InvalidInput
+from flmarket.market.kinds.sampling import decaying_rate
 from flmarket.report.sampled_page import check_sampled, summarize_sampled, write_sampled
 
 MARKET = """

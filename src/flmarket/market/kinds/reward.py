@@ -277,8 +277,8 @@ class RewardSide(OwnerSide):
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
         """σ for ρ over all rounds; one of m records moves the mean by at most 2·clip/m.
 
-        A mean is no longer than the clip. What makes it longer is a penalty that the buyer announced, and beside a large
-        one a record's share would be rounded up to whatever the last bit is worth: so the sum is clipped, too.
+        A mean is no longer than the clip. What makes it longer is a penalty that the buyer announced, and beside a
+        large one a record's share would be rounded up to whatever the last bit is worth: so the sum is clipped, too.
         """
         rho, call, records = self.amount(work.order.loss, work.call), work.call, work.order.records
         scale = float(noise_scale(rho, rounds=call.rounds, records=records, clip=call.clip)) * (1 + ROUNDING_ALLOWANCE)
