@@ -13,6 +13,7 @@ import pytest
 
 from flmarket import aggregation, auctions, privacy
 from flmarket.learning import datasets, models
+from flmarket.market.kind import kinds
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -33,7 +34,7 @@ def anchors(page):
 
 @pytest.fixture
 def clean_registry(monkeypatch):
-    for registry in (auctions._registry, aggregation._registry, privacy._REGISTRY, datasets._registry, models):
+    for registry in (auctions._registry, aggregation._registry, privacy._REGISTRY, datasets._registry, models, kinds):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 

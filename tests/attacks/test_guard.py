@@ -16,9 +16,10 @@ from hostile import FEATURES, LENGTH, RECORDS, Desk, TwoWorlds, call, delivered,
 
 from flmarket import privacy
 from flmarket.bids import Kind, Valuations
-from flmarket.engines.flower.messages import RELEASE, TRAIN, Bid, pack, unpack
+from flmarket.engines.flower.messages import RELEASE, TRAIN, pack, unpack
 from flmarket.learning import LocalTraining, Records, SoftmaxRegression, built, clipped_gradients, updates
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
+from flmarket.market import Bid
 from flmarket.market.owner import LARGEST_PARAMETER, Guard, _Stop
 from flmarket.market.record import KEPT, OwnerJournal, close_records
 from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp

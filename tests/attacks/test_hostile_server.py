@@ -25,8 +25,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scipy import stats
 
 from flmarket import privacy
-from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Announcement, Bid, Order, pack, unpack, unpack_vector
+from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, pack, unpack, unpack_vector
 from flmarket.ledger import DurableAccount
+from flmarket.market import Announcement, Bid, Order
 from flmarket.market.record import close_records
 from flmarket.privacy import ApproxDp, GaussianRelease, PureDp, Uncapped, Unprotected, ZCdp
 

@@ -12,21 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flmarket.engines.flower import InProcessGrid
-from flmarket.engines.flower.messages import (
-    BID,
-    RELEASE,
-    TRAIN,
-    Announcement,
-    Bid,
-    Delivery,
-    Order,
-    Refusal,
-    pack,
-    reply,
-    unpack,
-    unpack_vector,
-)
+from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Delivery, Refusal, pack, reply, unpack, unpack_vector
 from flmarket.ledger import DurableAccount
+from flmarket.market import Announcement, Bid, Order
 from flmarket.market.record import close_records
 from flmarket.privacy import ApproxDp, ExponentialRelease, GaussianRelease, PureDp, Unprotected, ZCdp, event_to_dict
 

@@ -9,9 +9,9 @@ from flmarket import auctions
 from flmarket.auctions.learned import DEFAULTS
 from flmarket.engines import SampledTraining
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import FileStore, MarketStrategy, simulate
+from flmarket.engines.flower import FileStore, MarketStrategy, client_app, simulate
 from flmarket.errors import MechanismViolation
-from flmarket.learning import load, partition
+from flmarket.learning import load, partition, to_named
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.privacy import ZCdp
 from flmarket.sampling import OptimalSampling, Uniform
@@ -229,3 +229,25 @@ def test_a_network_travels_in_its_own_numbers_and_ends_as_simulated(kind, market
     for message in sent + came:
         (array,) = message.content.array_records["vector"].values()
         assert array.dtype == "float32"
+
+
+def test_a_training_function_of_ones_own_for_a_network(market, stage):
+    """Bare PyTorch beside the guard, which takes what it returns, clips it and adds its noise."""
+    torch = pytest.importorskip("torch")
+    spec, losses = market(model={"name": "mlp", "hidden": [4]}, mechanism={"auction": "all-in"}).simulation(), []
+
+    def compute(owner, order, parameters):
+        records, named = owner.records(order.records), to_named(owner.model, parameters)
+        first, bias, second, other = (torch.tensor(part, requires_grad=True) for part in named.values())
+        hidden = torch.relu(torch.tensor(records.x, dtype=torch.float32) @ first.T + bias)
+        loss = torch.nn.functional.cross_entropy(hidden @ second.T + other, torch.tensor(records.y))
+        losses.append(loss.item())
+        return torch.cat([part.ravel() for part in torch.autograd.grad(loss, [first, bias, second, other])])
+
+    ready = stage(spec)
+    ready.grid.app = client_app(ready.dealer, compute)
+    played = ready.play()
+    states = [award.state for award in ready.ledger.awards()]
+    assert set(states) == {AwardState.POSTED}
+    assert len(states) == len(losses) == len(list(ready.ledger.releases()))
+    assert not np.array_equal(played.kind.parameters, spec.kind().parameters)

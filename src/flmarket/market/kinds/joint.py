@@ -177,13 +177,13 @@ class JointSpec:
             if self.mixing and own is not None:  # M5, a last time
                 share = chosen.records[i] / (total + chosen.records[i])
                 personal[place] = kind.parameters + share * (own - kind.parameters)
-        included = np.array(kind.included if clients else [], dtype=bool).reshape(len(rounds), len(clients))
         final = rounds[-1] if rounds else None
         voided = tuple(i for i in clients if final is not None and final.state[i] is not AwardState.POSTED)
         spent = {i: owners[i].account.books.releases * rho for i, rho in zip(clients, kind.rho.tolist(), strict=False)}
+        included = np.array(kind.included if clients else [], dtype=bool).reshape(len(rounds), len(clients))
         return JdpResult(
-            self, chosen, rounds, tuple(kind.choices if clients else ()), included,
-            kind.parameters, personal, kind.privacy(), voided, kind.stopped, spent,
+            self, chosen, rounds, tuple(kind.choices if clients else ()), included, kind.parameters, personal,
+            kind.privacy(), voided, kind.stopped, spent,
         )  # fmt: skip
 
 
