@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -36,11 +37,12 @@ def anchors(page):
 def clean_registry(monkeypatch):
     for registry in (auctions._registry, aggregation._registry, privacy._REGISTRY, datasets._registry, models, kinds):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setitem(sys.modules, "example", ModuleType("example"))  # what is defined there can be pickled
 
 
 def run_page(page):
     """A page's examples in order, as a reader would paste them into one session."""
-    names = {"__name__": "example"}
+    names = vars(sys.modules["example"])
     for number, code in enumerate(CODE[page], start=1):
         exec(compile(code, f"{page.name}, example {number}", "exec"), names)
     return names
@@ -121,11 +123,17 @@ def test_the_toml_is_accepted(page):
             MarketConfig.parse(tomllib.loads(block)).simulation()
 
 
-def test_the_sections_of_the_extend_page_are_accepted():
+@pytest.mark.usefixtures("clean_registry")
+def test_the_sections_of_the_extend_page_are_accepted(tmp_path, monkeypatch):
     from flmarket.engines.config import MarketConfig
 
+    (raffle,) = (code for code in CODE[ROOT / "docs" / "extend.md"] if code.startswith('"""A raffle'))
+    assert raffle.count("\n") <= 80
+    (tmp_path / "raffle.py").write_text(raffle)
+    monkeypatch.syspath_prepend(tmp_path)
     for block in re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "extend.md").read_text(), re.M | re.S):
         MarketConfig.parse({"task": {"budget_per_round": 1.0}} | tomllib.loads(block))
+    sys.modules.pop("raffle", None)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # typer asks click for names that click will rename

@@ -4,51 +4,16 @@ Every kind, with softmax regression and with a PyTorch network: the same seed gi
 model, bit for bit, in memory, on Flower and in the broker, with stores in memory, in files and in a database.
 """
 
-import copy
-
 import numpy as np
 import pytest
 from power_cuts import PowerCut, cut
+from tiny_markets import CASES, MARKETS, market
 
 from flmarket.engines import MemoryOwners, play
 from flmarket.engines.config import MarketConfig
 from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
 from flmarket.market import FileStore, MemoryStore, Rounds, kinds
 from flmarket.market.record import close_records
-
-DATA = {"name": "breast-cancer", "owners": 4, "partition": "equal"}
-MARKETS = {
-    "auction": {
-        "task": {"name": "t", "rounds": 3, "bidders_per_round": 3, "budget_per_round": 1500.0, "learning_rate": 0.3},
-        "owners": {"dropout": 0.2, "faulty": 0.1, "privacy_cap": 4.0},
-        "mechanism": {"auction": "all-in-capped", "perturbation": "sphere"},
-        "training": {"local_steps": 2, "batch_size": 16, "average": True},
-    },
-    "sampling": {
-        "task": {"name": "t", "rounds": 3, "budget_per_round": 6.0},
-        "training": {"local_steps": 2, "batch_size": 16},
-        "sampling": {"costs": [1.0, 4.0], "hard_cap": 12.0, "first_rate": 0.2},
-    },
-    "reward": {"task": {"name": "t", "rounds": 3, "learning_rate": 0.2}, "reward": {"reward": 5.0}},
-    "joint": {
-        "task": {"name": "t", "rounds": 3},
-        "training": {"local_steps": 2, "batch_size": 16},
-        "joint": {"budget": 100.0, "costs": [1.0, 4.0], "epsilon": 20.0, "validation": 50, "aggregation": "median"},
-    },
-}
-MODELS = {"softmax": {}, "mlp": {"name": "mlp", "hidden": [4]}}
-CASES = [(kind, model) for kind in MARKETS for model in MODELS]
-
-
-def market(kind, model="softmax", **changes):
-    if model != "softmax":
-        pytest.importorskip("torch")
-    values = copy.deepcopy({"kind": kind, "seed": 7, "data": DATA, **MARKETS[kind]})
-    if MODELS[model]:
-        values["model"] = MODELS[model]
-    for section, change in changes.items():
-        values[section] = values.get(section, {}) | change
-    return values
 
 
 def spec_of(kind, model="softmax", **changes):
@@ -126,29 +91,15 @@ def test_flower_makes_no_difference(kind, model, alone, tmp_path):
 @pytest.mark.parametrize(("kind", "model"), CASES)
 def test_the_broker_makes_no_difference(kind, model, alone, tmp_path):
     pytest.importorskip("fastapi")
-    from flmarket.broker.core import Broker, Party
-    from flmarket.broker.office import parties, tasks
-    from flmarket.broker.office.reconcile import reconcile
-    from flmarket.broker.requests import TaskRequest
-    from flmarket.broker.settings import Settings
-    from flmarket.broker.tables import TaskRow, vector
-    from flmarket.broker.work.worker import Worker
+    from in_broker import played_in_broker
+
+    from flmarket.broker.tables import vector
 
     rounds, books = alone(kind, model)
-    broker = Broker.open(Settings(database_url=f"sqlite:///{tmp_path}/b.db", run_worker=False))
-    person = parties.create_party(broker, None, role="buyer", name="buyer")
-    parties.deposit(broker, None, person.id, 10**12)
-    task = tasks.post_task(broker, Party(person.id, "buyer", "buyer"), TaskRequest.model_validate(market(kind, model)))
-    Worker(broker).run_until_idle()
-    with broker.database.read() as session:
-        row = session.get_one(TaskRow, task.id)
-        assert (row.state, row.error) == ("finished", "")
+    with played_in_broker(tmp_path, market(kind, model)) as (broker, row):
         np.testing.assert_array_equal(vector(row.parameters), rounds.kind.buyers_model)
         assert row.spent_micros == sum(record.spent_micros for record in rounds.records)
-    assert told(broker.books.ledger, task.id) == books
-    broker.books.ledger.verify()
-    assert reconcile(broker.database.engine) == ()
-    broker.close()
+        assert told(broker.books.ledger, row.id) == books
 
 
 STEPS = [(where, name) for where, names in (
