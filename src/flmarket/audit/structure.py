@@ -24,7 +24,7 @@ from flmarket.audit.profiles import Sample
 from flmarket.audit.trials import Trials, run_checked
 from flmarket.bids import Auction, BidProfile, Outcome
 
-__all__ = ["Structure", "measure_structure"]
+__all__ = ["Structure", "envy", "measure_structure"]
 
 FloatArray = NDArray[np.float64]
 TOLERANCE = 1e-9
@@ -67,7 +67,7 @@ def measure_structure(
     row = np.repeat(np.arange(len(sample)), k)
     trials = Trials(mechanism, bids[row], budget[row], owner, seed=(seed, 105))
     critical, always = _critical(trials) if whole and full_participation and not randomised else (None, None)
-    per_record, contract = _envy(bids, outcome)
+    per_record, contract = envy(bids, outcome)
     return Structure(
         profiles=len(sample),
         monotone=_monotone(trials, rng),
@@ -135,7 +135,7 @@ def _scale_invariant(mechanism: Auction, bids: BidProfile, budget: FloatArray, o
     return _same(scaled, outcome.epsilon, outcome.payment * _SCALE, budget * _SCALE)
 
 
-def _envy(bids: BidProfile, outcome: Outcome) -> tuple[float, float]:
+def envy(bids: BidProfile, outcome: Outcome) -> tuple[float, float]:
     """Shares of profiles with envy; owners i along axis -2, the envied j along axis -1."""
     n, shape = bids.n, bids.shape
     utility = (outcome.payment - outcome.participation * bids.cost_of(outcome))[..., None]

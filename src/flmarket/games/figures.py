@@ -1,14 +1,15 @@
 """The series of STACK Figures 2–4, as arrays: participants and utilities against the number of users and ν_max.
 
 Privacy values are uniform on [1, ν_max]; the game is played at the server's best reward. Every point is an average over
-independent draws of the users (the paper does not say over how many). `noise_account="pooled"` gives the trends of the
-paper's Figure 3; its printed utility gives the opposite ones (`flmarket.games.server`).
+independent draws of the users (the paper does not say over how many). `noise_account="averaged"` and `"pooled"` give
+the trends of the paper's Figure 3; its printed utility gives the opposite ones (`flmarket.games.server`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,13 @@ __all__ = ["PAPER_SETTINGS", "EquilibriumSeries", "against_users", "against_valu
 
 FloatArray = NDArray[np.float64]
 
-PAPER_SETTINGS = {"records": 1000, "dimension": 1000, "learning_rate": 0.1, "rounds": 500, "weight": 20.0}
+PAPER_SETTINGS: dict[str, Any] = {
+    "records": 1000,
+    "dimension": 1000,
+    "learning_rate": 0.1,
+    "rounds": 500,
+    "weight": 20.0,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +78,7 @@ def _series(
     noise_account: NoiseAccount,
     settings: dict[str, float],
 ) -> EquilibriumSeries:
-    chosen: dict[str, float] = {**PAPER_SETTINGS, **settings}
+    chosen = PAPER_SETTINGS | settings
     rows = np.array(
         [np.mean([_play(n, v, [seed, d], noise_account, chosen) for d in range(draws)], axis=0) for n, v in games]
     )
@@ -79,11 +86,11 @@ def _series(
 
 
 def _play(
-    users: int, value_max: float, seed: list[int], noise_account: NoiseAccount, settings: dict[str, float]
+    users: int, value_max: float, seed: list[int], noise_account: NoiseAccount, settings: dict[str, Any]
 ) -> tuple[float, ...]:
     # the same quantiles at every point of the axis: neighbouring points differ by the axis, not by luck
     values = 1.0 + (value_max - 1.0) * np.random.default_rng(seed).random(users)
-    game = Stackelberg(values, noise_account=noise_account, **settings)  # type: ignore[arg-type]
+    game = Stackelberg(values, noise_account=noise_account, **settings)
     outcome = game.outcome()
     return (
         float(outcome.participants.sum()),

@@ -11,6 +11,7 @@ of complete information, not a truthful mechanism. The promise is an equilibrium
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,8 +79,8 @@ class Stackelberg:
         self.weight = checked_number("weight", weight, _SMALLEST, _LARGEST)
         self.clip = checked_number("clip", clip, _SMALLEST, _LARGEST)
         self.cost_family = costs.family(cost)
-        if noise_account not in ("printed", "pooled"):
-            raise InvalidInput("noise_account", noise_account, "'printed' or 'pooled'")
+        if noise_account not in get_args(NoiseAccount):
+            raise InvalidInput("noise_account", noise_account, f"one of {', '.join(get_args(NoiseAccount))}")
         self.noise_account: NoiseAccount = noise_account
         noise_energy = 2.0 * self.dimension * self.learning_rate**2 * self.rounds * self.clip**2
         self._kappa = float(self.records) ** 2 / noise_energy

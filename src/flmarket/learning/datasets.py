@@ -7,6 +7,7 @@
 | nsl-kdd | 125,973 + 22,544 | 122 | 5 | KDDTrain+.txt, KDDTest+.txt |
 | bank-marketing | 32,950 + 8,238 | 62 | 2 | bank-additional-full.csv |
 | mnist, fashion-mnist | 60,000 + 10,000 | 784 | 10 | four idx files |
+| emnist | 112,800 + 18,800 | 784 | 47 | four idx files of the balanced split; not downloaded |
 | cifar10 | 10,000 + 2,000 (subset) | 3,072 | 10 | cifar10_subset_10k_2k.npz or cifar-10-binary.tar.gz |
 
 Files may be gzipped. They are looked for in `data_dir/<name>`, `data_dir`, the same under the directory that
@@ -134,4 +135,5 @@ register("nsl-kdd", tables.nsl_kdd)
 register("bank-marketing", tables.bank_marketing)
 register("mnist", images.mnist)
 register("fashion-mnist", images.fashion_mnist)
+register("emnist", images.emnist)
 register("cifar10", images.cifar10)

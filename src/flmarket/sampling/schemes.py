@@ -43,12 +43,18 @@ def terms(
     budget_per_client: float,
     *,
     fraction: float = 0.05,
+    rng: np.random.Generator | None = None,
 ) -> SampledClients:
-    """Everybody's (q, r) if all report these costs; `budget_per_client` is for one round, in expectation."""
+    """Everybody's (q, r) if all report these costs; `budget_per_client` is for one round, in expectation.
+
+    "prior-independent" serves clients as they come, or in an order that `rng` draws (SAMP Algorithm 1, line 10).
+    """
     reports = np.atleast_1d(checked_reports(costs, distribution.maximum))
     if name == "prior-independent":
-        budget = budget_per_client * reports.size
-        return PriorIndependent(budget, distribution.maximum, reports.size, fraction).run(reports)
+        order = np.arange(reports.size) if rng is None else rng.permutation(reports.size)
+        budget, place = budget_per_client * reports.size, np.argsort(order)
+        served = PriorIndependent(budget, distribution.maximum, reports.size, fraction).run(reports[order])
+        return SampledClients(served.participation[place], served.payment[place])
     if name not in _KNOWN:
         raise UnknownName("scheme", name, f"one of {', '.join(SCHEMES)}")
     if name == "complete":
