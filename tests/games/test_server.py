@@ -9,7 +9,7 @@ from flmarket.errors import InvalidInput
 from flmarket.games import Stackelberg, noise_multiplier, noise_scale, zcdp_of_noise
 from flmarket.games.figures import PAPER_SETTINGS, against_users, against_value_range
 
-ACCOUNTS = ["printed", "pooled"]
+ACCOUNTS = ["printed", "averaged", "pooled"]
 
 
 def game(values, **changes):

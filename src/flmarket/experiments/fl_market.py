@@ -149,14 +149,14 @@ def gaps(lower: BoundCurve, higher: BoundCurve, points: Sequence[float], what: s
     for x, ours, theirs in zip(points, lower.values, higher.values, strict=True):
         both = np.isfinite(ours) & np.isfinite(theirs)
         if both.sum() > 1:
-            found[f"{what} at {x:g}".strip()] = Estimate.of((theirs - ours)[both])
+            found[f"{what} at {x:g}".strip()] = Estimate.of(theirs[both] - ours[both])
     return found
 
 
 def fall(curve: BoundCurve, first: int, last: int) -> Estimate:
     """By how much a bound is lower at one point than at another, on profiles in which somebody sold at both."""
     both = np.isfinite(curve.values[first]) & np.isfinite(curve.values[last])
-    return Estimate.of((curve.values[first] - curve.values[last])[both])
+    return Estimate.of(curve.values[first][both] - curve.values[last][both])
 
 
 def lines(x: Sequence[float], curves: Sequence[BoundCurve], *, empty: bool = False) -> list[Curve]:
