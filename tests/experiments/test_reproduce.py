@@ -147,7 +147,9 @@ def test_our_own_statement_cannot_save_or_spoil_the_papers():
 
 def test_claims_find_their_evidence():
     items = [
-        from_checks("flm22-fig7-iid", "Figure 7", [Check("a", "c", "reproduced", "x"), Check("b", "c", "differs", "y")]),
+        from_checks(
+            "flm22-fig7-iid", "Figure 7", [Check("a", "c", "reproduced", "x"), Check("b", "c", "differs", "y")]
+        ),
         from_checks("flm22-fig7-niid", "Figure 7", [Check("a", "c", "reproduced", "z")]),
     ]
     first, second, third = judge(

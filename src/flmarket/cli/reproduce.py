@@ -45,7 +45,7 @@ def run_reproduction(
     Every further draw of the seeds goes to a folder of its own; a verdict on which draws do not agree is undecided.
     """
     units = select(wanted)
-    settings = Settings(quick, seeds if seeds is not None else SEEDS[quick], data_dir)
+    settings = Settings(quick, seeds if seeds is not None else SEEDS, data_dir)
     drawn = []
     for draw in range(draws):
         folder = out / f"draw-{draw + 1}" if draw else out

@@ -37,7 +37,7 @@ from flmarket.report.files import write_files
 __all__ = ["SEEDS", "Finished", "Settings", "Unit", "agreement", "finished_units", "papers", "run_units", "select"]
 
 RECORDS = "units"  # folder of records inside the output folder
-SEEDS = {True: 5, False: 5}  # by default, quick and full
+SEEDS = 5  # by default
 _POLL_SECONDS = 0.2
 _DRAW = 100_000  # seeds from one draw to the next, more than any figure uses
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
