@@ -20,7 +20,7 @@ from flmarket.experiments.jdp import (
     OURS_BOOSTED,
     SOUND,
     Scale,
-    boosted,
+    at_the_end,
     gap_check,
     methods,
     order_check,
@@ -112,7 +112,7 @@ def test_the_gap_is_the_papers_or_not(levels, verdict):
 
 
 def test_the_boosted_adversary_is_the_literal_one_with_a_longer_step():
-    attack = boosted(TINY)[BOOSTED].attack()
+    attack = at_the_end(TINY)[BOOSTED].attack()
     honest, public = np.array([1.0, 2.0]), np.array([0.5, 0.0])
     np.testing.assert_allclose(attack.upload(honest, public, None), public + jdp.BOOST * (honest - public))
     literal = methods(TINY, peers=False)[ATTACKED].attack()
@@ -126,7 +126,7 @@ def test_figure_3(tmp_path, monkeypatch):
     monkeypatch.setitem(jdp.QUICK, "mnist", Scale(replace(TINY, clients=12), (1.0, 100.0)))
     (item,) = checked(run("fig3-mnist", tmp_path), tmp_path).values()
     accuracy = item.numbers["accuracy_by_seed"]
-    assert set(accuracy) == {*methods(TINY, peers=True), *boosted(TINY)}
+    assert set(accuracy) == {*methods(TINY, peers=True), *at_the_end(TINY)}
     assert {check.key for check in item.checks} == {"order", "gap", "boosted"}
     assert len(accuracy[OURS_BOOSTED][0]) == 1  # at the largest ε only
     assert {len(rows) for rows in accuracy.values()} == {2}
@@ -135,7 +135,7 @@ def test_figure_3(tmp_path, monkeypatch):
     np.testing.assert_allclose([float(row["mean"]) for row in rows], np.mean(accuracy[OURS], axis=0))
     # noise for 2C/d at ε = 1 and 30 records each protects a client by far less, and noise for 2C drowns the model
     assert item.numbers["client_epsilon_per_round"][0] > 10
-    assert item.numbers["accuracy"][SOUND][0] < item.numbers["accuracy"][NO_ATTACK][-1]
+    assert item.numbers["at_the_largest"][SOUND] < item.numbers["accuracy"][NO_ATTACK][-1]
     again = run("fig3-mnist", tmp_path)[0]
     assert again.numbers == item.numbers
 

@@ -32,21 +32,8 @@ from flmarket.learning import DataSet
 from flmarket.report import Curve
 
 __all__ = [
-    "FIRST_BEST",
-    "BoundCurve",
-    "DrawnBudget",
-    "bounds",
-    "contenders",
-    "fall",
-    "few_tests",
-    "floor",
-    "gaps",
-    "labelled",
-    "lines",
-    "no_weights",
-    "profiles",
-    "trained",
-    "without",
+    "FIRST_BEST", "BoundCurve", "DrawnBudget", "bounds", "contenders", "fall", "few_tests", "floor", "gaps", "labelled",
+    "lines", "no_weights", "profiles", "trained", "without",
 ]  # fmt: skip
 
 FloatArray = NDArray[np.float64]

@@ -2,8 +2,9 @@
 
 All are means over owners: the gain of the best misreport found, about value and privacy budget together, and the amount
 paid below cost. The papers search by a fixed number of ascent steps from the truth, keep the last, and divide by the
-cost of what is sold (`training.papers_metric`); the audit searches far harder (`flmarket.audit`), and divides by the cost of the whole
-privacy budget. Its regret is a lower bound all the same. Every seed has profiles of its own, the same for all auctions.
+cost of what is sold (`training.papers_metric`); the audit searches far harder (`flmarket.audit`), and divides by the
+cost of the whole privacy budget. Its regret is a lower bound all the same. Every seed has profiles of its own, the same
+for all auctions.
 """
 
 from __future__ import annotations

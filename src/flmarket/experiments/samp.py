@@ -48,7 +48,7 @@ FAMILIES: dict[Family, Uniform | TruncatedExponential] = {
     "exponential": TruncatedExponential(C_MIN, C_MAX, 2.0),
 }
 PRINTED_RATIO = {"mnist": 0.94, "emnist": 0.90, "fashion-mnist": 0.90}  # Figure 2; the last printed for EMNIST
-RUNS = 3, 6  # of training for a seed, quick and full
+RUNS = 2, 6  # of training for a seed, quick and full
 TESTS = 500  # records; accuracies are a remark here
 SCHEMES = ("complete", "optimal", "prior-independent", "uniform")
 
