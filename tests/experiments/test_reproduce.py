@@ -13,7 +13,7 @@ import pytest
 from flmarket import InvalidInput
 from flmarket.cli import reproduce as command
 from flmarket.errors import DataUnavailable, UnknownName
-from flmarket.experiments import units
+from flmarket.experiments import stack, units
 from flmarket.experiments.claims import CLAIMS, PAPERS, Claim, judge
 from flmarket.experiments.items import Check, Item, from_checks
 from flmarket.experiments.units import Settings, Unit, papers, run_units, select
@@ -109,7 +109,7 @@ def test_missing_data_is_said_and_tried_again(paper, tmp_path):
 
 
 def test_processes_give_what_one_process_gives(tmp_path):
-    chosen = (Unit("stack", "fig2"), Unit("samp", "fig1"))
+    chosen = (Unit("stack", "equilibrium"), Unit("samp", "fig1"))
     notes = []
     alone = run_units(chosen, tmp_path / "alone", QUICK)
     beside = run_units(chosen, tmp_path / "beside", QUICK, jobs=2, report=lambda unit, note: notes.append((unit, note)))
@@ -209,7 +209,8 @@ def test_the_page_links_claims_to_items_and_escapes(tmp_path):
     assert "http" not in page.replace("http://www.w3.org", "")  # nothing is fetched from elsewhere
 
 
-def test_the_command_writes_an_index_of_everything_in_the_folder(tmp_path, capsys):
+def test_the_command_writes_an_index_of_everything_in_the_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(stack, "RUNS", (2, 2))
     options = {"quick": True, "seeds": 2, "jobs": 1, "data_dir": None, "fresh": False, "as_json": True}
     command.run_reproduction("samp:fig1", tmp_path, **options)
     command.run_reproduction("stack:fig2", tmp_path, **options)
@@ -224,7 +225,8 @@ def test_the_command_writes_an_index_of_everything_in_the_folder(tmp_path, capsy
         assert f'id="{key}"' in page
 
 
-def test_units_have_no_randomness_of_their_own(tmp_path):
+def test_units_have_no_randomness_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(stack, "RUNS", (2, 2))
     one, two = (run_units((Unit("stack", "fig2"),), tmp_path / name, QUICK) for name in ("a", "b"))
     np.testing.assert_equal(one[0].items[0].numbers, two[0].items[0].numbers)
     assert units.RECORDS == "units"

@@ -16,7 +16,7 @@ def made(tmp_path_factory):
         patch.setattr(stack, "USERS", (50, 200, 800))
         patch.setattr(stack, "VALUE_MAX", (2, 5, 10))
         for unit, work in stack.ITEMS.items():
-            patch.setattr(stack, "RUNS", (8 if unit == "fig3" else 4, 0))
+            patch.setattr(stack, "RUNS", (30 if unit == "fig3" else 4, 0))
             items = work(Job(folder, quick=True, seeds=range(4)))
             found |= {item.key: item for item in (items if isinstance(items, tuple) else (items,))}
     return folder, found
