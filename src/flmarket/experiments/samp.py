@@ -8,9 +8,9 @@ the minimum F*, which no sampling can change; both the loss and its excess over 
 theory's 2/(γ + μr) over rounds r, but with γ from a first rate of 0.2: its γ = max(8L, μE) gives 0.005 on these images
 and nothing to see in so few rounds. The convergence bound is for the theory's rate and does not cover these runs.
 
-Budget, first rate and penalty were fixed before the seeds of the published figures were drawn; a look at 8 settings on
-MNIST (B̄ 1 or 2, first rate 0.05 or 0.2, both families of costs) came before that. All mechanisms of a seed share costs,
-partition and random streams, so their differences are paired.
+Budget and first rate were chosen after a look at 8 settings on MNIST (B̄ 1 or 2, first rate 0.05 or 0.2, both families
+of costs; seeds 0 to 2 at the quick scale, with another penalty): the seeds of a second draw are fresh. All mechanisms
+of a seed share costs, partition and random streams, so their differences are paired.
 
 Complete information knows the drawn costs and spends B̄ on exactly these; the others spend B̄ in expectation. Clients of
 the prior-independent mechanism come in a random order, √N of them for the first estimate. Fashion-MNIST stands in for
