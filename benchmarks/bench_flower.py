@@ -19,8 +19,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.measure import Row
-from flmarket.engines.config import MarketConfig
 from flmarket.engines import Simulation
+from flmarket.engines.config import MarketConfig
 
 CLIENTS, ROUNDS = 10, 12
 PEER = "Flower's FedAvg"
