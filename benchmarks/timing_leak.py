@@ -20,11 +20,13 @@ from threadpoolctl import threadpool_limits
 
 from flmarket.bids import Kind, Valuations
 from flmarket.engines.flower import InProcessGrid, Owner, client_app
-from flmarket.engines.flower.messages import BID, TRAIN, Announcement, Delivery, Order, pack, unpack
-from flmarket.engines.flower.owner import raw_update
+from flmarket.engines.flower.messages import BID, TRAIN, Delivery, pack, unpack
+from flmarket.learning import SoftmaxRegression, described, updates
+from flmarket.market import Announcement, Order, award_id
 from flmarket.privacy import PureDp
 
 FEATURES, RECORDS, TIMES = 30, 400, 400
+MODEL = SoftmaxRegression(FEATURES, 2)
 
 
 def main() -> None:
@@ -51,18 +53,24 @@ def _owner(x: NDArray[np.float64]) -> Owner:
 
 def _order(index: int) -> Order:
     return Order(
-        award=f"t/{index}/0", task="t", buyer="b", market="auction", round_index=index, rounds=10**6, owner=0,
-        epsilon=1.0, price_micros=10**6, records=RECORDS, features=FEATURES, classes=2, perturbation="sphere", clip=1.0,
-        steps=1, batch_size=0, learning_rate=0.1, l2=0.0,
+        award=award_id("t", index, 0), task="t", buyer="b", market="auction", round_index=index, owner=0,
+        loss=PureDp(1.0), price_micros=10**6, records=RECORDS, learning_rate=0.1,
+    )  # fmt: skip
+
+
+def _call(index: int) -> Announcement:
+    return Announcement(
+        task="t", buyer="b", market="auction", round_index=index, rounds=10**6, features=FEATURES, classes=2,
+        model=described(MODEL), parameters=FEATURES + 1, learning_rate=0.1, perturbation="sphere", clip=1.0,
     )  # fmt: skip
 
 
 def _training(x: NDArray[np.float64]) -> Callable[[int], float]:
-    owner, parameters = _owner(x), np.zeros(FEATURES + 1)
+    records, parameters, rng = _owner(x).records(RECORDS), np.zeros(FEATURES + 1), np.random.default_rng(0)
 
     def once(index: int) -> float:
         begun = time.perf_counter()
-        raw_update(owner, _order(index), parameters)
+        updates(MODEL, parameters, [records], [rng])
         return time.perf_counter() - begun
 
     return once
@@ -74,11 +82,8 @@ def _answer(x: NDArray[np.float64]) -> Callable[[int], float]:
     (node,) = grid.get_node_ids()
 
     def once(index: int) -> float:
-        order = _order(index)
-        names = set(Announcement.__dataclass_fields__) & set(Order.__dataclass_fields__)
-        call = Announcement(parameters=FEATURES + 1, **{name: getattr(order, name) for name in names})
-        list(grid.send_and_receive([Message(pack(call), node, BID)]))
-        message = Message(pack(order, np.zeros(FEATURES + 1)), node, TRAIN)
+        list(grid.send_and_receive([Message(pack(_call(index)), node, BID)]))
+        message = Message(pack(_order(index), np.zeros(FEATURES + 1)), node, TRAIN)
         begun = time.perf_counter()
         (answer,) = grid.send_and_receive([message])
         seconds = time.perf_counter() - begun
