@@ -123,7 +123,7 @@ def test_updates_without_noise_leave_only_owners_who_let_them(at_home):
 
 
 def test_xor_as_a_broker_task(at_home, tmp_path_factory):
-    """Where the operator's settings have the user's model and data; at a very large ε, of which this auction sells all."""
+    """Where the operator's settings have the user's model and data; a very large ε, all of it sold."""
     pytest.importorskip("fastapi")
     from in_broker import played_in_broker
 
