@@ -93,3 +93,25 @@ def test_erratum_e10_one_client_can_move_the_accuracy_by_one():
         return np.mean(np.sign(clients.mean() * x) == np.sign(x))
 
     assert accuracy(honest) - accuracy(poisoned) == 1.0
+
+
+def test_erratum_e23_the_thresholds_of_lemma_2_do_not_increase_strictly():
+    """H(m) = Σ_{k≤m} fφ + √φ_{m+1} Σ_{k>m} f√φ: with one cost left the second part is its fφ, so H(K) = H(K−1)."""
+    f, phi = np.array([0.2, 0.3, 0.5]), np.array([1.0, 2.0, 5.0])
+    last = (f * phi)[:2].sum() + np.sqrt(phi[2]) * (f[2] * np.sqrt(phi[2]))
+    assert last == pytest.approx((f * phi).sum())
+
+
+def test_erratum_e24_no_budget_buys_what_figure_2d_prints():
+    """Where M1 buys 35,000 records of 90 candidates, M2 buys 44,000 to 45,500; 39,000 are printed."""
+    bids = BidProfile.sample(np.random.default_rng(0), 300, 90, "jdp")
+
+    def bought(name, budget):
+        return (auctions.get(name).run(bids, budget).winners * bids.data_size).sum(axis=-1).mean()
+
+    low, high = 30_000.0, 60_000.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if bought("m1", middle) < 35_000 else (low, middle)
+    assert bought("m1", low) == pytest.approx(35_000, rel=0.01)
+    assert 43_500 < bought("m2", low) < 46_000

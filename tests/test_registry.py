@@ -311,9 +311,9 @@ def test_the_market_file_takes_ones_own_table(tmp_path):
         ({"model": {"name": "mlp", "hiden": [3]}}, "hiden"),
         ({"model": {"name": "mnist-cnn"}}, "30 features"),
         ({"training": {"optimizer": "adam"}}, "optimizer"),  # not for softmax regression
-        ({"mechanism": {"auction": "sampling"}, "model": {"name": "mlp"}}, "softmax"),
+        ({"mechanism": {"auction": "sampling"}, "model": {"name": "mlp"}}, "first_rate"),
     ],
 )
 def test_market_files_that_cannot_serve(changes, complaint):
     with pytest.raises(InvalidInput, match=complaint):
-        market(**changes).simulation()
+        market(**changes).spec()

@@ -7,8 +7,10 @@
 | flm22-niid | 10 of 1,000, Dirichlet(0.5) over the class counts of NSL-KDD | U[0.5, 2] | as drawn | as above |
 | jdp | fresh each time, 100 | 1 (costs only) | integers in [1, 1000] | one cost in U[1, 1000] |
 
-The papers fix one partition of the data among 1,000 owners and draw bidders from it; so do these populations
-(`partition_seed`). FLM = FL-Market 2021/2022; JDP = Zhang et al., robust joint-DP federated learning.
+FLM22 shares the data out among 1,000 owners afresh in every run, by a power law whose exponent and by a Dirichlet law
+whose concentration it does not state: σ = 2 and 0.5 are the defaults of its published code. A population here has one
+such partition, that of `partition_seed`, and draws bidders from it. FLM = FL-Market 2021/2022; JDP = Zhang et al.,
+robust joint-DP federated learning.
 """
 
 from __future__ import annotations

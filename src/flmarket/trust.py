@@ -9,7 +9,7 @@ that of one round alone. The bound says nothing where the observer holds the rec
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = [
     "AT_BROKER",
@@ -129,9 +129,23 @@ BIDS_ONLY = TrustWords(
 )
 
 
-def task_words(engine: str) -> TrustWords:
-    """Of a broker's task, by its engine."""
-    return AT_OWNERS if engine == "flower" else AT_BROKER
+# Of tasks that are simulated at the broker, where the kind of market says something else than an auction does.
+_AT_BROKER = {
+    "sampling": replace(
+        AT_BROKER,
+        where="A simulation: the broker holds all records and trains for every client.",
+        update="trained by the broker, sent as they are",
+        unit=RAW_HERE.unit,
+        against=RAW_HERE.against,
+    ),
+    "reward": replace(AT_BROKER, unit=RECORDS_HERE.unit),
+    "joint": replace(AT_BROKER, unit=CLIENTS_HERE.unit),
+}
+
+
+def task_words(engine: str, kind: str = "auction") -> TrustWords:
+    """Of a broker's task, by its engine and its kind of market."""
+    return AT_OWNERS if engine == "flower" else _AT_BROKER.get(kind, AT_BROKER)
 
 
 def market_words(*, on_owners_machines: bool) -> str:

@@ -1,5 +1,6 @@
 """A hostile server against the owner's guard: nothing about records before it is charged, nothing below the price."""
 
+import sqlite3
 import sys
 import threading
 import time
@@ -7,28 +8,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 pytest.importorskip("flwr")
 
-from flmarket.engines.flower.guard import LARGEST_PARAMETER, _Desk
-from flmarket.engines.flower.journal import KEPT, OwnerJournal
-from flmarket.engines.flower.owner import raw_update
-from hostile import (
-    FEATURES,
-    LENGTH,
-    RECORDS,
-    Desk,
-    TwoWorlds,
-    delivered,
-    order,
-    refused,
-)
+from hostile import FEATURES, LENGTH, RECORDS, Desk, TwoWorlds, call, delivered, order, refused, softmax, terms_of
 
 from flmarket import privacy
-from flmarket.engines.flower.messages import RELEASE, TRAIN, Bid, pack, unpack
-from flmarket.learning import LocalTraining, Records, SoftmaxRegression, clipped_gradients
+from flmarket.bids import Kind, Valuations
+from flmarket.engines.flower.messages import RELEASE, TRAIN, pack, unpack
+from flmarket.learning import LocalTraining, Records, SoftmaxRegression, built, clipped_gradients, updates
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
-from flmarket.market.record import close_records
+from flmarket.market import Bid
+from flmarket.market.owner import LARGEST_PARAMETER, Guard, _Stop
+from flmarket.market.record import KEPT, OwnerJournal, close_records
 from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp
 
 PLAIN = {"x": np.random.default_rng(0).normal(size=(RECORDS, FEATURES)), "y": np.arange(RECORDS) % 2}
@@ -94,6 +87,13 @@ def test_a_declared_number_of_classes_keeps_her_out_by_declaration(tmp_path):
     assert unpack(Bid, worlds.bid()) is not None
 
 
+class Closed:
+    """Numbers that cannot be had, as those of a tensor that is part of a graph."""
+
+    def __array__(self, *arguments, **options):
+        raise RuntimeError("no numbers")
+
+
 def fails(how):
     """A training function of the owner's own that fails if her first label is 1."""
 
@@ -109,13 +109,27 @@ def fails(how):
         return {
             "nan": np.full(LENGTH, np.nan), "inf": np.full(LENGTH, np.inf), "longer": np.zeros(LENGTH + 1),
             "square": np.zeros((2, 2)), "empty": np.zeros(0), "nothing": None, "words": "sorry",
-            "huge": np.full(LENGTH, 1e308),
+            "huge": np.full(LENGTH, 1e308), "whole": [10**400] * LENGTH, "closed": Closed(),
         }[how]  # fmt: skip
 
     return compute
 
 
-FAILURES = ["raises", "exits", "hangs", "nan", "inf", "longer", "square", "empty", "nothing", "words", "huge"]
+FAILURES = [
+    "raises",
+    "exits",
+    "hangs",
+    "nan",
+    "inf",
+    "longer",
+    "square",
+    "empty",
+    "nothing",
+    "words",
+    "huge",
+    "whole",
+    "closed",
+]
 
 
 @pytest.mark.parametrize("how", FAILURES)
@@ -140,7 +154,7 @@ def test_a_machine_that_died_at_work_answers_with_noise_once_its_time_is_up(tmp_
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Desk, "_trained", dies)
+        patch.setattr(Guard, "_trained", dies)
         with pytest.raises(KeyboardInterrupt):
             desk.train()
     assert desk.releases == ["t/0/7"]
@@ -179,16 +193,17 @@ def test_asking_again_while_training_runs_never_yields_two_vectors(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"steps": 2}, "terms"),
-        ({"batch_size": 1}, "terms"),
-        ({"l2": 1.0}, "terms"),
         ({"learning_rate": 0.2}, "terms"),
         ({"records": 1}, "records"),
-        ({"epsilon": 0.0005}, "epsilon"),
+        ({"amount": 0.0005}, "epsilon"),
         ({"parameters": np.full(LENGTH, np.nan)}, "parameters"),
         ({"parameters": np.full(LENGTH, 1e10)}, "parameters"),
+        ({"parameters": np.full(LENGTH, 1e10), "dtype": "float32"}, "parameters"),
+        ({"parameters": np.full(LENGTH, np.inf), "dtype": "float32"}, "parameters"),
         ({"parameters": np.zeros(LENGTH - 1)}, "parameters"),
         ({"parameters": np.zeros((LENGTH, 1))}, "parameters"),
+        ({"dtype": "float16"}, "error"),
+        ({"dtype": "int64"}, "error"),
     ],
 )
 def test_training_terms_are_those_of_the_bid(tmp_path, changes, code):
@@ -199,23 +214,80 @@ def test_training_terms_are_those_of_the_bid(tmp_path, changes, code):
     delivered(desk.train())
 
 
+@pytest.mark.parametrize(
+    "model", [softmax(steps=2), softmax(batch_size=1), softmax(l2=1.0), softmax(learning_rate=0.2), softmax(4), ""]
+)
+def test_what_is_trained_is_what_she_bid_for(tmp_path, model):
+    """An order cannot name a model or its local work: only announcements can, and the first one stands."""
+    trained = []
+
+    def compute(owner, wanted, parameters):
+        trained.append(owner.trains(call()).local)
+        return np.zeros_like(parameters)
+
+    desk = Desk(tmp_path, compute=compute)
+    desk.bid()
+    assert refused(desk.bid(model=model), "terms")
+    content = pack(order(), np.zeros(LENGTH), escrow=desk.proof(order()))
+    content["order"]["model"] = model
+    assert refused(desk.send(TRAIN, content), "error")
+    assert desk.releases == []
+    delivered(desk.train())
+    assert trained == [LocalTraining()]
+
+
+HOSTILE_MODELS = {
+    "a stranger's code": '{"classes":2,"features":3,"local":null,"name":"os:system","settings":{}}',
+    "her own files": '{"classes":2,"features":3,"local":null,"name":"hostile:Desk","settings":{"folder":"/"}}',
+    "not registered": softmax().replace("softmax", "transformer"),
+    "too large": '{"classes":2,"features":3,"local":null,"name":"mlp","settings":{"hidden":[100000,100000]}}',
+    "a very long text": softmax().replace("{}", '{"l2":' + "0" * 1900 + "}"),
+    "longer than any": softmax() + " " * 3000,
+    "deep": "[" * 1900,
+    "no JSON": "softmax",
+    "not canonical": softmax().replace(",", ", "),
+    "for ever": softmax(steps=10_000).replace("10000", "10001"),
+    "an odd setting": softmax().replace("{}", '{"shuffle":true}'),
+    "another length": softmax(classes=3),
+    "other features of the same length": softmax(7),
+    "other classes of the same length": softmax(FEATURES, 2).replace('"classes":2', '"classes":1'),
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_MODELS)
+def test_a_hostile_model_is_not_built_and_not_bid_for(tmp_path, what):
+    """Whatever its text says: no code that it names is run, no memory taken, no record touched, nothing on record."""
+    text = HOSTILE_MODELS[what]
+    parameters = 8 if "same length" in what and "features" in what else LENGTH
+    worlds = TwoWorlds(tmp_path, with_record(1.0), with_record(1e300))
+    answer = worlds.bid(model=text, parameters=parameters)
+    assert refused(answer, "error" if len(text) > 2000 else "abstains")
+    assert refused(worlds.train(parameters=np.zeros(parameters)), "no bid")
+    assert worlds.desks[0].releases == []
+    assert unpack(Bid, worlds.bid()) is not None, "and the round is not spoilt by it"
+
+
+def test_a_model_by_its_path_is_trained_only_by_whom_allows_it(tmp_path):
+    text = '{"classes":2,"features":3,"local":null,"name":"hostile:Tiny","settings":{}}'
+    assert refused(Desk(tmp_path / "a").bid(model=text), "abstains")
+    desk = Desk(tmp_path / "b", allow=("hostile:Tiny",))
+    assert unpack(Bid, desk.bid(model=text)) is not None
+    delivered(desk.train())
+    assert refused(Desk(tmp_path / "c").bid(model=text), "abstains"), "though the code is here by now"
+
+
 def test_planted_an_oracle_is_caught(tmp_path, monkeypatch):
     """The guard of before, which computed first and refused what was not finite without a charge."""
-    honest = _Desk.train
+    honest = Guard.train
 
-    def computes_first(self, message, compute):
+    def computes_first(self, wanted, parameters, escrow=None, compute=None):
         vector = compute()
         if not np.isfinite(vector).all():
-            self._refuse_training()
-        return honest(self, message, lambda: vector)
+            raise _Stop("training", "training did not yield finite numbers")
+        return honest(self, wanted, parameters, escrow, lambda: vector)
 
-    def refuse(self):
-        from flmarket.engines.flower.guard import _Refused
-
-        raise _Refused("training", "training did not yield finite numbers")
-
-    monkeypatch.setattr(_Desk, "train", computes_first)
-    monkeypatch.setattr(_Desk, "_refuse_training", refuse, raising=False)
+    monkeypatch.setattr(Guard, "train", computes_first)
     zeros, ones = ({"y": np.full(RECORDS, label)} for label in (0, 1))
     worlds = TwoWorlds(tmp_path, zeros, ones, compute=fails("nan"))
     worlds.bid()
@@ -254,9 +326,7 @@ def test_one_record_moves_a_mean_of_clipped_gradients_by_its_share_only():
             assert np.linalg.norm(after - before) <= 2 * clip / m * (1 + 1e-9)
 
 
-REWARD = {
-    "market": "reward", "perturbation": "gaussian-zcdp", "rounds": 4, "clip": 1.0,
-}  # fmt: skip
+REWARD = terms_of("reward", rounds=4)
 
 
 def test_in_the_reward_game_the_guard_clips_every_record_itself(tmp_path):
@@ -269,9 +339,37 @@ def test_in_the_reward_game_the_guard_clips_every_record_itself(tmp_path):
 
     desk = Desk(tmp_path, compute=unclipped, cap=ZCdp(10.0), value=1.0, privacy_budget=1.0)
     assert unpack(Bid, desk.bid(**REWARD)) is not None
-    vector = delivered(desk.train(epsilon=0.5, **REWARD))
+    vector = delivered(desk.train(**REWARD))
     assert not asked
     assert np.abs(vector).max() < 100
+
+
+@pytest.mark.parametrize("where", [1.0, -1.0])
+def test_a_penalty_does_not_carry_one_record_past_the_noise(tmp_path, where):
+    """Announced so large that its sum with the mean rounds to whole numbers: one record decided which, for all to see.
+
+    The mean's first number is 0.55 or 0.5 in the two worlds, and half of a number's last bit is 0.5 there.
+    """
+    clip_share, trials, wins = 1 / RECORDS, 40, 0
+    terms = terms_of("reward", rounds=1, model=softmax(l2=2.0**23))
+    start = np.array([where * 2.0**29, 0.0, 0.0, 0.0])
+    x = np.zeros((RECORDS, FEATURES))
+    x[:, 0] = 1e6 * where
+    labels = {"in": np.arange(RECORDS) >= 11, "out": np.arange(RECORDS) >= 10}  # of the first class: in the mean
+    desks = {
+        world: Desk(tmp_path / world, cap=ZCdp(1e9), value=1.0, privacy_budget=1.0, x=x, y=y.astype(int))
+        for world, y in labels.items()
+    }
+    rng = np.random.default_rng(3)
+    for trial in range(trials):
+        world, task = ["in", "out"][rng.integers(2)], f"t{trial}"
+        assert unpack(Bid, desks[world].bid(task=task, **terms)) is not None
+        vector = delivered(desks[world].train(task=task, parameters=start, **terms))
+        seen = where * vector[0] - 2.0**52
+        wins += (seen > 0.5) == (world == "in")
+        assert np.linalg.norm(vector) < 1.0 + 50 * clip_share, "longer than clip and noise can make it"
+    allowed = stats.norm.cdf(np.sqrt(2 * 0.5) / 2)  # of ρ = 0.5
+    assert stats.binom.sf(wins - 1, trials, allowed) > 1e-6, f"{wins} of {trials} guesses right"
 
 
 # 3. The price
@@ -282,9 +380,9 @@ def test_a_release_below_her_own_valuation_is_refused(tmp_path):
     desk = Desk(tmp_path, privacy_budget=1.0, cap=PureDp(10.0), valuation=_linear(2.5))
     desk.bid()
     for price in (0, 1, 99_999_998):
-        assert refused(desk.train(epsilon=1.0, price_micros=price, held=False), "price")
+        assert refused(desk.train(amount=1.0, price_micros=price, held=False), "price")
     assert desk.releases == []
-    delivered(desk.train(epsilon=1.0, price_micros=100_000_000))
+    delivered(desk.train(amount=1.0, price_micros=100_000_000))
 
 
 def test_a_price_is_for_what_is_asked_not_for_what_was_bid(tmp_path):
@@ -292,35 +390,23 @@ def test_a_price_is_for_what_is_asked_not_for_what_was_bid(tmp_path):
     desk = Desk(tmp_path, privacy_budget=1.0, cap=PureDp(10.0), valuation=_linear(1 / 6))
     desk.bid()
     quarter = 20 * 10**6 // 3 // 4  # linear: v = 2·rate·ε a record
-    assert refused(desk.train(epsilon=0.5, records=10, price_micros=quarter - 2, held=False), "price")
-    delivered(desk.train(epsilon=0.5, records=10, price_micros=quarter))
+    assert refused(desk.train(records=10, price_micros=quarter - 2, held=False), "price")
+    delivered(desk.train(records=10, price_micros=quarter))
 
 
 @pytest.mark.parametrize("market", ["sampling", "joint", "reward"])
 def test_the_price_covers_the_cost_of_taking_part_in_other_markets(tmp_path, market):
-    terms = {
-        "sampling": {"market": "sampling", "perturbation": "", "clip": 0.0},
-        "joint": {"market": "joint", "perturbation": "m3-update-analytic-client", "delta": 1e-5},
-        "reward": REWARD,
-    }[market]
+    terms = terms_of(market)
     asks = {"sampling": 3.0, "joint": 3.0, "reward": 3.0 * 0.5}[market]
     cap = Uncapped() if market == "sampling" else ApproxDp(50.0, 1e-5)
-    model = _softmax() if market == "joint" else None
-    desk = Desk(tmp_path, cap=cap, value=3.0, privacy_budget=1.0, allow_raw=market == "sampling", model=model)
+    desk = Desk(tmp_path, cap=cap, value=3.0, privacy_budget=1.0, allow_raw=market == "sampling")
     assert unpack(Bid, desk.bid(**terms)) is not None
-    epsilon = float("inf") if market == "sampling" else 0.5
-    assert refused(desk.train(epsilon=epsilon, price_micros=int(asks * 1e6) - 2, held=False, **terms), "price")
-    delivered(desk.train(epsilon=epsilon, price_micros=int(asks * 1e6), **terms))
+    assert refused(desk.train(price_micros=int(asks * 1e6) - 2, held=False, **terms), "price")
+    delivered(desk.train(price_micros=int(asks * 1e6), **terms))
 
 
 def _linear(rate):
-    from flmarket.bids import Kind, Valuations
-
     return Valuations([int(Kind.LINEAR)], [rate])
-
-
-def _softmax():
-    return SoftmaxRegression(FEATURES, 2, local=LocalTraining(steps=2))
 
 
 def test_noise_that_holds_for_ideal_numbers_only_is_refused(tmp_path, monkeypatch):
@@ -391,34 +477,38 @@ def test_a_ledger_that_was_rewritten_since_the_last_round_is_refused(tmp_path):
 # 4. Releases without noise
 
 
-def raw_terms(**changes):
-    return {"market": "sampling", "perturbation": "", "clip": 0.0} | changes
+RAW = terms_of("sampling")
 
 
 @pytest.mark.parametrize("cap", [PureDp(0.01), PureDp(1e15), ZCdp(5.0), ApproxDp(8.0, 1e-6)])
 def test_a_raw_update_fits_under_no_cap(tmp_path, cap):
     """An exact record left under a cap of 0.01 and the account showed 0."""
     desk = Desk(tmp_path, cap=cap, allow_raw=True, value=1.0)
-    assert refused(desk.bid(**raw_terms()), "abstains")
-    assert desk.train(epsilon=float("inf"), **raw_terms()) is not None
+    assert refused(desk.bid(**RAW), "abstains")
+    assert desk.train(**RAW) is not None
     assert desk.releases == []
 
 
 def test_a_raw_update_is_refused_even_after_a_bid_made_without_a_cap(tmp_path):
     """She set a cap after she had bid: the account decides."""
-    Desk(tmp_path, cap=Uncapped(), allow_raw=True, value=1.0).bid(**raw_terms())
+    Desk(tmp_path, cap=Uncapped(), allow_raw=True, value=1.0).bid(**RAW)
     close_records()
     with DurableAccount.open(tmp_path / "owner-7.account.sqlite") as account:
         account.change_cap(PureDp(1.0))
     desk = Desk(tmp_path, cap=PureDp(1.0), allow_raw=True, value=1.0)
-    assert refused(desk.train(epsilon=float("inf"), price_micros=10**6, **raw_terms()), "cap")
+    assert refused(desk.train(price_micros=10**6, **RAW), "cap")
+
+
+def raw_update(owner):
+    """What she trains from zeros, by the model that was announced; all of her records at once, so nothing is drawn."""
+    return updates(built(softmax()), np.zeros(LENGTH), [owner.records(RECORDS)], [np.random.default_rng(0)])[0] * 0.1
 
 
 def test_raw_updates_are_listed_and_unbounded(tmp_path):
     desk = Desk(tmp_path, cap=Uncapped(), allow_raw=True, value=1.0)
-    desk.bid(**raw_terms())
-    vector = delivered(desk.train(epsilon=float("inf"), price_micros=10**6, **raw_terms()))
-    np.testing.assert_allclose(vector, raw_update(desk.owner, order(epsilon=np.inf, **raw_terms()), np.zeros(LENGTH)))
+    desk.bid(**RAW)
+    vector = delivered(desk.train(price_micros=10**6, **RAW))
+    np.testing.assert_allclose(vector, raw_update(desk.owner))
     with desk.account as account:
         (release,) = account.releases()
         assert release.guarantee == Unprotected()
@@ -427,12 +517,29 @@ def test_raw_updates_are_listed_and_unbounded(tmp_path):
             account.change_cap(PureDp(1e6))
 
 
-# 5. Files of the last version
+# 5. Numbers of other lengths
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("clip", [1.0, 1e45])
+def test_the_length_of_numbers_follows_the_question_and_is_no_second_release(tmp_path, clip):
+    """Asked in single precision she answers in it; asked for it again, the same release, in double or not at all."""
+    small, huge = ({"x": np.full((RECORDS, FEATURES), size)} for size in (1.0, 1e300))
+    worlds = TwoWorlds(tmp_path, small, huge)
+    worlds.bid(clip=clip)
+    short = delivered(worlds.train(dtype="float32"))
+    whole = delivered(worlds.release(order()))
+    assert (whole != short).any(), "she keeps what her noise gave"
+    np.testing.assert_array_equal(whole.astype(np.float32), short.astype(np.float32))
+    assert refused(worlds.train(), "replay")
+    assert refused(worlds.train(dtype="float32"), "replay")
+    assert [desk.releases for desk in worlds.desks] == [["t/0/7"]] * 2
+
+
+# 6. Files of the last version
 
 
 def test_a_journal_of_the_version_before_opens_and_its_claims_stand(tmp_path):
-    import sqlite3
-
     path = tmp_path / "owner-7.journal.sqlite"
     old = sqlite3.connect(path)
     old.executescript(
@@ -469,9 +576,26 @@ def test_a_vector_that_is_kept_no_longer_is_not_made_up(tmp_path):
     assert len(desk.releases) == KEPT + 2
 
 
+def test_an_offer_of_the_version_before_is_made_again_and_what_was_released_stays(tmp_path):
+    """Its announcement had other terms; the release's own are the order's, which are kept as text."""
+    path = tmp_path / "owner-7.journal.sqlite"
+    OwnerJournal(path).close()
+    old = sqlite3.connect(path)
+    old.execute('insert into offers values (\'t\', 1, \'{"call": {"steps": 1}, "bid": {"least_epsilon": 0.1}}\')')
+    old.execute("insert into releases values ('t/0/7', 't', 'terms', ?, 0)", (np.ones(LENGTH).tobytes(),))
+    old.execute("pragma user_version = 2")
+    old.commit()
+    old.close()
+    desk = Desk(tmp_path)
+    for index in (0, 1):
+        assert unpack(Bid, desk.bid(round_index=index)) is not None
+    assert refused(desk.train(), "replay")
+    delivered(desk.train(round_index=1))
+
+
 def test_everything_is_refused_that_is_no_order_of_hers(tmp_path):
     """Whatever comes for a release that was never begun: no vector."""
     desk = Desk(tmp_path)
     desk.bid()
-    for wanted in (order(), replace(order(), epsilon=0.1), order(round_index=1), order(owner=8)):
+    for wanted in (order(), replace(order(), loss=PureDp(0.1)), order(round_index=1), order(owner=8)):
         assert set(desk.send(RELEASE, pack(wanted)).content) == {"refusal"}

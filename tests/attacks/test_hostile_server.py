@@ -18,39 +18,45 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from hostile import FEATURES, LENGTH, RECORDS, Desk, TwoWorlds, call, delivered, order
+from hostile import FEATURES, LENGTH, RECORDS, Desk, TwoWorlds, call, delivered, m3, order, softmax, terms_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from scipy import stats
 
 from flmarket import privacy
-from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Announcement, Bid, Order, pack, unpack, unpack_vector
-from flmarket.learning import LocalTraining, SoftmaxRegression
+from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, pack, unpack, unpack_vector
 from flmarket.ledger import DurableAccount
+from flmarket.market import Announcement, Bid, Order
 from flmarket.market.record import close_records
-from flmarket.privacy import ApproxDp, GaussianRelease, PureDp, Uncapped, ZCdp
+from flmarket.privacy import ApproxDp, GaussianRelease, PureDp, Uncapped, Unprotected, ZCdp
 
 MESSAGES = int(os.environ.get("FLMARKET_HOSTILE_MESSAGES", "450"))
 RNG = np.random.default_rng(5)
 FIRST = {"x": RNG.normal(size=(RECORDS, FEATURES)), "y": np.zeros(RECORDS, dtype=int)}
 SECOND = {"x": 1e6 * RNG.normal(size=(RECORDS, FEATURES)), "y": np.arange(RECORDS) % 3}
 KINDS = {
-    **{f"auction {name}": {"market": "auction", "perturbation": name} for name in privacy.names()},
-    "reward": {"market": "reward", "perturbation": "gaussian-zcdp"},
-    "joint": {"market": "joint", "perturbation": "m3-update-analytic-client", "delta": 1e-5},
-    "joint, a record": {"market": "joint", "perturbation": "m3-parameters-paper-record", "delta": 1e-5},
-    "sampling": {"market": "sampling", "perturbation": "", "clip": 0.0},
+    **{f"auction {name}": terms_of("auction", perturbation=name) for name in privacy.names()},
+    "reward": terms_of("reward"),
+    "reward, with a penalty": terms_of("reward", model=softmax(l2=2.0**23)),
+    "joint": terms_of("joint"),
+    "joint, a record": terms_of("joint", settings=m3(clipped="parameters", calibration="paper", unit="record")),
+    "sampling": terms_of("sampling"),
 }
+MODELS = [
+    softmax(), softmax(steps=3), softmax(batch_size=2), softmax(l2=1e9), softmax(learning_rate=1e9), softmax(5),
+    softmax(classes=4), softmax(epochs=3), '{"classes":2,"features":3,"local":null,"name":"os:system","settings":{}}',
+]  # fmt: skip
+TEXTS = ["", "t", "buyer", "auction", "reward", "joint", "sampling", "sphere", "t/0/7", "x" * 400, "{}", m3(delta=0.4)]
+LOSSES = [PureDp(0.0), PureDp(0.3), PureDp(1e9), ZCdp(0.2), ApproxDp(0.3, 1e-5), ApproxDp(0.3, 0.4), Unprotected()]
 
 
 def owner_for(kind):
     """Settings under which an owner takes part in a kind; raw updates fit under no cap."""
     market = KINDS[kind]["market"]
-    pure = market == "auction" and isinstance(privacy.get(KINDS[kind]["perturbation"]).guarantee(0.5), PureDp)
+    pure = market == "auction" and isinstance(privacy.get(call(**KINDS[kind]).perturbation).guarantee(0.5), PureDp)
     cap = Uncapped() if market == "sampling" else PureDp(20.0) if pure else ApproxDp(1e4, 1e-5)
-    model = SoftmaxRegression(FEATURES, 2, local=LocalTraining(steps=2)) if market == "joint" else None
-    return {"cap": cap, "value": 1.0, "allow_raw": market == "sampling", "model": model}
+    return {"cap": cap, "value": 1.0, "allow_raw": market == "sampling"}
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +80,9 @@ class Server:
         """The same message with up to so many fields replaced by something odd."""
         for field in self.rng.choice(fields(value), self.rng.integers(most + 1), replace=False):
             kind = str(field.type)
-            if kind == "str":
-                texts = ["", "t", "buyer", "auction", "reward", "joint", "sampling", "sphere", "t/0/7", "x" * 400]
-                new = texts[self.rng.integers(len(texts))]
+            odd = MODELS if field.name == "model" else {"str": TEXTS, "Event": LOSSES, "bool": [True, False]}.get(kind)
+            if odd is not None:
+                new = odd[self.rng.integers(len(odd))]
             elif kind == "int":
                 new = int([0, 1, 2, 3, 5, 7, 19, 21, 2**40][self.rng.integers(9)])
             else:
@@ -107,11 +113,12 @@ class Server:
             if answer.has_content() and unpack(Bid, answer) is not None:
                 self.rounds.append(index)
         elif action < 0.8:
-            epsilon = float("inf") if self.terms["market"] == "sampling" else float(self.rng.uniform(0.01, 0.5))
             lasting = self.terms["market"] in ("reward", "joint")  # one award for five rounds
-            made = order(round_index=index % 5 if lasting else index, epsilon=epsilon, **self.terms)
+            amount = float(self.rng.uniform(0.01, 0.5))
+            made = order(amount, round_index=index % 5 if lasting else index, **self.terms)
             made = self.changed(made) if self.rng.random() < 0.6 else made
-            answer = self.worlds.train(made, parameters=self.parameters())
+            dtype = ["float64", "float64", "float32", "float16"][self.rng.integers(4)]
+            answer = self.worlds.train(made, parameters=self.parameters(), dtype=dtype)
             self.orders.append(made)
             if answer.has_content() and answer.content.array_records:
                 self.last = unpack_vector(answer)
@@ -147,7 +154,7 @@ def bought(kind, folder, trials, seed=0):
     def update(sign):
         def compute(owner, wanted, parameters):
             change = np.zeros(LENGTH)
-            change[0] = sign * wanted.clip
+            change[0] = sign * call(**terms).clip
             return parameters + change if market == "joint" else change
 
         return compute
@@ -170,8 +177,7 @@ def bought(kind, folder, trials, seed=0):
         desk = desks[world]
         asked = {"task": task, "rounds": 1} | terms
         assert unpack(Bid, desk.bid(**asked)) is not None
-        epsilon = 2.0 if not reward else 1.0
-        vector = delivered(desk.train(epsilon=epsilon, price_micros=10**9, **asked))
+        vector = delivered(desk.train(amount=1.0 if reward else 2.0, price_micros=10**9, **asked))
         wins += (vector[0] > 0) == (world == 0)
     with DurableAccount.open(desks[0].owner.record.with_suffix(".account.sqlite")) as account:
         guarantee = list(account.releases())[-1].guarantee
@@ -194,7 +200,7 @@ def refuted(wins, trials, bound, alpha=1e-6):
     return stats.binom.sf(wins - 1, trials, bound) < alpha
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind]["perturbation"]])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if call(**KINDS[kind]).perturbation])
 def test_guesses_from_releases_stay_within_what_was_charged(tmp_path, kind):
     trials = MESSAGES // 3
     wins, bound = bought(kind, tmp_path, trials)
@@ -207,6 +213,18 @@ def test_planted_half_the_noise_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(privacy.LaplaceL1, "privatize", lambda self, v, epsilon, rng: honest(self, v, 4 * epsilon, rng))
     wins, bound = bought("auction laplace-l1", tmp_path, 200)
     assert refuted(wins, 200, bound)
+
+
+def odd_one(message, field, value, odd):
+    """The message with one field made odd by a number."""
+    if not odd:
+        return message
+    kind, number = type(getattr(message, field)), min(value, 2.0**40)
+    if field == "model":
+        return replace(message, model=MODELS[int(number) % len(MODELS)])
+    if field == "loss":
+        return replace(message, loss=LOSSES[int(number) % len(LOSSES)])
+    return replace(message, **{field: f"{value}" if kind is str else kind(number)})
 
 
 class HostileServer(RuleBasedStateMachine):
@@ -226,10 +244,7 @@ class HostileServer(RuleBasedStateMachine):
         odd=st.booleans(),
     )
     def announce(self, field, value, odd):
-        wanted = call(round_index=self.rounds, **KINDS[self.kind])
-        if odd:
-            kind = type(getattr(wanted, field))
-            wanted = replace(wanted, **{field: kind(min(value, 2.0**40)) if kind is not str else f"{value}"})
+        wanted = odd_one(call(round_index=self.rounds, **KINDS[self.kind]), field, value, odd)
         self.worlds.bid(wanted)
         self.rounds += 1
 
@@ -241,11 +256,7 @@ class HostileServer(RuleBasedStateMachine):
         scale=st.floats(allow_nan=True),
     )
     def ask(self, index, field, value, odd, scale):
-        epsilon = float("inf") if self.kind == "sampling" else 0.3
-        wanted = order(round_index=index, epsilon=epsilon, **KINDS[self.kind])
-        if odd:
-            kind = type(getattr(wanted, field))
-            wanted = replace(wanted, **{field: kind(min(value, 2.0**40)) if kind is not str else f"{value}"})
+        wanted = odd_one(order(0.3, round_index=index, **KINDS[self.kind]), field, value, odd)
         self.orders.append(wanted)
         with np.errstate(all="ignore"):
             self.worlds.train(wanted, parameters=np.full(LENGTH, scale))

@@ -11,10 +11,11 @@ from flwr.app import Message
 
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower import FileStore, InProcessGrid, MarketStrategy, client_app
-from flmarket.engines.flower.messages import TRAIN, Delivery, Order, pack, release_id, unpack
+from flmarket.engines.flower.messages import TRAIN, Delivery, pack, unpack
 from flmarket.engines.flower.play import Dealer, store_spec
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.market import owner_account
+from flmarket.market import Order, owner_account
+from flmarket.market.kind import release_id
 from flmarket.market.record import close_records
 from flmarket.privacy import PureDp
 
@@ -43,7 +44,7 @@ def honest_bids(kind, spec, folder):
     dealer = Dealer(store_spec(spec, folder), folder / "owners")
     grid = InProcessGrid(client_app(dealer), OWNERS)
     owners = [dealer(context) for context in grid.contexts.values()]
-    return {owner.number: owner.bid(kind.announcement(0)) for owner in owners}
+    return {owner.number: owner.proposal(kind.announcement(0)) for owner in owners}
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.1, 3.0, 1000.0])
@@ -101,5 +102,5 @@ def test_a_bad_update_is_charged_to_the_registered_cap_and_not_paid(tmp_path, ki
     assert hers
     assert {award.state for award in hers} == {AwardState.VOIDED}
     assert ledger.balance("owner-0") == 0
-    assert ledger.privacy_spent("owner-0") == pytest.approx(sum(award.epsilon for award in hers))
+    assert ledger.privacy_spent("owner-0") == pytest.approx(sum(award.loss.epsilon for award in hers))
     assert {release.award_id for release in ledger.releases("owner-0")} == {award.id for award in hers}

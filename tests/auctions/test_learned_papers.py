@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flmarket import APPROXIMATE, EXACT, BidProfile, InvalidInput, Valuations, auctions  # noqa: E402
-from flmarket.aggregation import OptAggr  # noqa: E402
 from flmarket.auctions.learned import FORMER_NAMES, PAPERS, weight_names  # noqa: E402
 from flmarket.auctions.learned.papers import (  # noqa: E402
     PaperAuction,
@@ -33,8 +32,7 @@ from flmarket.auctions.learned.weights import load, save  # noqa: E402
 from flmarket.cli import training as command  # noqa: E402
 from flmarket.errors import ConfigError, UnknownName  # noqa: E402
 from flmarket.experiments.fl_market import DrawnBudget  # noqa: E402
-from flmarket.ledger import MemoryLedger  # noqa: E402
-from flmarket.market import Market  # noqa: E402
+from flmarket.market.kinds.auction import cleared  # noqa: E402
 
 NAMES = list(PAPER_PRESETS)
 LINEAR = 0
@@ -284,13 +282,10 @@ def test_a_market_leaves_losers_payments_with_the_buyer(wrapped):
     """As printed owner 1, who sells nothing, is paid 50; a market has no delivery of hers to pay for."""
     auction = PaperAuction(replace(TWO, sold="argmax"), {key: value.numpy() for key, value in constant().items()})
     assert auction.run(BIDS[0], 100.0).payment[0] == pytest.approx(50.0)
-    books = MemoryLedger()
-    books.deposit("money", "buyer", 200_000_000)
     clearing = DrawnBudget(auction, 1.0) if wrapped else auction
-    shop = Market(task="t", auction=clearing, aggregation=OptAggr(), ledger=books, dimension=1)
-    cleared = shop.clear(0, [0, 1], BIDS[0], 100_000_000, rng=np.random.default_rng(0))
-    np.testing.assert_allclose(cleared.price_micros, [0, 30_000_000], atol=1)
-    assert list(cleared.awards) == [1]
+    found = cleared(clearing, BIDS[0], 100_000_000, np.random.default_rng(0))
+    np.testing.assert_allclose(found.price_micros, [0, 30_000_000], atol=1)
+    assert found.winners.tolist() == [False, True]
 
 
 def test_extreme_bids_are_survived():

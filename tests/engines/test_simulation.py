@@ -59,7 +59,7 @@ def test_nobody_passes_her_cap_and_the_market_outlives_her():
     result = played(
         task={"rounds": 30, "budget_factor": 2.0}, owners={"privacy_cap": 4.0, "privacy_budget": [0.5, 2.0]}
     )
-    totals = np.array([o.epsilon_total for o in result.owners])
+    totals = np.array([o.loss_total for o in result.owners])
     assert totals.max() <= 4.0 * (1 + 1e-12)
     assert (totals > 3.9).any()
     assert len(result.rounds) == 30
@@ -128,7 +128,7 @@ def test_federated_averaging_and_model_averaging_run():
 def test_gaussian_noise_needs_an_approximate_cap():
     noise = {"perturbation": "gaussian-l2", "auction": "all-in-capped"}
     result = played(mechanism=noise, owners={"privacy_cap": 10.0, "privacy_cap_delta": 1e-4})
-    assert 0 < max(o.epsilon_total for o in result.owners) <= 10.0
+    assert 0 < max(o.loss_total for o in result.owners) <= 10.0
     with pytest.raises(InvalidInput):
         played(mechanism=noise)
 

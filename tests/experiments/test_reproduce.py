@@ -13,10 +13,11 @@ import pytest
 from flmarket import InvalidInput
 from flmarket.cli import reproduce as command
 from flmarket.errors import DataUnavailable, UnknownName
-from flmarket.experiments import units
+from flmarket.experiments import stack, units
 from flmarket.experiments.claims import CLAIMS, PAPERS, Claim, judge
-from flmarket.experiments.items import Check, Item, combined, from_checks
+from flmarket.experiments.items import Check, Item, from_checks
 from flmarket.experiments.units import Settings, Unit, papers, run_units, select
+from flmarket.experiments.verdicts import exact, missing
 from flmarket.report.reproduction import ClaimRow, PaperSection, write_reproduction
 
 QUICK = Settings(quick=True, seeds=1)
@@ -31,10 +32,10 @@ def paper(monkeypatch, tmp_path):
     module.calls = []
 
     def item(key):
-        def work(out_dir, *, quick, seeds, data_dir, step):
+        def work(job):
             module.calls.append(key)
-            step("working")
-            (out_dir / f"{key}.csv").write_text("x\n")
+            job.step("working")
+            (job.out_dir / f"{key}.csv").write_text("x\n")
             return Item(f"invented-{key}", key, "a claim", "reproduced", "so", (f"{key}.csv",), {"nan": float("nan")})
 
         return work
@@ -62,12 +63,13 @@ def test_what_is_done_is_not_run_again(paper, tmp_path):
         lambda paper, out: Settings(quick=False, seeds=1),
         lambda paper, out: Settings(quick=True, seeds=2),
         lambda paper, out: Settings(quick=True, seeds=1, data_dir=out),
+        lambda paper, out: Settings(quick=True, seeds=1, draw=1),
         lambda paper, out: (out.parent / "invented.py").write_text("second version") and QUICK,
         lambda paper, out: (out / "one.csv").unlink() or QUICK,
         lambda paper, out: (out / "units" / "invented-one.json").write_text("{broken") and QUICK,
         lambda paper, out: setattr(paper, "ENTRANTS", ("posted",)) or QUICK,
     ],
-    ids=["scale", "seeds", "data", "code", "missing file", "broken record", "auctions"],
+    ids=["scale", "seeds", "data", "draw", "code", "missing file", "broken record", "auctions"],
 )
 def test_it_is_run_again_when_something_that_matters_has_changed(paper, tmp_path, change):
     out = tmp_path / "out"
@@ -83,7 +85,7 @@ def test_fresh_runs_everything(paper, tmp_path):
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(paper, tmp_path):
-    def interrupted(out_dir, **options):
+    def interrupted(job):
         raise KeyboardInterrupt
 
     working, paper.ITEMS["two"] = paper.ITEMS["two"], interrupted
@@ -95,7 +97,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(paper, tmp_path):
 
 
 def test_missing_data_is_said_and_tried_again(paper, tmp_path):
-    def missing(out_dir, **options):
+    def missing(job):
         raise DataUnavailable("no such data")
 
     working, paper.ITEMS["two"] = paper.ITEMS["two"], missing
@@ -106,14 +108,8 @@ def test_missing_data_is_said_and_tried_again(paper, tmp_path):
     assert run_units(UNITS[1:], tmp_path, QUICK)[0].items[0].verdict == "reproduced"
 
 
-def test_a_module_with_reproduce_alone_is_one_unit(paper, tmp_path):
-    paper.reproduce = lambda out_dir, **options: (paper.ITEMS["one"](out_dir, **options),)
-    (found,) = run_units((Unit("invented"),), tmp_path, QUICK)
-    assert [item.key for item in found.items] == ["invented-one"]
-
-
 def test_processes_give_what_one_process_gives(tmp_path):
-    chosen = (Unit("stack", "fig2"), Unit("samp", "fig1"))
+    chosen = (Unit("stack", "equilibrium"), Unit("samp", "fig1"))
     notes = []
     alone = run_units(chosen, tmp_path / "alone", QUICK)
     beside = run_units(chosen, tmp_path / "beside", QUICK, jobs=2, report=lambda unit, note: notes.append((unit, note)))
@@ -141,24 +137,20 @@ def test_seeds_are_checked(seeds):
         Settings(quick=True, seeds=seeds)
 
 
-def test_verdicts_combine():
-    assert combined([]) == combined(["not run"]) == "not run"
-    assert combined(["reproduced", "not run"]) == "reproduced"
-    assert combined(["reproduced", "differs"]) == "differs"
-
-
 def test_our_own_statement_cannot_save_or_spoil_the_papers():
-    skipped = Check.skipped("a", "theirs.", "no weights")
-    ours = [Check.of("b", "ours.", holds, "figures", beyond=True) for holds in (True, False)]
-    assert from_checks("k", "t", [skipped, ours[0]]).verdict == "not run"
-    assert from_checks("k", "t", [Check.of("a", "theirs.", True, "x"), ours[1]]).verdict == "reproduced"
+    skipped = Check.of("a", "theirs.", missing("no weights"))
+    ours = [Check.of("b", "ours.", exact(holds, "figures"), beyond=True) for holds in (True, False)]
+    assert from_checks("k", "t", [skipped, ours[0]]).verdict == "undecided"
+    assert from_checks("k", "t", [Check.of("a", "theirs.", exact(True, "x")), ours[1]]).verdict == "reproduced"
     assert from_checks("k", "t", ours).verdict == "differs"
 
 
 def test_claims_find_their_evidence():
     items = [
-        from_checks("flm22-fig7-iid", "Figure 7", [Check.of("a", "c", True, "x"), Check.of("b", "c", False, "y")]),
-        from_checks("flm22-fig7-niid", "Figure 7", [Check.of("a", "c", True, "z")]),
+        from_checks(
+            "flm22-fig7-iid", "Figure 7", [Check("a", "c", "reproduced", "x"), Check("b", "c", "differs", "y")]
+        ),
+        from_checks("flm22-fig7-niid", "Figure 7", [Check("a", "c", "reproduced", "z")]),
     ]
     first, second, third = judge(
         items,
@@ -176,9 +168,9 @@ def test_claims_find_their_evidence():
 FIGURES = {
     "flm21": ("Fig. 5", "Fig. 6", "Fig. 7", "Fig. 8", "Table 1"),
     "flm22": ("Fig. 7", "Fig. 8", "Fig. 9", "Fig. 10", "Table I"),
-    "samp": ("Fig. 1", "Figs. 2, 3", "Fig. 4", "Alg. 1"),
-    "stack": ("Fig. 2(a)", "Fig. 2(b)", "Fig. 3(a)", "Fig. 3(b)", "Fig. 4(a)", "Fig. 4(b)", "Theorem 1"),
-    "jdp": ("Fig. 2", "Fig. 3", "Fig. 4", "Fig. 5"),
+    "samp": ("Fig. 1", "Fig. 2", "Figs. 2, 3", "Fig. 4", "Alg. 1"),
+    "stack": ("Fig. 2(a)", "Fig. 2(b)", "Fig. 3(a)", "Fig. 3(b)", "Fig. 4(a)", "Fig. 4(b)", "eq. (17)", "Alg. 2"),
+    "jdp": ("Fig. 2", "Fig. 2(d)", "Fig. 3", "Fig. 4", "Fig. 5", "Thm. 3", "§4.2", "§4.2.1", "Alg. 4"),
 }
 
 
@@ -197,7 +189,7 @@ def test_the_documentation_has_every_claim():
 
 def test_the_page_links_claims_to_items_and_escapes(tmp_path):
     item = from_checks(
-        "x-fig1", "A <b>figure</b>", [Check.of("a", "It falls.", True, "by half")], files=("f.svg", "f.csv"),
+        "x-fig1", "A <b>figure</b>", [Check("a", "It falls.", "reproduced", "by half")], files=("f.svg", "f.csv"),
         beside=[("row", "1.0", "1.1")], note="A note.",
     )  # fmt: skip
     (tmp_path / "f.svg").write_text("<svg/>")
@@ -217,18 +209,24 @@ def test_the_page_links_claims_to_items_and_escapes(tmp_path):
     assert "http" not in page.replace("http://www.w3.org", "")  # nothing is fetched from elsewhere
 
 
-def test_the_command_writes_an_index_of_everything_in_the_folder(tmp_path, capsys):
+def test_the_command_writes_an_index_of_everything_in_the_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(stack, "RUNS", (2, 2))
     options = {"quick": True, "seeds": 2, "jobs": 1, "data_dir": None, "fresh": False, "as_json": True}
     command.run_reproduction("samp:fig1", tmp_path, **options)
     command.run_reproduction("stack:fig2", tmp_path, **options)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [item["key"] for item in found["items"]] == ["stack-fig2a", "stack-fig2b"]
+    command.run_reproduction("stack:equilibrium", tmp_path, **options, draws=2)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "Draws: reproduced, reproduced." in found["items"][0]["note"]
+    assert (tmp_path / "draw-2" / "stack-equilibrium.csv").exists()
     page = (tmp_path / "index.html").read_text()
     for key in ("samp-q", "stack-fig2a", "stack-fig2b"):
         assert f'id="{key}"' in page
 
 
-def test_units_have_no_randomness_of_their_own(tmp_path):
+def test_units_have_no_randomness_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(stack, "RUNS", (2, 2))
     one, two = (run_units((Unit("stack", "fig2"),), tmp_path / name, QUICK) for name in ("a", "b"))
     np.testing.assert_equal(one[0].items[0].numbers, two[0].items[0].numbers)
     assert units.RECORDS == "units"

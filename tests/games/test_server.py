@@ -9,7 +9,7 @@ from flmarket.errors import InvalidInput
 from flmarket.games import Stackelberg, noise_multiplier, noise_scale, zcdp_of_noise
 from flmarket.games.figures import PAPER_SETTINGS, against_users, against_value_range
 
-ACCOUNTS = ["printed", "pooled"]
+ACCOUNTS = ["printed", "averaged", "pooled"]
 
 
 def game(values, **changes):
@@ -69,6 +69,11 @@ def test_the_optimum_solves_the_first_order_condition(rng):
     assert played.outcome().reward == played.optimal_reward()
 
 
+def test_averaged_optimum_in_closed_form():
+    """Two users of ν = 1: each has X = κ/4 = 25, her noise arrives halved, so |S|²X = 100 for both."""
+    assert game([1.0, 1.0], noise_account="averaged").optimal_reward() == pytest.approx((1000**0.5 - 1) / 100)
+
+
 def test_pooled_optimum_in_closed_form():
     """One X: R* = (√(λX/2) − 1)/X. Two users of ν = 1: X = κ/2 = 50."""
     assert game([1.0, 1.0], noise_account="pooled").optimal_reward() == pytest.approx((500**0.5 - 1) / 50)
@@ -115,11 +120,12 @@ def test_participants_and_users_follow_figures_2_and_4(account):
     assert values.x.tolist() == [2, 4, 7, 10]
 
 
-def test_the_pooled_server_follows_figure_3():
-    users = against_users([100, 400, 700, 1000], draws=20, noise_account="pooled")
+@pytest.mark.parametrize(("account", "draws"), [("pooled", 20), ("averaged", 200)])
+def test_the_server_follows_figure_3_if_noise_is_averaged(account, draws):
+    users = against_users([100, 400, 1000], draws=draws, noise_account=account)
     assert (np.diff(users.server_utility) > 0).all()
     assert (np.diff(users.server_utility, n=2) < 0).all()  # diminishing
-    values = against_value_range([2, 4, 6, 8, 10], draws=20, noise_account="pooled")
+    values = against_value_range([2, 6, 10], draws=draws, noise_account=account)
     assert (np.diff(values.server_utility) < 0).all()
 
 

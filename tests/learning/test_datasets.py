@@ -94,13 +94,13 @@ def test_a_pool_is_its_owners() -> None:
 
 def test_names_and_unknown_names() -> None:
     assert names() == (
-        "bank-marketing", "breast-cancer", "cifar10", "digits", "fashion-mnist", "mnist", "nsl-kdd",
+        "bank-marketing", "breast-cancer", "cifar10", "digits", "emnist", "fashion-mnist", "mnist", "nsl-kdd",
     )  # fmt: skip
     with pytest.raises(UnknownName, match="did you mean 'mnist'"):
         load("mnits")
 
 
-@pytest.mark.parametrize("name", ["bank-marketing", "cifar10", "fashion-mnist", "mnist", "nsl-kdd"])
+@pytest.mark.parametrize("name", ["bank-marketing", "cifar10", "emnist", "fashion-mnist", "mnist", "nsl-kdd"])
 def test_without_files_and_network_the_error_says_what_to_do(name: str) -> None:
     with pytest.raises(DataUnavailable, match=r"FLMARKET_DATA"):
         load(name, download=False)
@@ -270,6 +270,20 @@ def test_idx_images(tmp_path: Path, name: str) -> None:
     assert np.array_equal(data.x_test, np.full((5, 784), 0.2))
     assert data.y_test.tolist() == [0, 1, 2, 3, 4]
     assert data.n_classes == 10
+
+
+def test_emnist_is_read_upright_and_never_downloaded(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    stored = rng.integers(0, 256, (50, 28, 28), dtype=np.uint8)
+    for part, count in (("train", 50), ("test", 4)):
+        (tmp_path / f"emnist-balanced-{part}-images-idx3-ubyte").write_bytes(idx(stored[:count]))
+        (tmp_path / f"emnist-balanced-{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(count, dtype=np.uint8) % 47))
+    data = load("emnist", tmp_path)
+    assert (data.x_train.shape, data.n_classes, data.classes[46]) == ((50, 784), 47, "t")
+    np.testing.assert_allclose(data.x_test[3].reshape(28, 28), stored[3].T / 255.0)  # files have columns first
+    (tmp_path / "emnist-balanced-test-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataUnavailable, match="emnist-balanced-test-labels"):
+        load("emnist", tmp_path)
 
 
 @pytest.mark.parametrize(

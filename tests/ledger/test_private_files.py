@@ -8,6 +8,8 @@ import pytest
 
 from flmarket.errors import FlmarketError
 from flmarket.ledger import Award, DurableAccount, SqlLedger
+from flmarket.market import Order
+from flmarket.market.record import OwnerJournal
 from flmarket.privacy import PureDp
 
 
@@ -36,8 +38,12 @@ def write_account(path):
 
 
 def write_journal(path):
-    journal = pytest.importorskip("flmarket.engines.flower.journal").OwnerJournal(path)
-    journal.claim("a1", "task", "terms", 1.0)
+    journal = OwnerJournal(path)
+    order = Order(
+        award="t/0/1", task="t", buyer="buyer", market="auction", round_index=0, owner=1, loss=PureDp(1.0),
+        price_micros=1, records=1, learning_rate=0.1,
+    )  # fmt: skip
+    journal.claim(order, 1.0)
     return journal
 
 

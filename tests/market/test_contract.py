@@ -32,10 +32,10 @@ def told(ledger, task="t"):
 
 def same_records(one, two):
     for first, second in zip(one, two, strict=True):
-        for name in ("bidders", "price_micros", "epsilon", "weights", "data_size"):
+        for name in ("bidders", "price_micros", "loss", "weights", "data_size"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
         assert (first.state, first.reason, first.budget_micros) == (second.state, second.reason, second.budget_micros)
-        assert first.metrics == second.metrics
+        assert (first.metrics, first.currency) == (second.metrics, second.currency)
 
 
 @pytest.fixture(scope="module")

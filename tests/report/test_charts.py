@@ -47,7 +47,7 @@ def test_captions_are_computed(normal: MarketResult, troubled: MarketResult) -> 
     first, last = normal.accuracy[0], normal.accuracy[-1]
     assert f"rose from {first:.3f} to {last:.3f}" in captions["accuracy"]
     assert captions["accuracy"].endswith("gives 0.630.")
-    assert f"{max(o.epsilon_total for o in normal.owners):.2f} in total" in captions["epsilon-owners"]
+    assert f"{max(o.loss_total for o in normal.owners):.2f} in total" in captions["epsilon-owners"]
     captions = {chart.key: chart.caption for chart in market_charts(troubled)}
     invalid = sum(not record.valid for record in troubled.rounds)
     assert f"in {invalid} rounds nobody delivered" in captions["error-bound"]
@@ -77,10 +77,10 @@ def test_nothing_awarded_at_all(normal: MarketResult) -> None:
     record = normal.rounds[0]
     n = len(record.bidders)
     empty = replace(
-        record, epsilon=np.zeros(n), price_micros=np.zeros(n, dtype=np.int64), state=(None,) * n, reason=("",) * n,
+        record, loss=np.zeros(n), price_micros=np.zeros(n, dtype=np.int64), state=(None,) * n, reason=("",) * n,
         weights=np.zeros(n), error_bound=float("inf"), metrics={}, budget_micros=0,
     )  # fmt: skip
-    idle = tuple(replace(owner, paid_micros=0, epsilon_total=0.0, releases=0) for owner in normal.owners)
+    idle = tuple(replace(owner, paid_micros=0, loss_total=0.0, releases=0) for owner in normal.owners)
     captions = [chart.caption for chart in market_charts(replace(normal, rounds=(empty,), owners=idle))]
     assert any("Nobody was awarded" in caption for caption in captions)
 

@@ -38,7 +38,7 @@ def left_open(result: MarketResult) -> MarketResult:
     losers = [i for i, state in enumerate(record.state) if state is None]
     state, epsilon = list(record.state), record.epsilon.copy()
     state[losers[0]], epsilon[losers[0]] = AwardState.PENDING, 0.1
-    return change_round(result, 2, state=tuple(state), epsilon=epsilon)
+    return change_round(result, 2, state=tuple(state), loss=epsilon)
 
 
 def twice_in_a_round(result: MarketResult) -> MarketResult:
@@ -50,13 +50,13 @@ def twice_in_a_round(result: MarketResult) -> MarketResult:
 
 
 def above_cap(result: MarketResult) -> MarketResult:
-    place = max(range(len(result.owners)), key=lambda i: result.owners[i].epsilon_total)
-    return change_owner(result, place, epsilon_cap=result.owners[place].epsilon_total * 0.99)
+    place = max(range(len(result.owners)), key=lambda i: result.owners[i].loss_total)
+    return change_owner(result, place, loss_cap=result.owners[place].loss_total * 0.99)
 
 
 def understated(result: MarketResult) -> MarketResult:
-    place = max(range(len(result.owners)), key=lambda i: result.owners[i].epsilon_total)
-    return change_owner(result, place, epsilon_total=0.0)
+    place = max(range(len(result.owners)), key=lambda i: result.owners[i].loss_total)
+    return change_owner(result, place, loss_total=0.0)
 
 
 def underpaid(result: MarketResult) -> MarketResult:

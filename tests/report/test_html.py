@@ -78,7 +78,7 @@ def test_numbers_agree_with_the_result(normal: MarketResult, tmp_path: Path) -> 
         assert f'title="{format_micros(owner.paid_micros)}"' in source
     assert f"Final accuracy {normal.accuracy[-1]:.3f} 0.630 by always" in text
     assert f"Paid to owners {money(normal.spent_micros)}" in text
-    assert f"Largest ε, total {max(o.epsilon_total for o in normal.owners):.2f}" in text
+    assert f"Largest ε, total {max(o.loss_total for o in normal.owners):.2f}" in text
     assert f"Owners paid {sum(o.paid_micros > 0 for o in normal.owners)} of {len(normal.owners)}" in text
     ranked = sorted(record.spent_micros for record in normal.rounds)
     median = ranked[(len(ranked) - 1) // 2]
@@ -94,8 +94,8 @@ def test_a_broken_rule_is_shown(normal: MarketResult, tmp_path: Path) -> None:
     text = Page(write_report(overspent, tmp_path / "a").read_text()).text
     assert "✗ Payments never exceed the budget" in text
     assert "1 of 6 rules was broken" in text
-    worst = max(normal.owners, key=lambda owner: owner.epsilon_total)
-    owners = tuple(replace(o, epsilon_cap=0.5) if o is worst else o for o in normal.owners)
+    worst = max(normal.owners, key=lambda owner: owner.loss_total)
+    owners = tuple(replace(o, loss_cap=0.5) if o is worst else o for o in normal.owners)
     text = Page(write_report(replace(normal, owners=owners), tmp_path / "b").read_text()).text
     assert "✗ Nobody exceeds her own privacy cap" in text
     assert json.loads((tmp_path / "b" / "summary.json").read_text())["guarantees"]["within_caps"] is False

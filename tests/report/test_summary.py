@@ -28,7 +28,7 @@ def test_numbers_agree_with_the_result(normal: MarketResult) -> None:
     assert summary["spent_micros"] == sum(owner.paid_micros for owner in normal.owners)
     assert summary["fraction_of_budget_used"] == normal.spent_micros / normal.budget_micros
     assert summary["epsilon_per_round_max"] == max(float(record.epsilon.max()) for record in normal.rounds)
-    assert summary["epsilon_total_max"] == max(owner.epsilon_total for owner in normal.owners)
+    assert summary["epsilon_total_max"] == max(owner.loss_total for owner in normal.owners)
     assert summary["awards"]["posted"] == sum(owner.releases for owner in normal.owners)
     assert summary["invalid_rounds"] == 0
     assert all(summary["guarantees"].values())

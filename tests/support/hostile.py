@@ -6,7 +6,8 @@ records it learns through the randomizer's output, however it chooses its messag
 the first world). `gain` is the other half: how well the numbers themselves tell the worlds apart.
 """
 
-from dataclasses import replace
+import json
+from dataclasses import fields, replace
 
 import numpy as np
 from flwr.app import Message
@@ -29,15 +30,32 @@ from flmarket.errors import FlmarketError
 from flmarket.learning import LocalTraining, SoftmaxRegression, described
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
 from flmarket.market import Announcement, Bid, Order, kinds, owner_account
-from flmarket.privacy import PureDp
+from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
+from flmarket.privacy.joint import LocalPerturbation
 
 FEATURES, RECORDS, NUMBER = 3, 20, 7
 LENGTH = FEATURES + 1  # two classes: one row of weights and a bias
 
 
-def softmax(features=FEATURES, classes=2, **local):
+def softmax(features=FEATURES, classes=2, l2=0.0, **local):
     """How an announcement names the usual model."""
-    return described(SoftmaxRegression(features, max(classes, 2), local=LocalTraining(**local)))
+    return described(SoftmaxRegression(features, max(classes, 2), l2, local=LocalTraining(**local)))
+
+
+def terms_of(market, **changes):
+    """What an announcement says beside the usual in each kind of market."""
+    said = {
+        "auction": {},
+        "reward": {"perturbation": "gaussian-zcdp"},
+        "joint": {"perturbation": "m3", "settings": m3(), "model": softmax(steps=2)},
+        "sampling": {"perturbation": "", "clip": 0.0},
+    }[market]
+    return {"market": market, **said} | changes
+
+
+def m3(**choices):
+    """What an announcement says of M3's noise."""
+    return json.dumps(LocalPerturbation(**choices).choices, sort_keys=True)
 
 
 def call(**changes) -> Announcement:
@@ -49,15 +67,27 @@ def call(**changes) -> Announcement:
     return Announcement(**({"model": softmax(terms["features"], terms["classes"])} | terms))
 
 
-def order(**changes) -> Order:
-    """The order that follows from it, at a price that its owner accepts."""
+def loss(market, amount):
+    """So much of the currency in which bids of a market are."""
+    kinds_of = {"reward": ZCdp, "joint": lambda epsilon: ApproxDp(epsilon, 1e-5), "sampling": lambda _: Unprotected()}
+    return kinds_of.get(market, PureDp)(amount)
+
+
+def order(amount=0.5, **changes) -> Order:
+    """The order that follows from an announcement of these terms, at a price that its owner accepts."""
+    known = {field.name for field in fields(Order)}
+    assert changes.keys() <= known | {field.name for field in fields(Announcement)}
     terms = dict(  # noqa: C408
-        task="t", buyer="buyer", market="auction", round_index=0, owner=NUMBER, loss=PureDp(0.5),
+        task="t", buyer="buyer", market="auction", round_index=0, owner=NUMBER,
         price_micros=20_000_000, records=RECORDS, learning_rate=0.1,
-    ) | changes  # fmt: skip
+    ) | {name: value for name, value in changes.items() if name in known}  # fmt: skip
     lasting = terms["market"] in kinds.names() and kinds.of(terms["market"]).side.lasting
-    first = 0 if lasting else terms["round_index"]
-    return Order(**({"award": f"{terms['task']}/{first}/{terms['owner']}", "lasting": lasting} | terms))
+    follows = {
+        "award": f"{terms['task']}/{0 if lasting else terms['round_index']}/{terms['owner']}",
+        "lasting": lasting,
+        "loss": loss(terms["market"], amount),
+    }
+    return Order(**(follows | terms))
 
 
 def make_owner(folder, **changes) -> Owner:
@@ -68,6 +98,19 @@ def make_owner(folder, **changes) -> Owner:
         valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=PureDp(2.0), record=folder / f"owner-{NUMBER}",
     )  # fmt: skip
     return Owner(**(values | changes))
+
+
+class Tiny:
+    """A model of somebody's own, known by its path only."""
+
+    def __init__(self, features, classes):
+        inner = SoftmaxRegression(features, classes)
+        self.tensors, self.initial, self.train, self.evaluate = (
+            inner.tensors,
+            inner.initial,
+            inner.train,
+            inner.evaluate,
+        )
 
 
 class Desk:
@@ -95,10 +138,10 @@ class Desk:
         if answer.has_content() and unpack(Bid, answer) is not None:
             self.seen[announcement.task, announcement.round_index] = unpack_head(answer)
 
-    def train(self, wanted=None, parameters=None, held=True, **changes):
+    def train(self, wanted=None, parameters=None, held=True, dtype="float64", **changes):
         wanted = order(**changes) if wanted is None else replace(wanted, **changes)
         start = np.zeros(LENGTH) if parameters is None else parameters
-        return self.send(TRAIN, pack(wanted, start, escrow=self.proof(wanted) if held else None))
+        return self.send(TRAIN, pack(wanted, start, escrow=self.proof(wanted) if held else None, dtype=dtype))
 
     def release(self, wanted):
         return self.send(RELEASE, pack(wanted))
@@ -174,10 +217,10 @@ class TwoWorlds:
         self.desks[0].remember(announcement, answer)
         return answer
 
-    def train(self, wanted=None, parameters=None, **changes):
+    def train(self, wanted=None, parameters=None, dtype="float64", **changes):
         wanted = order(**changes) if wanted is None else replace(wanted, **changes)
         start = np.zeros(LENGTH) if parameters is None else parameters
-        return self.send(TRAIN, pack(wanted, start, escrow=self.desks[0].proof(wanted)))
+        return self.send(TRAIN, pack(wanted, start, escrow=self.desks[0].proof(wanted), dtype=dtype))
 
     def release(self, wanted):
         return self.send(RELEASE, pack(wanted))

@@ -15,7 +15,7 @@ import numpy as np
 from flmarket.audit.trials import Sample, Trials, run_checked
 from flmarket.bids import Auction, BidProfile, FloatArray, Outcome
 
-__all__ = ["BudgetUse", "Rationality", "Structure", "Tally", "check_rules", "measure_structure"]
+__all__ = ["BudgetUse", "Rationality", "Structure", "Tally", "check_rules", "envy", "measure_structure"]
 
 TOLERANCE = 1e-9
 _CHUNK_ENTRIES = 2_000_000
@@ -204,7 +204,7 @@ def measure_structure(
     row = np.repeat(np.arange(len(sample)), k)
     trials = Trials(mechanism, bids[row], budget[row], owner, seed=(seed, 105))
     critical, always = _critical(trials) if whole and full_participation and not randomised else (None, None)
-    per_record, contract = _envy(bids, outcome)
+    per_record, contract = envy(bids, outcome)
     return Structure(
         profiles=len(sample),
         monotone=_monotone(trials, rng),
@@ -272,7 +272,7 @@ def _scale_invariant(mechanism: Auction, bids: BidProfile, budget: FloatArray, o
     return _same(scaled, outcome.epsilon, outcome.payment * _SCALE, budget * _SCALE)
 
 
-def _envy(bids: BidProfile, outcome: Outcome) -> tuple[float, float]:
+def envy(bids: BidProfile, outcome: Outcome) -> tuple[float, float]:
     """Shares of profiles with envy; owners i along axis -2, the envied j along axis -1."""
     n, shape = bids.n, bids.shape
     utility = (outcome.payment - outcome.participation * bids.cost_of(outcome))[..., None]

@@ -29,13 +29,15 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     Strict,
+    ValidationError,
     create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
+from flmarket.aggregation import robust
 from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
 from flmarket.engines.config import (
@@ -289,6 +291,7 @@ class TaskRequest(Request):
         JointSection,
         _Within(
             selection=_Listed(auctions.names),
+            aggregation=_Listed(robust.names),
             budget=_Instead(Budget | None, None),
             budget_factor=_absent("joint.budget: a task's budget is set before costs are seen"),
             allow_overspending=_Instead(Literal[False], False),  # a task cannot cost more than its escrow
@@ -308,8 +311,10 @@ class TaskRequest(Request):
         if self.kind != "auction" and (self.broker.engine != SIMULATION or not self.broker.simulated):
             raise ValueError("broker.engine simulation and broker.simulated true: only auctions take registered owners")
         key, amount = self._most
-        if amount is None:
-            raise ValueError(f"{key}: what the task may cost is set aside before it begins")
+        if amount is None:  # named like any other field that is missing
+            why = PydanticCustomError("value_error", "Value error, an amount: what a task may cost is set aside")
+            where = InitErrorDetails(type=why, loc=tuple(key.split(".")), input=None)
+            raise ValidationError.from_exception_data("TaskRequest", [where])
         self.market_file("task")  # what holds for all market files
         return self
 
@@ -330,9 +335,30 @@ class TaskRequest(Request):
         return round((self._most[1] or 0.0) * MICROS)
 
     @property
+    def budget_micros_per_round(self) -> int | None:
+        """What a round may cost at most; None where awards run over all rounds."""
+        return None if self.lasting else self.budget_micros
+
+    @property
     def escrow_micros(self) -> int:
         """What the buyer sets aside."""
-        return self.budget_micros * (1 if self.kind in ("reward", "joint") else self.task.rounds)
+        return self.budget_micros * (1 if self.lasting else self.task.rounds)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether awards run over all rounds and are paid after the last."""
+        return kinds.of(self.kind).side.lasting
+
+    @property
+    def auction_name(self) -> str:
+        """The auction that picks whom to buy from; "" in kinds without one."""
+        return {"sampling": "", "reward": "", "joint": self.joint.selection}.get(self.kind, self.mechanism.auction)
+
+    @property
+    def aggregation_name(self) -> str:
+        """How updates become one."""
+        rules = {"sampling": "unbiased", "reward": self.reward.weighting, "joint": self.joint.aggregation}
+        return rules.get(self.kind, self.mechanism.aggregation)
 
     def with_budget(self, budget_micros: int) -> Self:
         """The same order at another budget."""
@@ -471,11 +497,11 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
 def public_terms(order: TaskRequest) -> dict[str, Any]:
     """What everybody may know of an order, as the API says it."""
     return {
-        "place": task_words(order.broker.engine).place,
+        "place": task_words(order.broker.engine, order.kind).place,
         "data": order.data.registered,
-        "auction": order.mechanism.auction,
-        "aggregation": order.mechanism.aggregation,
-        "budget_micros_per_round": order.budget_micros,
+        "auction": order.auction_name,
+        "aggregation": order.aggregation_name,
+        "budget_micros_per_round": order.budget_micros_per_round,
     }
 
 

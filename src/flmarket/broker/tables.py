@@ -310,7 +310,7 @@ class Check(Base):
     findings: Mapped[list[dict[str, str]]] = mapped_column(JSON)
 
 
-def as_wire(kind: type[T], row: Base, **given: Any) -> T:
+def as_wire(kind: type[T], row: Base, /, **given: Any) -> T:
     """A row as the API says it: columns of the same names, times as RFC 3339, and what else is `given`."""
     names = [field.name for field in fields(kind) if field.name not in given]
     known = {name: getattr(row, name) for name in names}

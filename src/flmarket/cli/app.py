@@ -140,18 +140,21 @@ def reproduce(
     paper: Annotated[str, typer.Argument(help="flm21, flm22, samp, stack, jdp, beyond, PAPER:ITEM, or all.")],
     out: Annotated[Path, typer.Option(help="Folder for plots, CSV and the index page.")] = Path("out/reproduce"),
     quick: Annotated[bool, typer.Option("--quick", help="Smaller data, fewer rounds and seeds.")] = False,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Runs to average over; default 5, quick 2.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Runs to average over; default 5.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Tables and figures at a time, a core each.")] = 1,
     data_dir: DataDir = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is done already.")] = False,
+    draws: Annotated[
+        int, typer.Option(min=1, max=20, help="Draw the seeds so often; a verdict that changes is undecided.")
+    ] = 1,
     json: Json = False,
 ) -> None:
     """The tables and figures of a paper, next to what it printed, with a verdict for each."""
     from flmarket.cli.reproduce import run_reproduction
 
-    run_reproduction(paper, out, quick=quick, seeds=seeds, jobs=jobs, data_dir=data_dir, fresh=fresh, as_json=json)
+    run_reproduction(
+        paper, out, quick=quick, seeds=seeds, jobs=jobs, data_dir=data_dir, fresh=fresh, as_json=json, draws=draws
+    )
 
 
 @app.command(

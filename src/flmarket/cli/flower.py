@@ -43,8 +43,8 @@ epsilon = 3.0               # the most ε you ever sell, to all buyers together.
 # delta = 1e-6              # with it: (ε, δ) over your lifetime; joint DP and the reward game need it, or rho instead
 # none = true               # in place of epsilon: no cap at all, the only way to sell updates without noise
 
-# [model]                   # joint DP: what you train at home
-# kind = "softmax"          # or mnist-cnn, cifar-cnn (the torch extra)
+# [model]                   # what you train at home, if not the model that is announced
+# kind = "softmax"          # or mlp, mnist-cnn, cifar-cnn (the torch extra), package.module:build
 # steps = 5                 # or epochs
 # batch_size = 32
 # learning_rate = 0.1

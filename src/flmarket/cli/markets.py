@@ -155,9 +155,9 @@ def show_run(result: MarketResult, path: Path, trust: TrustWords = OWNERS_HERE) 
     rows.show_header = False
     paid, budget = format_micros(result.spent_micros), format_micros(result.budget_micros)
     delivered = facts["awards"]
-    unit = "ρ" if result.perturbation == "gaussian-zcdp" else "ε"
+    unit, kept = "ρ" if result.currency == "rho" else "ε", result.currency
     most, total = (
-        "∞" if facts[name] is None else f"{facts[name]:.3g}" for name in ("epsilon_per_round_max", "epsilon_total_max")
+        "∞" if facts[name] is None else f"{facts[name]:.3g}" for name in (f"{kept}_per_round_max", f"{kept}_total_max")
     )
     for name, value in (
         ("accuracy", f"{facts['final_accuracy']:.3f} (always the larger class: {facts['baseline_accuracy']:.3f})"),

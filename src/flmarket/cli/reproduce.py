@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from flmarket.cli.output import errors, print_json, print_path, screen, show_trust, table
 from flmarket.experiments.claims import PAPERS, JudgedClaim, judge
-from flmarket.experiments.units import Finished, Settings, Unit, finished_units, papers, run_units, select
+from flmarket.experiments.units import (
+    SEEDS,
+    Finished,
+    Settings,
+    Unit,
+    agreement,
+    finished_units,
+    papers,
+    run_units,
+    select,
+)
 from flmarket.report import write_reproduction
 from flmarket.report.reproduction import ClaimRow, PaperSection
 from flmarket.trust import PAPERS_HERE
 
 __all__ = ["run_reproduction"]
 
-_COLOURS = {"reproduced": "green", "differs": "yellow", "not run": "dim"}
+_COLOURS = {"reproduced": "green", "differs": "yellow", "undecided": "cyan", "not run": "dim"}
 
 
 def run_reproduction(
@@ -28,14 +38,23 @@ def run_reproduction(
     data_dir: Path | None,
     fresh: bool,
     as_json: bool,
+    draws: int = 1,
 ) -> None:
-    """Run what is not done yet, and write the index of everything in the folder."""
+    """Run what is not done yet, and write the index of everything in the folder.
+
+    Every further draw of the seeds goes to a folder of its own; a verdict on which draws do not agree is undecided.
+    """
     units = select(wanted)
-    settings = Settings(quick, seeds if seeds is not None else (2 if quick else 5), data_dir)
-    done = _with_progress(units, out, settings, jobs, fresh)
+    settings = Settings(quick, seeds if seeds is not None else SEEDS, data_dir)
+    drawn = []
+    for draw in range(draws):
+        folder = out / f"draw-{draw + 1}" if draw else out
+        drawn.append(_with_progress(units, folder, replace(settings, draw=draw), jobs, fresh))
+    done = agreement(drawn) if draws > 1 else drawn[0]
     # what was not run leaves no record, and the folder may hold more than was asked for today
     everything = list({f.unit: f for f in (*finished_units(out), *done)}.values())
     command = f"flmarket reproduce {wanted} --seeds {settings.seeds}" + (" --quick" if quick else "")
+    command += f" --draws {draws}" if draws > 1 else ""
     note = "Quick runs use smaller data, fewer rounds and fewer seeds." if any(f.quick for f in everything) else ""
     page = write_reproduction(_sections(everything), out, command=command, note=note)
     if as_json:

@@ -1,19 +1,22 @@
 """What the API says, in one place: the broker's routes and pages return these values, and the client reads them back.
 
 Plain frozen dataclasses, so that a client needs nothing of the service; times are RFC 3339, money is in micro-units,
-every ε is per round unless its name says total. What a caller may send is for the broker to judge (`broker.requests`).
+every ε is per round unless its name says total. A `loss` is a privacy loss and its kind, for
+`flmarket.privacy.event_from_dict`: a pure ε, ρ, ε at a δ, Gaussian noise, or "unprotected". What a caller may send is
+for the broker to judge (`broker.requests`).
 What would break it: a field that changes its meaning. New fields may come; a client ignores those it does not know.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
     "ENDED", "Account", "Audit", "AuditPage", "Award", "Bid", "BidAdvice", "Bill", "BillLine", "BudgetPoint",
-    "Catalogue", "Claim", "EpsilonWords", "Exploration", "FieldProblem", "Finding", "Key", "KeyPage", "LedgerCheck",
-    "LedgerEntry", "LedgerHead", "LedgerPage", "LogLine", "LogPage", "Market", "MarketTask", "Mechanism", "NewKey",
+    "Catalogue", "Claim", "EpsilonWords", "Exploration", "FieldProblem", "Finding", "Key", "KeyPage", "KindLine",
+    "LedgerCheck", "LedgerEntry", "LedgerHead", "LedgerPage", "LogLine", "LogPage", "Market", "MarketTask",
+    "Mechanism", "NewKey",
     "Offer", "OfferPage", "Operations", "Party", "PartyPage", "Privacy", "Problem", "Progress", "Receipt",
     "ReceiptPage", "Release", "Round", "RoundDetail", "RoundPage", "Session", "Statement", "Task", "TaskPage",
 ]  # fmt: skip
@@ -64,7 +67,11 @@ class TaskPage:
 
 @dataclass(frozen=True)
 class Round:
-    """One round. States: open (bids taken), awarded (prices in escrow), settled, empty (nobody sold)."""
+    """One round. States: open (bids taken), awarded (prices in escrow), settled, empty (nobody sold).
+
+    `budget_micros` is what the round could cost as it was planned. Where awards run over all rounds that is the whole
+    task, and everything is spent in the last round.
+    """
 
     index: int
     state: str
@@ -92,17 +99,22 @@ class RoundPage:
 @dataclass(frozen=True)
 class Award:
     """One winner of a round. To a buyer `owner` is a name that is good in this task only; her place (`slot`) and why
-    an award was voided are for the operator."""
+    an award was voided are for the operator.
+
+    `loss` is of this round, or in total where awards run over all rounds (then they are listed in the round in which
+    they ended). `epsilon` is the same as one number: pure, or at δ = 1e-5 where there is no pure one; None if nothing
+    bounds it."""
 
     slot: int | None
     owner: str
-    epsilon: float
+    epsilon: float | None
     records: float
     weight: float
     price_micros: int
     state: str
     reason: str
     award_id: str
+    loss: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,7 @@ class RoundDetail:
 
 @dataclass(frozen=True)
 class BillLine:
-    """One round on the bill."""
+    """One round on the bill; `budget_micros` is as in `Round`."""
 
     index: int
     budget_micros: int
@@ -141,12 +153,12 @@ class Bill:
 class Receipt:
     """An award's entries in the ledger's log with proofs; `document` can be checked without the broker.
 
-    An owner's is a `flmarket.ledger.Receipt`, a buyer's a `flmarket.ledger.SealedReceipt`.
+    An owner's is a `flmarket.ledger.Receipt`, a buyer's a `flmarket.ledger.SealedReceipt`. `epsilon` as in `Award`.
     """
 
     award_id: str
     state: str
-    epsilon: float
+    epsilon: float | None
     price_micros: int
     document: dict[str, Any]
 
@@ -382,7 +394,11 @@ class Account:
 
 @dataclass(frozen=True)
 class MarketTask:
-    """What everybody may know of a task; `place` says where records and noise are."""
+    """What everybody may know of a task; `place` says where records and noise are.
+
+    `auction` is "" in kinds without one. `budget_micros_total` is what it may cost in all; there is none a round where
+    awards run over all rounds.
+    """
 
     id: str
     name: str
@@ -394,10 +410,12 @@ class MarketTask:
     perturbation: str
     rounds: int
     rounds_done: int
-    budget_micros_per_round: int
+    budget_micros_per_round: int | None
     owners: int
     open: bool
     mine: bool
+    kind: str = "auction"
+    budget_micros_total: int = 0
 
 
 @dataclass(frozen=True)
@@ -427,6 +445,15 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
+class KindLine:
+    """A kind of market, in a line; `lasting`: its awards run over all rounds, and are paid after the last."""
+
+    name: str
+    about: str
+    lasting: bool
+
+
+@dataclass(frozen=True)
 class Catalogue:
     """The names that a task may use."""
 
@@ -436,6 +463,7 @@ class Catalogue:
     populations: tuple[str, ...]
     data_sets: tuple[str, ...]
     models: tuple[str, ...]
+    kinds: tuple[KindLine, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -249,8 +249,8 @@ def run(spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None =
             releases=owners.record(i).account.books.releases,
             refusals=owners.refusals[i],
             paid_micros=paid[i],
-            epsilon_total=owners.record(i).account.books.spent,
-            epsilon_cap=getattr(spec, "cap", PrivacyCap()).epsilon,
+            loss_total=owners.record(i).account.books.spent,
+            loss_cap=getattr(spec, "cap", PrivacyCap()).epsilon,
         )
         for i, size in enumerate(spec.partition.sizes.tolist())
     )

@@ -7,17 +7,14 @@ M can be compared. Regret is that of a gauge, a fixed list of lies, over the own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from flmarket.auctions.learned import PaperAuction
 from flmarket.errors import MissingDependency
-from flmarket.experiments import fl_market as fl
-from flmarket.experiments.items import Check, Item, Step, from_checks
-from flmarket.report import Curve, CurveSet
+from flmarket.experiments.items import Check, Item, Job, from_checks, line
+from flmarket.experiments.verdicts import trend
 
 __all__ = ["SHORT", "fig10", "short_training"]
 
@@ -56,43 +53,27 @@ def short_training(
     return auction, found.regret, found.below_cost
 
 
-def fig10(out_dir: Path, *, quick: bool, seeds: int, step: Step) -> Item:
+def fig10(job: Job) -> Item:
     """Train M-RegretNet for each M and draw regret and IR violation."""
-    regret, loss = np.zeros((seeds, len(SIZES))), np.zeros((seeds, len(SIZES)))
+    found = {name: np.zeros((len(job.seeds), len(SIZES))) for name in ("regret", "IR violation")}
     for place, m in enumerate(SIZES):
-        for seed in range(seeds):
-            step(f"training M-RegretNet, M = {m}, seed {seed}")
-            _, regret[seed, place], loss[seed, place] = short_training(
-                "m-regretnet", m, POPULATION, quick=quick, seed=seed
-            )
-    curves = tuple(_curve(name, values) for name, values in (("regret", regret), ("IR violation", loss)))
-    title = "M-RegretNet against M, short training"
-    files = fl.written(out_dir, "flm22-fig10", CurveSet(title, "M", "share of the owner's cost", curves))
-    checks = [_falls("regret", "regret", regret), _falls("ir", "IR violation", loss)]
-    epochs, batches, profiles, _ = SHORT[quick]
+        for row, seed in enumerate(job.seeds):
+            job.step(f"training M-RegretNet, M = {m}, seed {seed}")
+            measured = short_training("m-regretnet", m, POPULATION, quick=job.quick, seed=seed)[1:]
+            found["regret"][row, place], found["IR violation"][row, place] = measured
+    epochs, batches, profiles, _ = SHORT[job.quick]
     return from_checks(
         "flm22-fig10",
         "FLM22 Figure 10: effect of M on regret and IR violation",
-        checks,
-        files=files,
-        numbers={"m": list(SIZES), "regret": regret.mean(axis=0).tolist(), "ir_violation": loss.mean(axis=0).tolist()},
-        note=f"{seeds} models per M, each trained on {epochs * batches} batches of {profiles} profiles (the paper: ten "
-        "models, 5,000 batches of 1,024).",
-    )
-
-
-def _falls(key: str, what: str, values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Check:
-    change, error = fl.paired(values[:, -1], values[:, 0])
-    text = ", ".join(f"{value:.3f}" for value in values.mean(axis=0))
-    return Check.of(
-        key,
-        f"M-RegretNet's {what} falls as M grows.",
-        change < -2 * error,
-        f"{what} at M = {', '.join(map(str, SIZES))}: {text}; from first to last {change:+.3f} ± {error:.3f}",
-    )
-
-
-def _curve(label: str, values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Curve:
-    mean, error = fl.mean_and_se(values)
-    x: Sequence[float] = SIZES
-    return Curve(label, tuple(x), tuple(mean.tolist()), None if error is None else tuple(error.tolist()))
+        [
+            Check.of(key, f"M-RegretNet's {name} falls as M grows.", trend(values, -1, steps=False))
+            for key, (name, values) in zip(("regret", "ir"), found.items(), strict=True)
+        ],
+        files=job.written(
+            "flm22-fig10", "M-RegretNet against M, short training", "M", "share of the owner's cost",
+            [line(name, SIZES, values) for name, values in found.items()],
+        ),
+        numbers={"m": list(SIZES), **{name: values.mean(axis=0).tolist() for name, values in found.items()}},
+        note=f"{len(job.seeds)} models per M, each trained on {epochs * batches} batches of {profiles} profiles (the "
+        "paper: ten models, 5,000 batches of 1,024).",
+    )  # fmt: skip

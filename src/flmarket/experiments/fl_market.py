@@ -1,58 +1,45 @@
 """What FL-Market's two papers share: who takes part in a figure, error bounds with their floor, and training runs.
 
 The papers' own networks take part where trained weights for the population ship, and are left out where not; a figure
-says who is missing, and how far the others were trained. This project's networks stand beside them, as `cleared-menu`.
-`posted`, fitted to the population, takes part in every figure too, and the first best (a buyer who knows every cost) is
-the floor: no auction that must leave owners a rent reaches it.
+says who is missing, and how far the others were trained, and a claim about who is missing is undecided. This project's
+networks stand beside them, as `cleared-menu`. `posted`, fitted to the population, takes part in every figure too, and
+the first best (a buyer who knows every cost) is the floor: no auction that must leave owners a rent reaches it.
+
+Error bounds are kept per profile: auctions are compared on the same ones, on those in which both bought somebody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import flmarket
 from flmarket import auctions
 from flmarket.aggregation import error_bound
 from flmarket.aggregation import get as get_rule
 from flmarket.auctions import learned
 from flmarket.audit import first_best
-from flmarket.bids import Auction, BidProfile, Guarantees, Outcome
+from flmarket.bids import Auction, BidProfile, FloatArray, Guarantees, Outcome
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError, MissingDependency
 from flmarket.experiments.compare import bound_summary
+from flmarket.experiments.items import Job, line
+from flmarket.experiments.verdicts import Estimate, Finding, missing
 from flmarket.learning import DataSet
-from flmarket.market import MarketResult
-from flmarket.report import Curve, CurveSet, write_curves
+from flmarket.report import Curve
 
 __all__ = [
-    "FIRST_BEST",
-    "LEARNED",
-    "BoundCurve",
-    "DrawnBudget",
-    "bounds",
-    "clearly_positive",
-    "contenders",
-    "curve_set",
-    "dearer",
-    "few_tests",
-    "finite_mean",
-    "floor",
-    "mean_and_se",
-    "paired",
-    "ratio",
-    "runs",
-    "without",
-    "written",
+    "FIRST_BEST", "BoundCurve", "DrawnBudget", "bounds", "contenders", "fall", "few_tests", "floor", "gaps", "labelled",
+    "lines", "no_weights", "profiles", "trained", "without",
 ]  # fmt: skip
 
-FloatArray = NDArray[np.float64]
 FIRST_BEST = "first best"
 LEARNED = (*learned.PAPERS, *learned.DEFAULTS)
-_CLEAR = 2.0  # standard errors
+RUNS = "market-runs"  # folder of finished trainings inside the output folder
+VERSION = 1  # of what a kept training means
 
 
 def contenders(population: str, names: Sequence[str]) -> dict[str, Auction]:
@@ -69,28 +56,47 @@ def contenders(population: str, names: Sequence[str]) -> dict[str, Auction]:
     return found
 
 
+def no_weights(*names: str) -> Finding:
+    """What there is to say about auctions that are not there."""
+    return missing(f"weights of {' and '.join(names)} not shipped")
+
+
 def without(names: Sequence[str], found: Mapping[str, object]) -> str:
     """A remark on who is missing, and on how far the papers' networks were trained that are there."""
-    missing = [name for name in names if name not in found]
-    text = [f"No trained weights of {', '.join(missing)} for this population."] if missing else []
+    absent = [name for name in names if name not in found]
+    text = [f"Weights of {', '.join(absent)} are not shipped for this population."] if absent else []
     papers = [f"{name} {one.training}" for name, one in found.items() if isinstance(one, learned.PaperAuction)]
     return " ".join(text + ([f"Trained: {', '.join(papers)}."] if papers else []))
 
 
-@dataclass(frozen=True)
+def profiles(job: Job, population: str, owners: int = 10) -> BidProfile:
+    """Fresh profiles for every seed."""
+    rng = np.random.default_rng((job.seeds.start, owners))
+    return BidProfile.sample(rng, (500 if job.quick else 2000) * len(job.seeds), owners, population)
+
+
+@dataclass(frozen=True, eq=False)
 class BoundCurve:
-    """The mean error bound at each budget; `invalid` is the share of auctions in which nobody sold."""
+    """Error bounds (points, profiles), ∞ where nobody sold."""
 
     auction: str
     rule: str
-    mean: FloatArray
-    se: FloatArray
-    invalid: FloatArray
+    values: FloatArray
 
     @property
     def label(self) -> str:
         """As it stands in a plot."""
         return f"{self.auction} · {self.rule}" if self.rule else self.auction
+
+    @property
+    def mean(self) -> FloatArray:
+        """Over the auctions in which somebody sold; ∞ if nobody ever did."""
+        return np.array([bound_summary(row)[0] for row in self.values])
+
+    @property
+    def empty(self) -> NDArray[np.bool_]:
+        """Where nobody sold."""
+        return np.isinf(self.values)
 
 
 def bounds(
@@ -99,76 +105,70 @@ def bounds(
     entrants: Mapping[str, Auction],
     rules: Sequence[str],
     *,
-    seed: int = 0,
+    dimension: int = 1,
 ) -> list[BoundCurve]:
     """Every auction with every aggregation on the same profiles, a budget per profile at each point."""
-    points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    points: dict[tuple[str, str], list[FloatArray]] = {}
     for name, auction in entrants.items():
         for place, budget in enumerate(budgets):
-            outcome = auction.run(bids, budget, rng=np.random.default_rng((seed, place)))
+            outcome = auction.run(bids, budget, rng=np.random.default_rng(place))
             sold = np.where(outcome.participation > 0, outcome.epsilon, 0.0)
             for rule in rules:
-                weights = get_rule(rule).weights(sold, bids.data_size)
-                points.setdefault((name, rule), []).append(bound_summary(error_bound(weights, sold, bids.data_size)))
-    return [
-        BoundCurve(name, rule, *(np.array(column) for column in zip(*values, strict=True)))
-        for (name, rule), values in points.items()
-    ]
+                weights = get_rule(rule, dimension=dimension).weights(sold, bids.data_size)
+                bound = error_bound(weights, sold, bids.data_size, dimension=dimension)
+                points.setdefault((name, rule), []).append(bound)
+    return [BoundCurve(name, rule, np.array(rows)) for (name, rule), rows in points.items()]
 
 
-def floor(bids: BidProfile, budgets: Sequence[FloatArray], *, profiles: int) -> BoundCurve:
+def floor(job: Job, bids: BidProfile, budgets: Sequence[FloatArray]) -> BoundCurve:
     """The first best on the first few profiles."""
-    count = min(profiles, len(bids.data_size))
+    count = min(50 if job.quick else 1000, len(bids.data_size))
     # all budgets in one call: the solver's effort hardly depends on how many profiles it has
     many = bids[np.tile(np.arange(count), len(budgets))]
-    found = first_best(many, np.concatenate([budget[:count] for budget in budgets]))[1].reshape(len(budgets), count)
-    values = [bound_summary(row) for row in found]
-    mean, se, invalid = (np.array(column) for column in zip(*values, strict=True))
-    return BoundCurve(FIRST_BEST, "", mean, se, invalid)
+    found = first_best(many, np.concatenate([budget[:count] for budget in budgets]))[1]
+    return BoundCurve(FIRST_BEST, "", found.reshape(len(budgets), count))
 
 
-def ratio(one: BoundCurve, other: BoundCurve) -> FloatArray:
-    """The first bound over the second; not a number where one of them bought nobody."""
-    both = np.isfinite(one.mean) & np.isfinite(other.mean)
-    return np.asarray(np.divide(one.mean, other.mean, out=np.full(one.mean.shape, np.nan), where=both))
+def gaps(lower: BoundCurve, higher: BoundCurve, points: Sequence[float], what: str = "") -> dict[str, Estimate]:
+    """By how much the first bound is below the second at each point, on profiles in which both bought somebody."""
+    found = {}
+    for x, ours, theirs in zip(points, lower.values, higher.values, strict=True):
+        both = np.isfinite(ours) & np.isfinite(theirs)
+        if both.sum() > 1:
+            found[f"{what} at {x:g}".strip()] = Estimate.of(theirs[both] - ours[both])
+    return found
 
 
-def finite_mean(values: FloatArray) -> float:
-    """The mean of the finite ones."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else float("nan")
+def fall(curve: BoundCurve, first: int, last: int) -> Estimate:
+    """By how much a bound is lower at one point than at another, on profiles in which somebody sold at both."""
+    both = np.isfinite(curve.values[first]) & np.isfinite(curve.values[last])
+    return Estimate.of(curve.values[first][both] - curve.values[last][both])
 
 
-def dearer(one: BoundCurve, other: BoundCurve) -> NDArray[np.bool_]:
-    """Where the first is above the second by more than two standard errors of both."""
-    with np.errstate(invalid="ignore"):  # ∞ − ∞ where neither buys anybody: not above
-        return np.asarray(one.mean - other.mean > _CLEAR * np.hypot(one.se, other.se))
-
-
-def curve_set(
-    title: str, x_label: str, y_label: str, x: Sequence[float], curves: Sequence[BoundCurve], *, invalid: bool = False
-) -> CurveSet:
-    """Colour by auction, dash by aggregation."""
+def lines(x: Sequence[float], curves: Sequence[BoundCurve], *, empty: bool = False) -> list[Curve]:
+    """Colour by auction, dash by aggregation; `empty`: the shares of auctions in which nobody sold, once each."""
     names = list(dict.fromkeys(curve.auction for curve in curves))
     rules = list(dict.fromkeys(curve.rule for curve in curves))
-    lines = tuple(
-        Curve(
-            curve.auction if invalid else curve.label,
-            tuple(x),
-            tuple((curve.invalid if invalid else curve.mean).tolist()),
-            None if invalid else tuple(curve.se.tolist()),
-            names.index(curve.auction),
-            0 if invalid else rules.index(curve.rule),
-        )
-        for curve in curves
-    )
-    return CurveSet(title, x_label, y_label, lines)
+    if empty:
+        last = [curve for curve in curves if curve.rule == rules[-1]]
+        return [line(c.auction, x, c.empty.mean(axis=1), names.index(c.auction), 0) for c in last]
+    return [_bound_line(c, x, names.index(c.auction), rules.index(c.rule)) for c in curves]
 
 
-def written(out_dir: Path, stem: str, curves: CurveSet, *, log_y: bool = False) -> tuple[str, ...]:
-    """Write PNG, SVG and CSV; returns their names."""
-    write_curves(curves, out_dir, stem, log_y=log_y)
-    return tuple(f"{stem}.{kind}" for kind in ("png", "svg", "csv"))
+def _bound_line(curve: BoundCurve, x: Sequence[float], color: int, dash: int) -> Curve:
+    mean, error, _ = zip(*(bound_summary(row) for row in curve.values), strict=True)
+    return Curve(curve.label, tuple(x), mean, error, color, dash)
+
+
+def labelled(x: Sequence[float], values: Mapping[str, FloatArray], entrants: Sequence[str]) -> list[Curve]:
+    """Lines through (runs, points) called "auction · rule": colour by auction, dash by rule."""
+    rules = list(dict.fromkeys(label.split(" · ")[1] for label in values))
+    found = []
+    for label, rows in values.items():
+        name, rule = label.split(" · ")
+        color = list(entrants).index(name) if name in entrants else len(entrants)
+        found.append(line(label, x, rows, color, rules.index(rule)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -203,41 +203,37 @@ class DrawnBudget:
         return self.inner.run(bids, np.asarray(budget, dtype=np.float64) * share, rng=draw)
 
 
-def runs(
-    config: MarketConfig, data: DataSet, auction: Auction, seeds: Sequence[int], *, least_share: float | None = None
-) -> list[MarketResult]:
-    """The market that `config` describes with this auction in it, once for each seed."""
-    results = []
-    for seed in seeds:
-        simulation = config.model_copy(update={"seed": seed}).simulation(data=data)
-        clearing = auction if least_share is None else DrawnBudget(auction, least_share)
-        results.append(replace(simulation, auction=clearing).run())
-    return results
+def trained(
+    job: Job, config: MarketConfig, data: DataSet, auction: Auction, runs: range, *, least_share: float | None = None
+) -> dict[str, FloatArray]:
+    """The market that `config` describes with this auction in it, once for each seed: arrays with a row per run.
 
+    `accuracy` after each round, `spent` in currency units, and `privacy`, Σ ε·records delivered. Kept when finished.
+    """
 
-def mean_and_se(values: ArrayLike) -> tuple[FloatArray, FloatArray | None]:
-    """Over the first axis, the seeds; one seed has no standard error."""
-    array = np.asarray(values, dtype=np.float64)
-    error = np.asarray(array.std(axis=0, ddof=1) / np.sqrt(len(array))) if len(array) > 1 else None
-    return np.asarray(array.mean(axis=0)), error
+    def play() -> dict[str, list[object]]:
+        found: dict[str, list[object]] = {"accuracy": [], "spent": [], "privacy": []}
+        for seed in runs:
+            simulation = config.model_copy(update={"seed": seed}).simulation(data=data)
+            clearing = auction if least_share is None else DrawnBudget(auction, least_share)
+            result = replace(simulation, auction=clearing).run()
+            found["accuracy"].append(result.accuracy)
+            found["spent"].append(result.spent_micros / 1e6)
+            sold = (record.epsilon[record.delivered] @ record.data_size[record.delivered] for record in result.rounds)
+            found["privacy"].append(float(sum(sold)))
+        return found
 
-
-def paired(one: ArrayLike, other: ArrayLike) -> tuple[float, float]:
-    """Mean and standard error of a difference between runs of the same seeds."""
-    mean, error = mean_and_se(np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64))
-    return float(mean), 0.0 if error is None else float(error)
+    setting = {
+        "version": [flmarket.__version__, VERSION],
+        "market": config.model_dump(mode="json"),
+        "auction": [auction.name, auction.guarantees.source, least_share],
+        "tests": len(data.y_test),
+        "seeds": [runs.start, runs.stop],
+    }
+    return {what: np.array(values) for what, values in job.kept(RUNS, setting, play).items()}
 
 
 def few_tests(data: DataSet, records: int) -> DataSet:
     """The same training records and a random part of the test records: every round is measured on them."""
     some = np.random.default_rng(0).permutation(len(data.y_test))[:records]
     return DataSet(data.name, data.x_train, data.y_train, data.x_test[some], data.y_test[some], data.classes)
-
-
-def clearly_positive(what: str, gaps: Mapping[str, FloatArray]) -> tuple[bool, str]:
-    """Whether paired differences, a value per seed for each auction, are positive together; and a sentence on them."""
-    each = {name: paired(values, np.zeros(len(values))) for name, values in gaps.items()}
-    mean, error = paired(np.mean(list(gaps.values()), axis=0), np.zeros(len(next(iter(gaps.values())))))
-    listed = ", ".join(f"{name} {gap:+.3f} ± {se:.3f}" for name, (gap, se) in each.items())
-    noise = ", within noise" if abs(mean) <= _CLEAR * error else ""
-    return mean > _CLEAR * error, f"{what}: {listed}; together {mean:+.3f} ± {error:.3f}{noise}"

@@ -1,8 +1,7 @@
 """One training of JDP's figures: a setting and a seed in, an accuracy out, each measured once and kept.
 
-Every finished run leaves a small JSON file in the output folder, named by a hash of everything that decides its result.
-A run that is there is read, not repeated, so an interrupted figure goes on where it stopped, and figures share the runs
-they have in common. Raise `VERSION` when the engine changes what a setting means.
+Finished runs are kept in the output folder (`Job.kept`), so an interrupted figure goes on where it stopped, and figures
+share the runs they have in common. Raise `VERSION` when the engine changes what a setting means.
 
 Runs of one seed share records, partition, starting point, mini-batches and noise, whatever the rule or the attack, so
 differences between curves are paired. Everybody who bids is chosen (equal costs, ample budget): the figures are about
@@ -11,8 +10,6 @@ training, and Figure 2 is about selection.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,28 +18,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flmarket import auctions
 from flmarket.aggregation import robust
+from flmarket.bids import FloatArray
 from flmarket.engines import JdpTraining
-from flmarket.experiments.items import Step
-from flmarket.files import write_files
+from flmarket.experiments.items import Job
 from flmarket.learning import DataSet, LocalTraining, Model, Purpose, adversaries, load, models, partition, stream
 from flmarket.learning.adversaries import Adversary
 from flmarket.privacy.joint import LocalPerturbation
 
-__all__ = ["RUNS", "Measured", "Runner", "Setting"]
+__all__ = ["RUNS", "Measured", "Setting", "accuracies", "measure"]
 
-FloatArray = NDArray[np.float64]
 RUNS = "jdp-runs"  # folder of finished runs inside the output folder
-VERSION = 1
+VERSION = 2
 CHOICES = ("leave-one-out", "leave-k-out", "partition")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Everything that decides a run but the seed; `rule` settings beyond the usual are pairs of name and value."""
+    """Everything that decides a run but the seed; `rule` settings beyond the usual are pairs of name and value.
+
+    `factor`, if not 1, is how much the adversary boosts her step.
+    """
 
     data: str = "mnist"
     model: str = "softmax"
@@ -61,6 +59,7 @@ class Setting:
     options: tuple[tuple[str, int], ...] = ()
     adversary: str | None = None
     adversaries: int = 0
+    factor: float = 1.0
     target: int = 2
     validation: int = 500
     test: int = 2000
@@ -76,8 +75,8 @@ class Setting:
         """Who attacks, if anybody."""
         if self.adversary is None or self.adversaries == 0:
             return None
-        targeted = {"target": self.target} if self.adversary in ("dirty-label", "scaled-update") else {}
-        return adversaries.get(self.adversary, **targeted)
+        given: dict[str, Any] = {"target": self.target} if self.adversary in ("dirty-label", "scaled-update") else {}
+        return adversaries.get(self.adversary, **given, **({} if self.factor == 1 else {"factor": self.factor}))
 
     def local_model(self, data: DataSet) -> Model:
         """Softmax regression, or a network with as many threads as this process may use."""
@@ -99,38 +98,20 @@ class Measured:
     client_epsilon_total: float
 
 
-class Runner:
-    """Measures settings, or reads what was measured before."""
-
-    def __init__(self, out_dir: Path, data_dir: Path | None, step: Step, title: str = "") -> None:
-        self.folder, self.data_dir, self.step, self.title = out_dir / RUNS, data_dir, step, title
-
-    def accuracies(self, settings: Sequence[Setting], seeds: int) -> dict[Setting, FloatArray]:
-        """Accuracy of every setting and seed, (seeds,) each; seed by seed, so that an early look is a fair one."""
-        found: dict[Setting, list[float]] = {setting: [] for setting in settings}  # each once
-        for seed in range(seeds):
-            for place, setting in enumerate(found):
-                self.step(f"{self.title}: run {seed * len(found) + place + 1} of {seeds * len(found)}")
-                found[setting].append(self.measure(setting, seed).accuracy)
-        return {setting: np.array(values) for setting, values in found.items()}
-
-    def measure(self, setting: Setting, seed: int) -> Measured:
-        """One run."""
-        key = json.dumps({"version": VERSION, "seed": seed, "setting": asdict(setting)}, sort_keys=True)
-        name = f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
-        known = _read(self.folder / name)
-        if known is None:
-            known = _run(setting, seed, self.data_dir)
-            content = json.loads(key) | {"measured": asdict(known)}
-            write_files(self.folder, {name: json.dumps(content, indent=1)})
-        return known
+def accuracies(job: Job, title: str, settings: Sequence[Setting], runs: range) -> dict[Setting, FloatArray]:
+    """Accuracy of every setting and seed, (runs,) each; seed by seed, so that an early look is a fair one."""
+    found: dict[Setting, list[float]] = {setting: [] for setting in settings}  # each once
+    for done, seed in enumerate(runs):
+        for place, setting in enumerate(found):
+            job.step(f"{title}: run {done * len(found) + place + 1} of {len(runs) * len(found)}")
+            found[setting].append(measure(job, setting, seed).accuracy)
+    return {setting: np.array(values) for setting, values in found.items()}
 
 
-def _read(path: Path) -> Measured | None:
-    try:
-        return Measured(**json.loads(path.read_text(encoding="utf-8"))["measured"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def measure(job: Job, setting: Setting, seed: int) -> Measured:
+    """One run, or what it left behind."""
+    key = {"version": VERSION, "seed": seed, "setting": asdict(setting)}
+    return Measured(**job.kept(RUNS, key, lambda: asdict(_run(setting, seed, job.data_dir))))
 
 
 def _run(setting: Setting, seed: int, data_dir: Path | None) -> Measured:

@@ -1,398 +1,343 @@
 """SAMP's figures again: q against cost, average q against mean cost, learning the prior, and training loss.
 
 Costs are uniform or truncated exponential on [0.5, 10]; the paper names the families, not their ranges, so levels are
-ours and orders are the paper's. Training is softmax regression on Dirichlet-split records, with the rate 2/(μ(γ + Er))
-of the theory but γ from a first rate of 0.2: the theory's γ = 8L/μ gives 0.005 on these images and nothing to see in so
-few rounds. The convergence bound is for the theory's rate: it is drawn beside the losses for comparing mechanisms and
-does not formally cover these runs (it is also some 10⁸ times the loss). All mechanisms of a seed share costs, partition
-and random streams, so their differences are paired.
+ours and orders are the paper's. All mechanisms of a figure know the same support of costs.
 
-Budget and first rate were chosen after a look at 8 settings on MNIST at the quick scale (B̄ 1 or 2, first rate 0.05 or
-0.2, both cost families; 3 seeds). The order of losses was the same in all 8; the ratio optimal/uniform was not (0.936
-to 0.999). So verdicts on training are on the order of means only, and each says how it compares with its noise.
+Training is softmax regression on Dirichlet-split records with a penalty of 1e-4. (With 0.01 nearly all of the loss is
+the minimum F*, which no sampling can change; both the loss and its excess over F* are in the numbers.) The rate is the
+theory's 2/(γ + μr) over rounds r, but with γ from a first rate of 0.2: its γ = max(8L, μE) gives 0.005 on these images
+and nothing to see in so few rounds. The convergence bound is for the theory's rate and does not cover these runs.
 
-Complete information knows the drawn costs and spends B̄ on exactly these; the other two spend B̄ in expectation over the
-distribution. EMNIST is replaced by Fashion-MNIST, and a data set that is not to be had by scikit-learn's digits.
+Budget and first rate were chosen after a look at 8 settings on MNIST (B̄ 1 or 2, first rate 0.05 or 0.2, both families
+of costs; seeds 0 to 2 at the quick scale, with another penalty): the seeds of a second draw are fresh. All mechanisms
+of a seed share costs, partition and random streams, so their differences are paired.
+
+Complete information knows the drawn costs and spends B̄ on exactly these; the others spend B̄ in expectation. Clients of
+the prior-independent mechanism come in a random order, √N of them for the first estimate. Fashion-MNIST stands in for
+EMNIST where its files are not to be had, and scikit-learn's digits for a data set that is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize
 
-from flmarket.engines import SampledTraining
-from flmarket.errors import DataUnavailable, InvalidInput
-from flmarket.experiments.items import Check, Item, Reproduction, Step
-from flmarket.learning import DataSet, Purpose, load, stream
+from flmarket.engines import SampledResult, SampledTraining
+from flmarket.errors import DataUnavailable
+from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks, line
+from flmarket.experiments.verdicts import Estimate, exact, judged, trend
+from flmarket.learning import DataSet, Purpose, SoftmaxRegression, load, stream
 from flmarket.learning.partition import dirichlet
-from flmarket.market.kinds.sampling import SampledResult
-from flmarket.report import Curve, CurveSet, write_curves
-from flmarket.sampling import (
-    CompleteInformation,
-    Empirical,
-    OptimalSampling,
-    Posted,
-    TruncatedExponential,
-    Uniform,
-    UniformSampling,
-)
+from flmarket.report import Curve
+from flmarket.sampling import TruncatedExponential, Uniform
 from flmarket.sampling.figures import average_participation, learning_curve
+from flmarket.sampling.prior_independent import known_scheme, terms
 
-__all__ = ["FULL", "ITEMS", "QUICK", "Scale", "reproduce"]
+__all__ = ["FULL", "ITEMS", "QUICK", "Scale"]
 
-FloatArray = NDArray[np.float64]
-C_MIN, C_MAX, BUDGET, L2, FIRST_RATE = 0.5, 10.0, 1.0, 0.01, 0.2
-FAMILIES: dict[Literal["uniform", "exponential"], Uniform | TruncatedExponential] = {
+Family = Literal["uniform", "exponential"]
+C_MIN, C_MAX, BUDGET, L2, FIRST_RATE, LOCAL_STEPS = 0.5, 10.0, 1.0, 1e-4, 0.2, 5
+FAMILIES: dict[Family, Uniform | TruncatedExponential] = {
     "uniform": Uniform(C_MIN, C_MAX),
     "exponential": TruncatedExponential(C_MIN, C_MAX, 2.0),
 }
-PRINTED_RATIO = {"mnist": "94 %", "fashion-mnist": "90 %"}  # the latter printed for EMNIST
-COMPLETE, OPTIMAL, UNIFORM = "complete information", "optimal", "uniform sampling"
+PRINTED_RATIO = {"mnist": 0.94, "emnist": 0.90, "fashion-mnist": 0.90}  # Figure 2; the last printed for EMNIST
+RUNS = 2, 6  # of training for a seed, quick and full
+TESTS = 500  # records; accuracies are a remark here
+SCHEMES = ("complete", "optimal", "prior-independent", "uniform")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything."""
+    """How much of everything; `data_sets` are tried in turn until one is there."""
 
-    data_sets: tuple[str, ...]
+    data_sets: tuple[tuple[str, ...], ...]
     records: int
     clients: int
     rounds: int
-    most_seeds: int
     population: int
     learners: tuple[int, ...]
-    draws: int
 
 
-QUICK = Scale(("mnist", "fashion-mnist"), 2000, 40, 30, 3, 400, (50, 200, 800, 3200), 3)
-FULL = Scale(("mnist", "fashion-mnist"), 6000, 100, 100, 1000, 2000, (50, 200, 800, 3200, 12800), 10)
+_IMAGES = (("mnist", "digits"), ("emnist", "fashion-mnist", "digits"))
+QUICK = Scale(_IMAGES, 2000, 40, 30, 400, (50, 200, 800, 3200))
+FULL = Scale(_IMAGES, 6000, 100, 100, 2000, (50, 200, 800, 3200, 12800))
 
 
-def fig1(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:
+def _scale(job: Job) -> Scale:
+    return QUICK if job.quick else FULL
+
+
+def fig1(job: Job) -> Item:
     """The illustration of the optimal q."""
-    del quick, seeds, data_dir
-    step("q against cost")
-    return _q_against_cost(out_dir)
-
-
-def fig4(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:
-    """Average q against the mean cost."""
-    del seeds, data_dir
-    step("average q against mean cost")
-    return _average_q(out_dir, QUICK if quick else FULL)
-
-
-def prior(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> Item:
-    """The prior-independent mechanism against the prior-based one."""
-    del seeds, data_dir
-    step("prior-independent against prior-based")
-    return _learning_the_prior(out_dir, QUICK if quick else FULL)
-
-
-def fig2(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> tuple[Item, ...]:
-    """Training loss with uniform costs."""
-    return _losses(out_dir, "uniform", quick=quick, seeds=seeds, data_dir=data_dir, step=step)
-
-
-def fig3(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> tuple[Item, ...]:
-    """Training loss with exponential costs."""
-    return _losses(out_dir, "exponential", quick=quick, seeds=seeds, data_dir=data_dir, step=step)
-
-
-ITEMS: dict[str, Reproduction] = {"fig1": fig1, "fig4": fig4, "prior": prior, "fig2": fig2, "fig3": fig3}
-
-
-def reproduce(out_dir: Path, *, quick: bool, seeds: int, data_dir: Path | None, step: Step) -> tuple[Item, ...]:
-    """Run everything at one of two scales; `quick` uses at most three seeds."""
-    made: list[Item] = []
-    for work in ITEMS.values():
-        found = work(out_dir, quick=quick, seeds=seeds, data_dir=data_dir, step=step)
-        made += (found,) if isinstance(found, Item) else found
-    return tuple(made)
-
-
-def _losses(
-    out_dir: Path,
-    family: Literal["uniform", "exponential"],
-    *,
-    quick: bool,
-    seeds: int,
-    data_dir: Path | None,
-    step: Step,
-) -> tuple[Item, ...]:
-    if seeds < 1:
-        raise InvalidInput("seeds", seeds, "at least 1")
-    scale = QUICK if quick else FULL
-    runs = min(seeds, scale.most_seeds)
-    return tuple(
-        _training(out_dir, data, note, family, scale, runs, step) for data, note in _data_sets(scale, data_dir)
-    )
-
-
-def _q_against_cost(out_dir: Path) -> Item:
     cost = np.linspace(C_MIN, C_MAX, 191)
-    ok = True
     files: tuple[str, ...] = ()
-    objectives: dict[str, dict[str, float]] = {}
-    numbers: dict[str, object] = {}
+    numbers: dict[str, dict[str, float]] = {}
+    falls = ordered = True
     for family, distribution in FAMILIES.items():
-        kinds = (CompleteInformation, OptimalSampling, UniformSampling)
-        posted = {
-            name: kind.from_distribution(distribution, BUDGET)
-            for name, kind in zip((COMPLETE, OPTIMAL, UNIFORM), kinds, strict=True)
-        }
-        curves = tuple(_curve(name, cost, mechanism.offer(cost)[0]) for name, mechanism in posted.items())
-        title = f"Participation against cost, {family} costs"
-        files += _written(out_dir, f"samp-q-{family}", CurveSet(title, "cost c", "q(c)", curves))
-        objective = {name: mechanism.objective for name, mechanism in posted.items()}
-        falls = bool((np.diff(posted[OPTIMAL].offer(cost)[0]) <= 1e-12).all())
-        spent = {name: mechanism.expected_payment for name, mechanism in posted.items()}
-        ok &= falls and _ordered(objective) and max(spent.values()) <= BUDGET * (1 + 1e-9)
-        objectives[family] = objective
-        numbers[family] = {"objective": objective, "expected_payment": spent, "q_falls": falls}
-    return Item(
-        "samp-q",
-        "SAMP Figure 1: q against cost (illustration)",
-        "The optimal q falls in the cost, and E[1/q] is complete information ≤ optimal ≤ uniform at one budget.",
-        "reproduced" if ok else "differs",
-        "E[1/q], complete / optimal / uniform: " + "; ".join(f"{f} costs {_three(o)}" for f, o in objectives.items()),
-        files,
-        numbers,
+        posted = {name: known_scheme(name, distribution, BUDGET) for name in ("complete", "optimal", "uniform")}
+        q = {name: one.offer(cost)[0] for name, one in posted.items()}
+        curves = [line(name, cost, values) for name, values in q.items()]
+        files += job.written(
+            f"samp-q-{family}", f"Participation against cost, {family} costs", "cost c", "q(c)", curves
+        )
+        numbers[family] = {name: one.objective for name, one in posted.items()}
+        complete, optimal, uniform = numbers[family].values()
+        falls &= bool((np.diff(q["optimal"]) <= 1e-12).all())
+        ordered &= complete <= optimal <= uniform
+        ordered &= max(one.expected_payment for one in posted.values()) <= BUDGET * (1 + 1e-9)
+    listed = "; ".join(f"{f} costs {_three(o)}" for f, o in numbers.items())
+    checks = (
+        Check.of("falls", "The optimal q falls in the cost.", exact(falls, "at 191 costs of either family")),
+        Check.of(
+            "order",
+            "E[1/q] is complete information ≤ optimal ≤ uniform at one budget.",
+            exact(ordered, f"complete / optimal / uniform: {listed}"),
+        ),
+    )
+    return from_checks(
+        "samp-q", "SAMP Figure 1: q against cost (illustration)", checks, files=files, numbers={"objective": numbers}
     )
 
 
-def _average_q(out_dir: Path, scale: Scale) -> Item:
+def fig4(job: Job) -> Item:
+    """Average q against the mean cost."""
     means = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
-    ok = True
     files: tuple[str, ...] = ()
-    numbers: dict[str, dict[str, list[float]]] = {}
+    numbers: dict[str, object] = {"mean_cost": list(means)}
+    falls = more = True
+    learnt: dict[str, Estimate] = {}
+    said = []
     for family in FAMILIES:
-        found = average_participation(
-            means, family=family, budget_per_client=BUDGET, minimum=C_MIN, maximum=C_MAX, clients=scale.population
-        )
+        job.step(f"average q against mean cost, {family} costs")
+        found = [
+            average_participation(
+                means, family=family, budget_per_client=BUDGET, minimum=C_MIN, maximum=C_MAX,
+                clients=_scale(job).population, seed=seed,
+            )
+            for seed in job.seeds
+        ]  # fmt: skip
+        one, online = found[0], np.array([each.prior_independent for each in found])
         lines = {
-            COMPLETE: found.complete_information,
-            OPTIMAL: found.prior_based,
-            "prior-independent": found.prior_independent,
-            UNIFORM: found.uniform,
+            "complete": one.complete_information,
+            "optimal": one.prior_based,
+            "prior-independent": online,
+            "uniform": one.uniform,
         }
-        curves = tuple(_curve(name, means, q) for name, q in lines.items())
+        curves = [line(name, means, q) for name, q in lines.items()]
         title = f"Average participation against mean cost, {family} costs"
-        files += _written(out_dir, f"samp-average-q-{family}", CurveSet(title, "mean cost", "average q", curves))
-        more = bool(
-            (found.prior_based > found.uniform).all() and (found.complete_information >= found.prior_based).all()
-        )
-        falls = bool((np.diff(found.prior_based) < 0).all())
-        learnt = bool((found.prior_independent > found.uniform).all())
-        ok &= more and falls and learnt
-        numbers[family] = {name: q.tolist() for name, q in lines.items()}
-    return Item(
-        "samp-average-q",
-        "SAMP Figure 4: average q against mean cost",
-        "Average q falls with the mean cost; the optimal one, known prior or not, recruits more than uniform sampling.",
-        "reproduced" if ok else "differs",
-        "Average q at the lowest mean cost, complete / optimal / uniform: "
-        + "; ".join(f"{f} costs {_three({k: v[0] for k, v in n.items()})}" for f, n in numbers.items())
-        + f". Uniform sampling knows c_max = {C_MAX:g} only, the others the distribution. The paper's text says "
-        "'lower' where the mechanism recruits more.",
-        files,
-        {"mean_cost": list(means), **numbers},
+        files += job.written(f"samp-average-q-{family}", title, "mean cost", "average q", curves)
+        falls &= bool((np.diff(one.prior_based) < 0).all())
+        more &= bool((one.prior_based > one.uniform).all() and (one.complete_information >= one.prior_based).all())
+        learnt |= {
+            f"{family} costs at {m:g}": Estimate.of(gap) for m, gap in zip(means, (online - one.uniform).T, strict=True)
+        }
+        numbers[family] = {name: np.atleast_2d(q).mean(axis=0).tolist() for name, q in lines.items()}
+        said.append(f"{family} costs {_three({name: float(np.ravel(q)[0]) for name, q in lines.items()})}")
+    checks = (
+        Check.of("falls", "Average q falls with the mean cost.", exact(falls, "at six mean costs of either family")),
+        Check.of(
+            "more",
+            "The prior-based mechanism recruits more than uniform sampling (the text says lower), less than complete "
+            "information.",
+            exact(more, f"at the lowest mean cost complete / optimal / uniform: {'; '.join(said)}"),
+        ),
+        Check.of(
+            "learnt",
+            "Beyond the paper: without the prior it recruits more than uniform sampling too.",
+            judged(learnt, above=0.0),
+            beyond=True,
+        ),
     )
+    return from_checks(
+        "samp-average-q", "SAMP Figure 4: average q against mean cost", checks, files=files, numbers=numbers,
+        note="All four mechanisms know where the costs end.",
+    )  # fmt: skip
 
 
-def _learning_the_prior(out_dir: Path, scale: Scale) -> Item:
-    ok = True
+def prior(job: Job) -> Item:
+    """The prior-independent mechanism against the prior-based one."""
+    learners = _scale(job).learners
+    x = np.log10(learners)
     curves: list[Curve] = []
-    ratios: dict[str, list[float]] = {}
-    uniform: dict[str, float] = {}
-    x = np.round(np.log10(scale.learners), 2)
+    numbers: dict[str, object] = {"clients": list(learners)}
+    checks: list[Check] = []
     for place, (family, distribution) in enumerate(FAMILIES.items()):
-        found = learning_curve(scale.learners, distribution, budget_per_client=BUDGET, draws=scale.draws)
-        curves.append(_curve(f"{family} costs", x, found.ratio, found.spread, color=place))
-        flat = np.full(x.size, found.uniform_ratio)
-        curves.append(_curve(f"uniform sampling, {family} costs", x, flat, color=place, dash=1))
-        gap = np.abs(found.ratio - 1.0)
-        ok &= bool(gap[-1] < gap[0] and found.ratio[-1] < found.uniform_ratio and gap[-1] < 0.05)
-        ratios[family], uniform[family] = found.ratio.tolist(), found.uniform_ratio
-    title = "Prior-independent E[1/q] over the prior-based optimum"
-    files = _written(out_dir, "samp-prior", CurveSet(title, "clients (log10)", "ratio", tuple(curves)))
-    return Item(
-        "samp-prior",
-        "SAMP Algorithm 1: prior-independent against N",
-        "Without the cost distribution the objective approaches the optimum as clients become many (5 % is our bar).",
-        "reproduced" if ok else "differs",
-        f"Ratio at N = {scale.learners[0]:,} and {scale.learners[-1]:,}: "
-        + "; ".join(f"{f} costs {r[0]:.3f} and {r[-1]:.3f}" for f, r in ratios.items()),
-        files,
-        {"clients": list(scale.learners), "ratio": ratios, "uniform_ratio": uniform},
+        job.step(f"prior-independent against prior-based, {family} costs")
+        found = [learning_curve(learners, distribution, budget_per_client=BUDGET, draws=1, seed=s) for s in job.seeds]
+        ratio, uniform = np.array([one.ratio for one in found]), found[0].uniform_ratio
+        curves.append(line(f"{family} costs", x, ratio, place))
+        curves.append(line(f"uniform sampling, {family} costs", x, np.full(x.size, uniform), place, 1))
+        numbers[family] = {"ratio": ratio.mean(axis=0).tolist(), "uniform_ratio": uniform}
+        checks += [
+            Check.of(
+                f"{family}-falls", f"E[1/q] over the prior-based one falls with N, {family} costs.", trend(ratio, -1)
+            ),
+            Check.of(
+                f"{family}-near",
+                f"It ends within 5 % of it (our bar) and below uniform sampling's, {family} costs.",
+                judged({f"at N = {learners[-1]:,}": Estimate.of(ratio[:, -1])}, below=min(1.05, uniform)),
+            ),
+        ]
+    files = job.written(
+        "samp-prior", "Prior-independent E[1/q] over the prior-based optimum", "clients (log10)", "ratio", curves
+    )
+    return from_checks(
+        "samp-prior", "SAMP Algorithm 1: prior-independent against N", checks, files=files, numbers=numbers
     )
 
 
-def _training(
-    out_dir: Path,
-    data: DataSet,
-    note: str,
-    family: Literal["uniform", "exponential"],
-    scale: Scale,
-    seeds: int,
-    step: Step,
-) -> Item:
-    runs: dict[str, list[SampledResult]] = {COMPLETE: [], OPTIMAL: [], UNIFORM: []}
-    for seed in range(seeds):
-        step(f"training on {data.name}, {family} costs, seed {seed}")
+def fig2(job: Job) -> tuple[Item, ...]:
+    """Training loss with uniform costs."""
+    return _losses(job, "uniform")
+
+
+def fig3(job: Job) -> tuple[Item, ...]:
+    """Training loss with exponential costs."""
+    return _losses(job, "exponential")
+
+
+def _losses(job: Job, family: Family) -> tuple[Item, ...]:
+    found: dict[str, tuple[DataSet, str]] = {}
+    for names in _scale(job).data_sets:
+        data, note = _first_there(job, names)
+        found.setdefault(data.name, (data, note))
+    return tuple(_training(job, data, note, family) for data, note in found.values())
+
+
+def _first_there(job: Job, names: tuple[str, ...]) -> tuple[DataSet, str]:
+    """A fixed random subset of the first of these data sets that is to be had, with what must be said about it."""
+    for name in names[:-1]:
+        try:
+            data = load(name, job.data_dir, download=name != "emnist")
+            break
+        except DataUnavailable:
+            continue
+    else:
+        data = load(names[-1])
+    some = np.random.default_rng(0).permutation(len(data.y_train))[: _scale(job).records]
+    parts = (data.x_train[some], data.y_train[some], data.x_test[:TESTS], data.y_test[:TESTS])
+    note = "" if data.name == names[0] else f"{data.name} stands in for {names[0]}, whose files are not here."
+    return DataSet(data.name, *parts, data.classes), note
+
+
+def _training(job: Job, data: DataSet, note: str, family: Family) -> Item:
+    scale = _scale(job)
+    runs: dict[str, list[SampledResult]] = {name: [] for name in SCHEMES}
+    for seed in job.runs(*RUNS):
+        job.step(f"training on {data.name}, {family} costs, seed {seed}")
         for name, result in _paired_runs(data, family, scale, seed).items():
             runs[name].append(result)
+    least = _least_loss(data)
     loss = {name: np.array([run.loss for run in results]) for name, results in runs.items()}
     settled = {name: array[:, -max(1, scale.rounds // 4) :].mean(axis=1) for name, array in loss.items()}
-    means = {name: float(values.mean()) for name, values in settled.items()}
     rounds, stem = np.arange(1, scale.rounds + 1), f"samp-loss-{data.name}-{family}"
-    curves = tuple(_curve(name, rounds, array.mean(axis=0), _se(array)) for name, array in loss.items())
-    files = _written(out_dir, stem, CurveSet(f"{data.name}, {family} costs", "round", "training loss", curves))
-    bounds = {name: np.array([record.bound for record in results[0].rounds]) for name, results in runs.items()}
-    limits = tuple(_curve(f"bound at the theory's rate, {name}", rounds, values) for name, values in bounds.items())
-    beside = CurveSet(f"{data.name}, {family} costs: loss and bound", "round", "loss", curves + limits)
-    files += _written(out_dir, f"{stem}-bound", beside, log_y=True)
-    gains = {
-        "uniform − optimal": settled[UNIFORM] - settled[OPTIMAL],
-        "optimal − complete": settled[OPTIMAL] - settled[COMPLETE],
-    }
-    order = f"Loss, complete / optimal / uniform: {_three(means)} (mean of {seeds} seeds, last quarter of rounds)"
-    noise = ", ".join(f"{name} {_difference(values)}" for name, values in gains.items())
-    share = (
-        f"optimal is {means[OPTIMAL] / means[UNIFORM]:.1%} of uniform; the verdict is on the order, not on this ratio"
+    curves = [line(name, rounds, array - least) for name, array in loss.items()]
+    files = job.written(
+        stem, f"{data.name}, {family} costs", "round", "training loss − F*, log scale", curves, log_y=True
     )
-    return Item(
+    gaps = {
+        "uniform − optimal": Estimate.of(settled["uniform"] - settled["optimal"]),
+        "optimal − complete": Estimate.of(settled["optimal"] - settled["complete"]),
+    }
+    means = {name: float(values.mean()) for name, values in settled.items()}
+    levels = f"; loss, complete / optimal / uniform: {_three(means)}, of which F* is {least:.3g}"
+    ratio = settled["optimal"] / settled["uniform"]
+    beyond_least = (settled["optimal"] - least) / (settled["uniform"] - least)
+    checks = [
+        Check.of(
+            "order",
+            "The training loss is complete information ≤ optimal ≤ uniform sampling.",
+            judged({"uniform − optimal": gaps["uniform − optimal"]}, above=0.0)
+            & judged({"optimal − complete": gaps["optimal − complete"]}, above=0.0, or_equal=True) + levels,
+        ),
+        Check.of(
+            "learnt",
+            "Beyond the paper: without the prior the loss is below uniform sampling's too.",
+            judged(
+                {"uniform − prior-independent": Estimate.of(settled["uniform"] - settled["prior-independent"])},
+                above=0.0,
+            ),
+            beyond=True,
+        ),
+    ]
+    printed = PRINTED_RATIO.get(data.name)
+    if family == "uniform" and printed is not None:  # stated for Figure 2 only
+        found = judged({"optimal over uniform": Estimate.of(ratio)}, above=printed - 0.02, below=printed + 0.02)
+        checks.append(
+            Check.of("ratio", f"The loss ends at {printed:.0%} of uniform sampling's (two points either way).", found)
+        )
+    shown = f"{ratio.mean():.1%} of the loss, {beyond_least.mean():.1%} of loss − F*"
+    return from_checks(
         stem,
         f"SAMP Figure {2 if family == 'uniform' else 3}: training loss on {data.name}, {family} costs",
-        "At one budget the training loss is complete information ≤ optimal ≤ uniform sampling.",
-        "reproduced" if _ordered(means) else "differs",
-        f"{order}; {noise}; {share}.{note}",
-        files,
-        {
+        checks,
+        files=files,
+        numbers={
+            "least_loss": least,
             "loss": means,
             "loss_by_seed": {name: values.tolist() for name, values in settled.items()},
             "accuracy": {name: float(np.mean([r.rounds[-1].accuracy for r in rs])) for name, rs in runs.items()},
-            "bound_at_theory_rate": {name: float(values[-1]) for name, values in bounds.items()},
             "spent_per_client_and_round": {
                 name: float(np.mean([r.spent_micros for r in rs]) / 1e6 / scale.rounds / scale.clients)
                 for name, rs in runs.items()
             },
             "budget_per_client": BUDGET,
         },
-        (
-            Check.of(
-                "order",
-                "Complete information ≤ optimal ≤ uniform sampling.",
-                _ordered(means),
-                f"{order}; {noise}.{note}",
-            ),
-            _printed_ratio(data.name, means[OPTIMAL] / means[UNIFORM]),
-        ),
-        (
-            (
-                f"optimal over uniform, {data.name}",
-                PRINTED_RATIO.get(data.name, "–"),
-                f"{means[OPTIMAL] / means[UNIFORM]:.1%}",
-            ),
-        ),
-    )
+        beside=[(
+            f"optimal over uniform, {data.name}",
+            f"{printed:.0%}" if printed is not None and family == "uniform" else "–", shown,
+        )],
+        note=f"{note} Mean of {len(ratio)} runs over the last quarter of {scale.rounds} rounds. The paper states "
+        f"neither budget nor rate, on which the ratio depends ({shown}); E[1/q] falls by a ninth at most where costs "
+        "are uniform.",
+    )  # fmt: skip
 
 
-def _printed_ratio(data_set: str, ratio: float) -> Check:
-    """Not part of the item's verdict: the paper does not give the budget and the rate that its ratio depends on."""
-    claim = "The loss is 94 % (MNIST) or 90 % (EMNIST) of uniform sampling's."
-    printed = PRINTED_RATIO.get(data_set)
-    evidence = f"{ratio:.1%} at our budget and rate, which the paper does not state; within two points counts"
-    if printed is None:
-        return Check.skipped("ratio", claim, f"another data set; {ratio:.1%} on {data_set}")
-    return Check.of("ratio", claim, abs(ratio - float(printed.rstrip(" %")) / 100) <= 0.02, evidence)
-
-
-def _paired_runs(
-    data: DataSet, family: Literal["uniform", "exponential"], scale: Scale, seed: int
-) -> dict[str, SampledResult]:
-    distribution, steps = FAMILIES[family], 5
+def _paired_runs(data: DataSet, family: Family, scale: Scale, seed: int) -> dict[str, SampledResult]:
+    distribution = FAMILIES[family]
     costs = distribution.sample(stream(seed, purpose=Purpose.BIDS), scale.clients)
     draw = stream(seed, purpose=Purpose.PARTITION)
     split = dirichlet(draw, data.y_train, scale.clients, concentration=0.5, minimum=5)
-    posted: dict[str, Posted] = {
-        COMPLETE: CompleteInformation.from_distribution(Empirical(costs), BUDGET),
-        OPTIMAL: OptimalSampling.from_distribution(distribution, BUDGET),
-        UNIFORM: UniformSampling.from_distribution(distribution, BUDGET),
-    }
     results = {}
-    for name, mechanism in posted.items():
-        q, r = mechanism.offer(costs)
+    for name in SCHEMES:
+        posted = terms(name, costs, distribution, BUDGET, fraction=scale.clients**-0.5, rng=np.random.default_rng(seed))
         results[name] = SampledTraining(
             data=data,
             partition=split,
             costs=costs,
-            participation=q,
-            payment=r,
+            participation=posted.participation,
+            payment=posted.payment,
             rounds=scale.rounds,
-            local_steps=steps,
+            local_steps=LOCAL_STEPS,
             batch_size=16,
             l2=L2,
-            learning_rate=lambda index: 2.0 / (L2 * (2.0 / (L2 * FIRST_RATE) + steps * index)),
+            learning_rate=lambda index: 2.0 / (2.0 / FIRST_RATE + L2 * index),
             seed=seed,
         ).run()
     return results
 
 
-def _data_sets(scale: Scale, data_dir: Path | None) -> list[tuple[DataSet, str]]:
-    """A fixed random subset of each data set, with what must be said about it."""
-    found: dict[str, tuple[DataSet, str]] = {}
-    for name in scale.data_sets:
-        try:
-            data, note = load(name, data_dir), ""
-        except DataUnavailable:
-            data, note = load("digits"), f" {name} was not available: these are scikit-learn's digits instead."
-        if name == "fashion-mnist" and not note:
-            note = " Fashion-MNIST stands in for the paper's EMNIST."
-        some = np.random.default_rng(0).permutation(len(data.y_train))[: scale.records]
-        test = slice(0, scale.records)
-        parts = (data.x_train[some], data.y_train[some], data.x_test[test], data.y_test[test])
-        found.setdefault(data.name, (DataSet(data.name, *parts, data.classes), note))
-    return list(found.values())
-
-
-def _written(out_dir: Path, stem: str, curves: CurveSet, *, log_y: bool = False) -> tuple[str, ...]:
-    write_curves(curves, out_dir, stem, log_y=log_y)
-    return tuple(f"{stem}.{kind}" for kind in ("png", "svg", "csv"))
-
-
-def _curve(
-    name: str,
-    x: ArrayLike,
-    y: FloatArray,
-    se: FloatArray | None = None,
-    color: int | None = None,
-    dash: int | None = None,
-) -> Curve:
-    band = None if se is None else tuple(se.tolist())
-    return Curve(name, tuple(np.asarray(x, dtype=np.float64).tolist()), tuple(y.tolist()), band, color, dash)
-
-
-def _se(values: FloatArray) -> FloatArray | None:
-    return np.asarray(values.std(axis=0, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-
-
-def _ordered(value: Mapping[str, float]) -> bool:
-    return value[COMPLETE] <= value[OPTIMAL] <= value[UNIFORM]
+def _least_loss(data: DataSet) -> float:
+    """F*, by L-BFGS on all records."""
+    model = SoftmaxRegression(data.features, data.n_classes, L2, penalise_biases=True)
+    x, y = data.x_train, data.y_train
+    found = minimize(
+        lambda w: (model.loss(w, x, y), model.block_gradients(w, x[None], y[None])[0]),
+        np.zeros(model.dimension),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 2000, "maxcor": 30, "ftol": 1e-9},
+    )
+    return float(found.fun)
 
 
 def _three(value: Mapping[str, float]) -> str:
-    return " / ".join(f"{value[name]:.3g}" for name in (COMPLETE, OPTIMAL, UNIFORM))
+    return " / ".join(f"{value[name]:.3g}" for name in ("complete", "optimal", "uniform"))
 
 
-def _difference(values: FloatArray) -> str:
-    """A paired difference, its standard error over seeds, and whether two of those reach zero."""
-    if len(values) < 2:
-        return f"{values[0]:.3g} (one seed)"
-    mean, error = float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
-    return f"{mean:.3g} ± {error:.2g}" + (" (within noise)" if abs(mean) < 2 * error else "")
+ITEMS: dict[str, Reproduction] = {"fig1": fig1, "fig4": fig4, "prior": prior, "fig2": fig2, "fig3": fig3}

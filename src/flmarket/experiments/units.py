@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,16 @@ from flmarket import auctions
 from flmarket.auctions import learned
 from flmarket.errors import DataUnavailable, FlmarketError, InvalidInput, MissingDependency, UnknownName
 from flmarket.experiments.claims import PAPERS
-from flmarket.experiments.items import Check, Item, Reproduction
+from flmarket.experiments.items import Check, Item, Job, Reproduction, Step, from_checks
+from flmarket.experiments.verdicts import agreed
 from flmarket.files import jsonable, write_files
 
-__all__ = ["Finished", "Settings", "Unit", "finished_units", "papers", "run_units", "select"]
+__all__ = ["SEEDS", "Finished", "Settings", "Unit", "agreement", "finished_units", "papers", "run_units", "select"]
 
 RECORDS = "units"  # folder of records inside the output folder
+SEEDS = 5  # by default
 _POLL_SECONDS = 0.2
+_DRAW = 100_000  # seeds from one draw to the next, more than any figure uses
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -45,26 +49,32 @@ class Settings:
     quick: bool
     seeds: int
     data_dir: Path | None = None
+    draw: int = 0  # another one, other seeds
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
             raise InvalidInput("seeds", self.seeds, "a whole number of at least 1")
 
+    def job(self, out_dir: Path, step: Step) -> Job:
+        """What a figure is told."""
+        first = self.draw * _DRAW
+        return Job(out_dir, self.quick, range(first, first + self.seeds), self.data_dir, step)
+
 
 @dataclass(frozen=True)
 class Unit:
-    """One entry of a paper's `ITEMS`, or a whole paper (item "")."""
+    """One entry of a paper's `ITEMS`."""
 
     paper: str
-    item: str = ""
+    item: str
 
     def __str__(self) -> str:
-        return f"{self.paper}:{self.item}" if self.item else self.paper
+        return f"{self.paper}:{self.item}"
 
     @property
     def record(self) -> str:
         """The name of the file that says it is done."""
-        return f"{self.paper}-{self.item or 'all'}.json"
+        return f"{self.paper}-{self.item}.json"
 
 
 @dataclass(frozen=True)
@@ -82,14 +92,12 @@ Report = Callable[[Unit, str], None]  # a note about a unit; "" when it is done
 
 
 def papers() -> dict[str, tuple[str, ...]]:
-    """Every paper with the keys of its items, in the order of publication; () for a paper that is one unit."""
+    """Every paper with the keys of its items, in the order of publication."""
     found = {}
     for module in pkgutil.iter_modules(importlib.import_module(__package__).__path__):
         loaded = importlib.import_module(f"{__package__}.{module.name}")
         if hasattr(loaded, "ITEMS"):
             found[module.name] = tuple(loaded.ITEMS)
-        elif hasattr(loaded, "reproduce"):
-            found[module.name] = ()
     order = [*PAPERS, *sorted(set(found) - set(PAPERS))]
     return {name: found[name] for name in order if name in found}
 
@@ -105,7 +113,7 @@ def select(wanted: str) -> tuple[Unit, ...]:
     if not colon:
         return _units(paper, known[paper])
     if item not in known[paper]:
-        raise UnknownName("item", wanted, f"one of {', '.join(f'{paper}:{key}' for key in known[paper]) or paper}")
+        raise UnknownName("item", wanted, f"one of {', '.join(f'{paper}:{key}' for key in known[paper])}")
     return (Unit(paper, item),)
 
 
@@ -131,7 +139,7 @@ def run_units(
     if jobs == 1 or len(left) < 2:
         for unit in left:
             report(unit, "starting")
-            done[unit] = _run(unit, out_dir, settings, lambda note, unit=unit: report(unit, note))  # type: ignore[misc]
+            done[unit] = _run(unit, out_dir, settings, partial(report, unit))
             report(unit, "")
     else:
         done |= _side_by_side(left, out_dir, settings, min(jobs, len(left)), report)
@@ -145,19 +153,36 @@ def finished_units(out_dir: Path) -> list[Finished]:
     return [_finished(unit, record) for unit, record in records if record is not None]
 
 
+def agreement(draws: Sequence[Sequence[Finished]]) -> list[Finished]:
+    """The first draw's results with the verdicts that every draw of the seeds agrees on, else "undecided"."""
+    items = [{item.key: item for one in draw for item in one.items} for draw in draws]
+
+    def settled(item: Item) -> Item:
+        same = [each[item.key] for each in items if item.key in each]
+        checks = tuple(
+            replace(check, verdict=agreed(one.checks[place].verdict for one in same))
+            for place, check in enumerate(item.checks)
+        )
+        seen = ", ".join(one.verdict for one in same)
+        made = from_checks(item.key, item.title, checks) if checks else item
+        return replace(
+            item, verdict=made.verdict, reason=made.reason, checks=checks, note=f"{item.note} Draws: {seen}."
+        )
+
+    return [replace(one, items=tuple(settled(item) for item in one.items)) for one in draws[0]]
+
+
 def _units(paper: str, items: tuple[str, ...]) -> tuple[Unit, ...]:
-    return tuple(Unit(paper, item) for item in items) or (Unit(paper),)
+    return tuple(Unit(paper, item) for item in items)
 
 
 def _run(unit: Unit, out_dir: Path, settings: Settings, step: Callable[[str], None]) -> Finished:
     module = importlib.import_module(f"{__package__}.{unit.paper}")
-    work: Reproduction = module.ITEMS[unit.item] if unit.item else module.reproduce
+    work: Reproduction = module.ITEMS[unit.item]
     start = time.perf_counter()
     out_dir.mkdir(parents=True, exist_ok=True)
     try:
-        made = work(
-            out_dir, quick=settings.quick, seeds=settings.seeds, data_dir=settings.data_dir, step=step
-        )  # fmt: skip
+        made = work(settings.job(out_dir, step))
     except (DataUnavailable, MissingDependency) as missing:
         return Finished(unit, settings.quick, settings.seeds, 0.0, (_not_run(unit, str(missing)),))
     items = tuple(
@@ -183,6 +208,7 @@ def _inputs(unit: Unit, settings: Settings) -> dict[str, object]:
     return {
         "quick": settings.quick,
         "seeds": settings.seeds,
+        "draw": settings.draw,
         "data": hashlib.sha256(where.encode()).hexdigest()[:12],  # a record may be published: no path in it
         "code": hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12],
         "version": flmarket.__version__,

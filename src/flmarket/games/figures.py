@@ -1,8 +1,8 @@
 """The series of STACK Figures 2–4, as arrays: participants and utilities against the number of users and ν_max.
 
 Privacy values are uniform on [1, ν_max]; the game is played at the server's best reward. Every point is an average over
-independent draws of the users (the paper does not say over how many). `noise_account="pooled"` gives the trends of the
-paper's Figure 3; its printed utility gives the opposite ones (`flmarket.games.stackelberg`).
+independent draws of the users (the paper does not say over how many). `noise_account="averaged"` and `"pooled"` give
+the trends of the paper's Figure 3; its printed utility gives the opposite ones (`flmarket.games.stackelberg`).
 """
 
 from __future__ import annotations

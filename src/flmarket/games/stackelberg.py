@@ -13,11 +13,13 @@ With participants S, κ = m²/(2dη²TL²) (the paper leaves out the clip L, tha
 
     U(R) = (λ/2)[1 + g(R)] − R,     g(R) = exp(−(1/|S|) Σ_S log(1 + 1/(X_i R))),     X_i = κ x_i.
 
-Two accounts of the noise:
+Three accounts of the noise:
 
 - `"printed"`: the above. It charges the server the noise of single users, as if the model did not average them. R is
   split among |S| users, so U *falls* as users join: the paper's Figure 3 shows the opposite and does not follow from
   its equations (docs/errata.md E18).
+- `"averaged"`: line 6 of the paper's Algorithm 1 moves the model by η/|S| times the sum, so a user's noise arrives
+  divided by |S|: the same formula with |S|²X_i. Both trends of Figure 3 follow.
 - `"pooled"`: the noise of the average that the server applies when users weigh in proportion to ρ_i (inverse variance,
   the aggregation rule "var-opt"): Σ w_i²σ_i² ∝ 1/Σρ, the same formula with one X = κ Σx_i. Figure 3's trends follow.
 
@@ -46,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,7 +97,7 @@ def zcdp_of_noise(sigma: ArrayLike, *, rounds: int, records: ArrayLike, clip: fl
     return np.asarray(2.0 * checked_number("rounds", rounds, 1, 1e12) * (length / (m * noise)) ** 2)
 
 
-NoiseAccount = Literal["printed", "pooled"]
+NoiseAccount = Literal["printed", "averaged", "pooled"]
 
 
 def accuracy_term(scaled_rho: FloatArray, account: NoiseAccount) -> float:
@@ -105,9 +107,11 @@ def accuracy_term(scaled_rho: FloatArray, account: NoiseAccount) -> float:
 
 
 def noisy_units(scaled_rho: FloatArray, account: NoiseAccount) -> FloatArray:
-    """What the mean of g runs over: every participant, or all of them pooled into one."""
+    """What the mean of g runs over: every participant, her noise divided or not, or all of them pooled into one."""
     taking_part = scaled_rho[scaled_rho > 0]
-    return taking_part if account == "printed" else np.atleast_1d(taking_part.sum())[: taking_part.size]
+    if account == "pooled":
+        return np.atleast_1d(taking_part.sum())[: taking_part.size]
+    return taking_part * float(taking_part.size) ** 2 if account == "averaged" else taking_part
 
 
 def linear_gradient(scaled: FloatArray, weight: float, reward: float) -> float:
@@ -192,8 +196,8 @@ class Stackelberg:
         self.weight = checked_number("weight", weight, _SMALLEST, _LARGEST)
         self.clip = checked_number("clip", clip, _SMALLEST, _LARGEST)
         self.cost_family = contest.family(cost)
-        if noise_account not in ("printed", "pooled"):
-            raise InvalidInput("noise_account", noise_account, "'printed' or 'pooled'")
+        if noise_account not in get_args(NoiseAccount):
+            raise InvalidInput("noise_account", noise_account, f"one of {', '.join(get_args(NoiseAccount))}")
         self.noise_account: NoiseAccount = noise_account
         noise_energy = 2.0 * self.dimension * self.learning_rate**2 * self.rounds * self.clip**2
         self._kappa = float(self.records) ** 2 / noise_energy

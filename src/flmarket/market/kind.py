@@ -218,7 +218,7 @@ def checked_delivery(vector: object, *, length: int, largest_norm: float) -> Del
     """
     try:
         array = np.asarray(vector, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return Bad("not a vector of numbers")
     if array.shape != (length,):
         return Bad(f"shape {array.shape} instead of ({length},)")
@@ -233,7 +233,7 @@ def checked_delivery(vector: object, *, length: int, largest_norm: float) -> Del
 class RoundPlan:
     """A round decided: money to bring in, awards to hold, orders to send (by owner), and what the kind remembers.
 
-    `bids` are those that orders answer to, if they were asked for in this round: all of them if they last.
+    `bids` are those that orders answer to, if they were asked for in this round; all, if they are for all rounds.
     """
 
     index: int

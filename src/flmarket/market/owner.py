@@ -215,7 +215,10 @@ class Owner:
                 own = _built(call.model, self.allow)
             except FlmarketError as problem:
                 _log.warning("owner %s cannot train what is announced: %s", self.number, problem)
-        return own if own is not None and dimension(own) == call.parameters else None
+        if own is None or dimension(own) != call.parameters:
+            return None
+        takes = [getattr(own, name, getattr(call, name)) for name in ("features", "classes")]
+        return own if takes == [call.features, call.classes] else None
 
     def proposal(self, call: Announcement) -> Bid | None:
         """What she asks if she takes part at all; the guard cuts it to what her account allows.
@@ -569,8 +572,8 @@ def _in_form(raw: object, work: Work) -> RawUpdate:
         vector = np.asarray(raw, dtype=np.float64)
         if vector.shape == work.parameters.shape and np.isfinite(vector).all():
             return RawUpdate(vector)
-    except (TypeError, ValueError):
-        pass
+    except Exception:  # whatever a training function's own numbers raise when they are read
+        _log.exception("training did not yield numbers")
     _log.warning("training did not yield %s finite numbers: an update of nothing leaves", work.parameters.size)
     return kinds.of(work.call.market).side.nothing(work.parameters)
 

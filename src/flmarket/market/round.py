@@ -210,7 +210,7 @@ class Rounds:
             self.owners.replay(call, before, sent, plan.bids)
             if waiting:
                 self._receive(plan, waiting, self.owners.released(call, list(waiting.values())), voids=False)
-        if not waiting and not plan.bids:
+        if not waiting and not (plan.bids and kind.side.asks_once):
             return
         answers = self.owners.train(call, list(waiting.values()), sent, plan.bids, self._proofs)
         again = self._receive(plan, waiting, answers, voids=True)

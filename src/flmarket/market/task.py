@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from flmarket.errors import InvalidInput
 from flmarket.ledger import AwardState
 
-__all__ = ["MarketResult", "OwnerStatement", "RoundRecord", "Task"]
+__all__ = ["Currency", "MarketResult", "OwnerStatement", "RoundRecord", "Task"]
+
+
+Currency = Literal["epsilon", "rho"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +53,16 @@ class Task:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round as it happened. Arrays run over the round's bidders; a loser has ε = 0 and no state."""
+    """One round as it happened. Arrays run over the round's bidders; a loser has a loss of 0 and no state.
+
+    `loss` is what each release gave away, in `currency`: pure ε, or ρ of zero-concentrated privacy. ∞ is a release
+    without noise, whatever the currency.
+    """
 
     index: int
     bidders: NDArray[np.int64]
     data_size: NDArray[np.float64]
-    epsilon: NDArray[np.float64]
+    loss: NDArray[np.float64]
     price_micros: NDArray[np.int64]
     state: tuple[AwardState | None, ...]
     reason: tuple[str, ...]
@@ -63,6 +70,14 @@ class RoundRecord:
     budget_micros: int
     error_bound: float
     metrics: dict[str, float] = field(default_factory=dict)
+    currency: Currency = "epsilon"
+
+    @property
+    def epsilon(self) -> NDArray[np.float64]:
+        """`loss` where it is an ε; an error where it is ρ."""
+        if self.currency != "epsilon":
+            raise InvalidInput("epsilon", self.currency, "a round whose losses are pure ε; read `loss` for others")
+        return self.loss
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -72,7 +87,9 @@ class RoundRecord:
     def from_dict(cls, saved: dict[str, Any]) -> RoundRecord:
         """What `to_dict` wrote."""
         whole = {name: np.array(saved[name], dtype=np.int64) for name in ("bidders", "price_micros")}
-        real = {name: np.array(saved[name], dtype=np.float64) for name in ("data_size", "epsilon", "weights")}
+        if "epsilon" in saved:  # as it was called before
+            saved = {("loss" if name == "epsilon" else name): value for name, value in saved.items()}
+        real = {name: np.array(saved[name], dtype=np.float64) for name in ("data_size", "loss", "weights")}
         states = tuple(None if state is None else AwardState(state) for state in saved["state"])
         return cls(**{**saved, **whole, **real, "state": states, "reason": tuple(saved["reason"])})
 
@@ -94,7 +111,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class OwnerStatement:
-    """What one owner sold and earned over the whole task."""
+    """What one owner sold and earned over the whole task; losses are in the currency of its rounds."""
 
     owner: int
     data_size: int
@@ -102,8 +119,8 @@ class OwnerStatement:
     releases: int
     refusals: int
     paid_micros: int
-    epsilon_total: float
-    epsilon_cap: float
+    loss_total: float
+    loss_cap: float
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,11 @@ class MarketResult:
     owners: tuple[OwnerStatement, ...]
     parameters: NDArray[np.float64]
     baseline_accuracy: float
+
+    @property
+    def currency(self) -> Currency:
+        """What losses are counted in."""
+        return self.rounds[0].currency if self.rounds else "epsilon"
 
     @property
     def accuracy(self) -> list[float]:

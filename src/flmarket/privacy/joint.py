@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isinf
 from typing import ClassVar, Literal
 
@@ -84,7 +85,11 @@ class LocalPerturbation:
 
     def guarantee(self, epsilon: float, records: int) -> GaussianRelease:
         """What one upload promises for the client's whole data set: its noise against a distance of 2C."""
-        return GaussianRelease(float(self.sigma(epsilon, records)) / (2 * self.clip))
+        return GaussianRelease(self.scale(epsilon, records) / (2 * self.clip))
+
+    def scale(self, epsilon: float, records: int) -> float:
+        """`sigma` of one client, remembered: it is asked for at every upload."""
+        return _scale(self, epsilon, records)
 
     def upload(
         self,
@@ -101,6 +106,11 @@ class LocalPerturbation:
             scale = float(sigma[i]) * (1 + ROUNDING_ALLOWANCE)
             sent[i] = centre + as_noise_source(rng).add_gaussian(clipped[i], scale=scale, sensitivity=2 * self.clip)
         return sent
+
+
+@lru_cache(maxsize=4096)
+def _scale(noise: LocalPerturbation, epsilon: float, records: int) -> float:
+    return float(noise.sigma(epsilon, records))
 
 
 @dataclass(frozen=True)

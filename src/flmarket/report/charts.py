@@ -72,7 +72,7 @@ class Tally:
             rounds=len(records),
             position=np.repeat(np.arange(len(records), dtype=np.int64), sizes),
             owner=np.concatenate([record.bidders for record in records]).astype(np.int64),
-            epsilon=np.concatenate([record.epsilon for record in records]).astype(np.float64),
+            epsilon=np.concatenate([record.loss for record in records]).astype(np.float64),
             price_micros=np.concatenate([record.price_micros for record in records]).astype(np.int64),
             weight=np.concatenate([record.weights for record in records]).astype(np.float64),
             state=np.array(states, dtype="U8"),
@@ -274,8 +274,8 @@ _FAR = 4.0  # caps more than this many times the largest loss would flatten the 
 
 def privacy(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     """Total privacy loss of each owner, largest first, under her own cap."""
-    total = np.array([owner.epsilon_total for owner in result.owners], dtype=float)
-    cap = np.array([owner.epsilon_cap for owner in result.owners], dtype=float)
+    total = np.array([owner.loss_total for owner in result.owners], dtype=float)
+    cap = np.array([owner.loss_cap for owner in result.owners], dtype=float)
     figure, axes = panel("ε, total over the run", "owners, from most to least", right=58)
     largest = float(total.max(initial=0.0))
     if largest <= 0 or np.isinf(largest):

@@ -16,7 +16,7 @@ from flmarket.trust import PAPERS_HERE
 
 __all__ = ["ClaimRow", "PaperSection", "write_reproduction"]
 
-_SIGNS = {"reproduced": "✓", "differs": "✗", "not run": "–"}
+_SIGNS = {"reproduced": "✓", "differs": "✗", "undecided": "?", "not run": "–"}
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,11 @@ class Check:
     detail: str
 
 
+def symbol(result: MarketResult) -> str:
+    """What privacy losses are counted in."""
+    return "ρ" if result.currency == "rho" else "ε"
+
+
 def check_guarantees(result: MarketResult) -> tuple[Check, ...]:
     """Every rule that a result can prove or disprove by itself."""
     tally = Tally.of(result)
@@ -94,12 +99,12 @@ def _within_caps(result: MarketResult, tally: Tally) -> Check:
     for owner in result.owners:
         # the statement carries no δ, so losses compose by adding up: a smaller total would leave a paid release out
         paid_for = counted.get(owner.owner, 0.0)
-        if paid_for > owner.epsilon_total * (1 + _ROUNDING) + _ROUNDING:
+        if paid_for > owner.loss_total * (1 + _ROUNDING) + _ROUNDING:
             understated.append(owner.owner)
-        if max(owner.epsilon_total, paid_for) > owner.epsilon_cap * (1 + _ROUNDING):
+        if max(owner.loss_total, paid_for) > owner.loss_cap * (1 + _ROUNDING):
             over.append(owner)
-    capped = [o for o in result.owners if np.isfinite(o.epsilon_cap)]
-    nearest = max((o.epsilon_total / o.epsilon_cap for o in capped if o.epsilon_cap > 0), default=0.0)
+    capped = [o for o in result.owners if np.isfinite(o.loss_cap)]
+    nearest = max((o.loss_total / o.loss_cap for o in capped if o.loss_cap > 0), default=0.0)
     detail = (
         "No owner set a cap."
         if not capped
@@ -110,10 +115,10 @@ def _within_caps(result: MarketResult, tally: Tally) -> Check:
     )
     problems = []
     if over:
-        worst = max(over, key=lambda o: o.epsilon_total - o.epsilon_cap)
+        worst = max(over, key=lambda o: o.loss_total - o.loss_cap)
         problems.append(
             f"{count(len(over), 'owner')} above the cap, worst owner {worst.owner}: "
-            f"total ε {epsilon(worst.epsilon_total)} over {epsilon(worst.epsilon_cap)}"
+            f"total {symbol(result)} {epsilon(worst.loss_total)} over {epsilon(worst.loss_cap)}"
         )
     if understated:
         problems.append(f"the statement of owner {understated[0]} leaves out paid releases")
@@ -188,7 +193,7 @@ def summarize(result: MarketResult) -> dict[str, Any]:
     tally = Tally.of(result)
     accuracy = [finite_or_none(record.metrics.get("accuracy", np.nan)) for record in result.rounds]
     spent, budget = result.spent_micros, result.budget_micros
-    total = float(max((owner.epsilon_total for owner in result.owners), default=0.0))
+    total = float(max((owner.loss_total for owner in result.owners), default=0.0))
     most = float(tally.epsilon.max(initial=0.0)) if np.isfinite(total) else total  # whatever was sold by its number
     return {
         "schema": _SCHEMA,
@@ -206,8 +211,8 @@ def summarize(result: MarketResult) -> dict[str, Any]:
         "budget_micros": int(budget),
         "fraction_of_budget_used": spent / budget if budget else 0.0,
         # what was awarded, delivered or not: an update voided on arrival has left its owner all the same
-        "epsilon_per_round_max": finite_or_none(most),
-        "epsilon_total_max": finite_or_none(total),
+        f"{result.currency}_per_round_max": finite_or_none(most),
+        f"{result.currency}_total_max": finite_or_none(total),
         "owners": len(result.owners),
         "owners_paid": sum(owner.paid_micros > 0 for owner in result.owners),
         "refusals": int(sum(owner.refusals for owner in result.owners)),
@@ -273,7 +278,8 @@ def default_story(result: MarketResult, summary: dict[str, Any]) -> str:
     )
     money_line = (
         f"It cost {paid} of a budget of {budget}, paid to {count(summary['owners_paid'], 'owner')}, "
-        f"and no owner gave up more than ε = {epsilon(summary['epsilon_total_max'])} in total."
+        f"and no owner gave up more than {symbol(result)} = "
+        f"{epsilon(summary[f'{result.currency}_total_max'])} in total."
     )
     return " ".join((auction, learned, money_line))
 
@@ -284,8 +290,8 @@ def cards(result: MarketResult, summary: dict[str, Any]) -> tuple[Card, ...]:
     budget = money(summary["budget_micros"], places)
     bounds = [bound for bound in summary["error_bound"] if bound is not None]
     undelivered = summary["awards"]["voided"] + summary["awards"]["expired"]
-    most = max(result.owners, key=lambda owner: owner.epsilon_total, default=None)
-    cap = "no cap set" if most is None or not np.isfinite(most.epsilon_cap) else f"her cap: {epsilon(most.epsilon_cap)}"
+    most = max(result.owners, key=lambda owner: owner.loss_total, default=None)
+    cap = "no cap set" if most is None or not np.isfinite(most.loss_cap) else f"her cap: {epsilon(most.loss_cap)}"
     invalid = summary["invalid_rounds"]
     return (
         Card(
@@ -306,8 +312,8 @@ def cards(result: MarketResult, summary: dict[str, Any]) -> tuple[Card, ...]:
         ),
         Card(
             "Largest ε, total",
-            epsilon(summary["epsilon_total_max"]),
-            f"{cap}; at most {epsilon(summary['epsilon_per_round_max'])} per round",
+            epsilon(summary[f"{result.currency}_total_max"]),
+            f"{cap}; at most {epsilon(summary[f'{result.currency}_per_round_max'])} per round",
         ),
         Card(
             "Error bound",
@@ -326,10 +332,10 @@ def example_round(result: MarketResult) -> dict[str, Any]:
     record = result.rounds[place]
     places = money_decimals([int(record.price_micros.max(initial=0))])
     # winners first, the dearest at the top; losers after them in the order of the bids
-    order = np.lexsort((np.arange(len(record.bidders)), -record.price_micros, -(record.epsilon > 0).astype(int)))
+    order = np.lexsort((np.arange(len(record.bidders)), -record.price_micros, -(record.loss > 0).astype(int)))
     rows = [_bidder(record, int(i), places) for i in order[:_MAX_EXAMPLE_ROWS]]
-    won, delivered = int((record.epsilon > 0).sum()), int(record.delivered.sum())
-    held = int(record.price_micros[record.epsilon > 0].sum())
+    won, delivered = int((record.loss > 0).sum()), int(record.delivered.sum())
+    held = int(record.price_micros[record.loss > 0].sum())
     if not delivered:
         bound = "nobody delivered, so the model did not change"
     else:
@@ -357,7 +363,7 @@ def _bidder(record: RoundRecord, i: int, places: int) -> dict[str, Any]:
     return {
         "owner": int(record.bidders[i]),
         "records": f"{record.data_size[i]:,.0f}",
-        "epsilon": epsilon(float(record.epsilon[i])) if won else "–",
+        "epsilon": epsilon(float(record.loss[i])) if won else "–",
         "price": money(price, places) if won else "–",
         "exact": format_micros(price),
         "state": _STATES[state],
@@ -375,19 +381,19 @@ def owner_rows(result: MarketResult) -> list[dict[str, Any]]:
 
 
 def _owner(owner: OwnerStatement, places: int) -> dict[str, Any]:
-    capped = bool(np.isfinite(owner.epsilon_cap))
-    used = owner.epsilon_total / owner.epsilon_cap if capped and owner.epsilon_cap > 0 else 0.0
+    capped = bool(np.isfinite(owner.loss_cap))
+    used = owner.loss_total / owner.loss_cap if capped and owner.loss_cap > 0 else 0.0
     return {
         "owner": owner.owner,
         "records": f"{owner.data_size:,}",
         "bids": f"{owner.bids:,}",
         "releases": f"{owner.releases:,}",
         "refusals": f"{owner.refusals:,}",
-        "epsilon": epsilon(owner.epsilon_total),
-        "cap": epsilon(owner.epsilon_cap) if capped else "no cap",
+        "epsilon": epsilon(owner.loss_total),
+        "cap": epsilon(owner.loss_cap) if capped else "no cap",
         "capped": capped,
         "used": round(100 * min(1.0, used), 2),
-        "over": capped and owner.epsilon_total > owner.epsilon_cap * (1 + 1e-9),
+        "over": capped and owner.loss_total > owner.loss_cap * (1 + 1e-9),
         "paid": money(owner.paid_micros, places),
         "exact": format_micros(owner.paid_micros),
     }

@@ -3,8 +3,9 @@
 Optimal q against cost (Fig. 1), average q against the mean cost (Fig. 4), and how the prior-independent objective
 approaches the prior-based one (the claim of section 5).
 
-The paper does not say how its cost distributions vary with their mean. Here the range [c_min, c_max] stays and the
-shape moves: `uniform` is uniform from c_min to 2·mean − c_min, `exponential` is truncated to [c_min, c_max].
+The paper does not say how its cost distributions vary with their mean. Here `uniform` is uniform from c_min to 2·mean −
+c_min, and `exponential` is truncated to [c_min, c_max]. Every mechanism knows where the costs end: uniform sampling and
+the prior-independent mechanism are told the distribution's own highest cost, as the others are.
 """
 
 from __future__ import annotations
@@ -90,19 +91,19 @@ def average_participation(
     clients: int = 1000,
     seed: int = 0,
 ) -> AverageParticipation:
-    """Fig. 4: the average q of four mechanisms against the mean cost, c_max being `maximum` throughout."""
+    """Fig. 4: the average q of four mechanisms against the mean cost, all with the same support of costs."""
     rows = []
     for index, mean in enumerate(means):
         costs = _family(family, mean, minimum, maximum)
         rng = np.random.default_rng([seed, index])
-        # the server knows c_max, not the distribution: uniform sampling and the payments' reach depend on it
-        online = PriorIndependent(budget_per_client * clients, maximum, clients).run(costs.sample(rng, clients))
+        # exchangeable draws: their order is a random one
+        online = PriorIndependent(budget_per_client * clients, costs.maximum, clients).run(costs.sample(rng, clients))
         rows.append(
             (
                 CompleteInformation.from_distribution(costs, budget_per_client).average_participation,
                 OptimalSampling.from_distribution(costs, budget_per_client).average_participation,
                 float(online.participation.mean()),
-                min(1.0, budget_per_client / maximum),
+                UniformSampling.from_distribution(costs, budget_per_client).average_participation,
             )
         )
     return AverageParticipation(np.asarray(means, dtype=np.float64), *np.array(rows).T)

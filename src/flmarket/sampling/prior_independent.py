@@ -234,6 +234,7 @@ def terms(
     budget_per_client: float,
     *,
     fraction: float = 0.05,
+    rng: np.random.Generator | None = None,
 ) -> SampledClients:
     """Everybody's (q, r) if all report these costs; `budget_per_client` is for one round, in expectation.
 
@@ -241,13 +242,15 @@ def terms(
 
     One place for what a market file, the audit and the experiments call a scheme. "complete" is told the costs and
     spends its budget on exactly these; "optimal" and "uniform" know the distribution; "prior-independent" knows c_max
-    and learns the rest from the reports, client by client. What would break the last: clients in an order that depends
-    on their costs.
+    and learns the rest from the reports, client by client, as they come or in an order that `rng` draws (SAMP Algorithm
+    1, line 10). What would break the last: clients in an order that depends on their costs.
     """
     reports = np.atleast_1d(checked_reports(costs, distribution.maximum))
     if name == "prior-independent":
-        budget = budget_per_client * reports.size
-        return PriorIndependent(budget, distribution.maximum, reports.size, fraction).run(reports)
+        order = np.arange(reports.size) if rng is None else rng.permutation(reports.size)
+        budget, place = budget_per_client * reports.size, np.argsort(order)
+        served = PriorIndependent(budget, distribution.maximum, reports.size, fraction).run(reports[order])
+        return SampledClients(served.participation[place], served.payment[place])
     if name not in _KNOWN:
         raise UnknownName("scheme", name, f"one of {', '.join(SCHEMES)}")
     if name == "complete":

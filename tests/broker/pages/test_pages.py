@@ -1,6 +1,7 @@
 """The pages over HTTP: who may see what, forged and hostile requests, headers, secrets, and what forms answer."""
 
 import hashlib
+import json
 import re
 
 import httpx
@@ -207,6 +208,77 @@ def test_a_bad_order_is_explained_and_costs_nothing(visit, demo):
         assert "nothing was charged" in answer.text
         assert message in answer.text, (field, value)
     assert state() == (True, False)
+
+
+# what each kind's form asks for, and what its pages must say
+FORMS = {
+    "auction": ({}, "ε = ", "20.00</b> a round"),
+    "sampling": (
+        {"expected": "10", "hard_cap": "20", "first_rate": "0.1", "scheme": "optimal"},
+        "no bound",
+        "20.00</b> a round",
+    ),
+    "reward": ({"reward": "20"}, "ρ = ", "20.00</b> in total"),
+    "joint": (
+        {"joint_budget": "2000", "epsilon": "20", "selection": "m1", "rule": "median"},
+        "at δ = 1e-5",
+        "2,000.00</b> in total",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_the_form_posts_every_kind_and_pages_tell_of_it(kind, small, joined, play, serve):
+    fields, loss, budget = FORMS[kind]
+    buyer, operator = joined(small, "buyer"), joined(small, "operator")
+    with serve(create_app(broker=small)) as address, httpx.Client(base_url=address, timeout=60) as client:
+
+        def get(path):
+            answer = client.get(path)
+            assert answer.status_code == 200, (path, answer.status_code)
+            return answer.text
+
+        assert client.post("/sign-in", data={"key": buyer.key}).status_code == 303
+        token = csrf_of(client)
+        typed = ORDER | {"kind": kind, "rounds": "2", "name": f"A {kind}"} | fields
+        told = client.get("/tasks/new/explore", params=typed).text
+        assert ("compares budgets of auctions only" in told) == (kind != "auction")
+        assert "Deposit now, total" in told
+        for name in fields:
+            wrong = client.post("/tasks/new", data=typed | {"csrf_token": token, name: "-1"})
+            assert wrong.status_code == 422, name
+            assert f'id="{name}-error"' in wrong.text, name
+            assert f'value="{kind}" checked' in wrong.text
+        wrong = client.post("/tasks/new", data=typed | {"csrf_token": token, "model": "mlp", "hidden": "many"})
+        assert 'id="hidden-error"' in wrong.text
+        task = client.post("/tasks/new", data=typed | {"csrf_token": token}).headers["location"].removesuffix("/live")
+        get(f"{task}/live")
+        play(small)
+
+        assert f"A {kind}" in get("/tasks")
+        assert kind in get("/")
+        live, page, last = get(f"{task}/live"), get(task), get(f"{task}/rounds/2")
+        assert budget in live
+        assert loss in live
+        assert loss in last
+        assert ("total, all rounds" if kind in ("reward", "joint") else "this round") in last
+        get(f"{task}/rounds/1")
+        assert "Download the model" in page
+        assert client.get(f"{task}/model.npz").status_code == 200
+        assert "event: finished" in client.get(f"{task}/stream").text
+        receipt = client.get(f"{task}/rounds/2/receipts.json").json()[0]
+        answer = client.post("/ledger/receipt", data={"receipt": json.dumps(receipt)}).text
+        assert "This receipt is genuine" in answer
+        assert loss in answer
+        get("/ledger")
+
+        client.cookies.clear()
+        assert client.post("/sign-in", data={"key": operator.key}).status_code == 303
+        for path in ("/operator", "/tasks", task, f"{task}/live", f"{task}/rounds/2", "/ledger"):
+            get(path)
+        whole = client.get(f"{task}/rounds/2/receipts.json").json()[0]
+        answer = client.post("/ledger/receipt", data={"receipt": json.dumps(whole)}).text
+        assert "This receipt is genuine" in answer
 
 
 def test_a_form_sent_twice_posts_one_task(visit, demo):

@@ -1,8 +1,8 @@
 """A crash between any two steps of the protocol, at the server or at an owner, and then on from the files.
 
 Every call that the server makes to ledger or store, every file that the store writes, and every write on an owner's
-machine, gets a fuse: the process "dies" just before or just after it. A dead server loses everything in memory; the next one has only the
-ledger's database and the folder. A dead owner loses her answer.
+machine, gets a fuse: the process "dies" just before or just after it. A dead server loses everything in memory; the
+next one has only the ledger's database and the folder. A dead owner loses her answer.
 """
 
 import shutil

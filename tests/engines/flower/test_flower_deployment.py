@@ -150,7 +150,9 @@ def test_server_and_owner_are_killed_in_mid_round_and_a_stranger_is_kept_out(tmp
         accounts = deployment.accounts()
     assert processes_marked(deployment.mark) == []
     records = [FileStore(deployment.state / "server").record(index) for index in (0, 1)]
-    assert {owner for record in records for owner in record["bidders"]} == {0, 1, 2}, "there was room for a fourth"
+    assert {owner for record in records for owner in record.bidders.tolist()} == {0, 1, 2}, (
+        "there was room for a fourth"
+    )
     released = set()
     for account in accounts.values():
         with account:

@@ -6,10 +6,10 @@ from flwr.app import Array, ArrayRecord, Error, Message
 
 from flmarket.engines.flower import FileStore, MarketStrategy
 from flmarket.engines.flower.exchange import Roster
-from flmarket.engines.flower.messages import BID, TRAIN, Bid, Delivery, Refusal, pack, reply, unpack, unpack_vector
+from flmarket.engines.flower.messages import BID, TRAIN, Delivery, Refusal, pack, reply, unpack, unpack_vector
 from flmarket.errors import SettlementError
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.market import owner_account
+from flmarket.market import Bid, owner_account
 from flmarket.privacy import PureDp
 
 

@@ -18,11 +18,11 @@ from flmarket.cli.app import app as command
 from flmarket.engines.flower import FileStore, OwnerFile, client_app
 from flmarket.engines.flower.certificates import node_keys, server_files
 from flmarket.engines.flower.files import read_records
-from flmarket.engines.flower.messages import Bid, Delivery, Order, Refusal, pack, unpack
+from flmarket.engines.flower.messages import Delivery, Refusal, pack, unpack
 from flmarket.engines.flower.node import owner_of_node
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.ledger import DurableAccount
-from flmarket.market import Checkpoint, RoundPlan, RoundRecord
+from flmarket.market import Bid, Checkpoint, Order, RoundPlan, RoundRecord
 from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
 
 ROOT = Path(__file__).parents[3]

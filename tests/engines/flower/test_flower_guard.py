@@ -1,32 +1,22 @@
 """The owner's guard: what passes, and that everything else is refused with nothing released."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from hostile import LENGTH, Desk, call, order, refused
+from hostile import LENGTH, Desk, call, order, refused, softmax
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flmarket.engines.flower import InProcessGrid
-from flmarket.engines.flower.messages import (
-    BID,
-    RELEASE,
-    TRAIN,
-    Bid,
-    Delivery,
-    Order,
-    Refusal,
-    pack,
-    reply,
-    unpack,
-    unpack_vector,
-)
+from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Delivery, Refusal, pack, reply, unpack, unpack_vector
 from flmarket.ledger import DurableAccount
+from flmarket.market import Announcement, Bid, Order
 from flmarket.market.record import close_records
-from flmarket.privacy import PureDp
+from flmarket.privacy import ApproxDp, ExponentialRelease, GaussianRelease, PureDp, Unprotected, ZCdp, event_to_dict
 
 CALL, ORDER = call(), order()
 
@@ -44,27 +34,39 @@ def test_an_award_that_was_bid_for_is_released_once_and_charged(desk):
     assert desk.releases == ["t/0/7"]
 
 
+ALL_ROUNDS = {"market": "reward", "loss": ZCdp(0.1)}
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"epsilon": 0.5000001}, "epsilon"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": float("inf")}, "epsilon"),
+        ({"amount": 0.5000001}, "epsilon"),
+        ({"amount": 0.0}, "epsilon"),
+        ({"amount": 1e18}, "epsilon"),
+        ({"loss": ZCdp(0.1)}, "terms"),
+        ({"loss": ApproxDp(0.1, 1e-9)}, "terms"),
+        ({"loss": GaussianRelease(1e9)}, "terms"),
+        ({"loss": ExponentialRelease(0.1)}, "terms"),
+        ({"loss": Unprotected()}, "terms"),
         ({"records": 21}, "records"),
         ({"records": 0}, "records"),
         ({"owner": 8, "award": "t/0/8"}, "stranger"),
         ({"award": "t/1/7"}, "award"),
         ({"award": "another"}, "award"),
+        ({"lasting": True}, "award"),
+        (ALL_ROUNDS | {"lasting": False}, "award"),
         ({"round_index": 1, "award": "t/1/7"}, "no bid"),
+        ({"round_index": 1, "award": "t/0/7"}, "award"),
+        ({"round_index": 1, "award": "t/0/7", "lasting": True}, "award"),
         ({"task": "u", "award": "u/0/7"}, "no bid"),
-        ({"perturbation": "sphere"}, "terms"),
-        ({"clip": 100.0}, "terms"),
         ({"buyer": "somebody else"}, "terms"),
         ({"market": "sampling"}, "terms"),
-        ({"market": "reward"}, "terms"),
-        ({"market": "gift"}, "terms"),
-        ({"features": 5}, "terms"),
-        ({"rounds": 50}, "terms"),
+        (ALL_ROUNDS, "terms"),
+        ({"market": "joint"}, "terms"),
+        ({"market": "gift"}, "market"),
+        ({"market": "os:system"}, "market"),
+        ({"learning_rate": 0.1000001}, "terms"),
+        ({"learning_rate": float("inf")}, "terms"),
     ],
 )
 def test_orders_that_are_not_the_award_are_refused(desk, changes, code):
@@ -74,11 +76,37 @@ def test_orders_that_are_not_the_award_are_refused(desk, changes, code):
     assert unpack(Delivery, desk.train()) is not None, "the honest order still works"
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(
+            f'{{"kind": "pure-dp", "epsilon": {number}}}'
+            for number in ("Infinity", "NaN", "-1", "true", '"0.5"', "[0.5]")
+        ),
+        '{"kind": "pure-dp", "epsilon": 0.5, "delta": 0.1}',
+        '{"kind": "uncapped", "delta": 1e-6}',
+        '{"kind": ["pure-dp"], "epsilon": 0.5}',
+        "0.5",
+        "[]",
+        "",
+        "[" * 1900,
+        '{"kind": "pure-dp", "epsilon": 0.5}' + " " * 2000,
+        0.5,
+    ],
+)
+def test_a_loss_that_is_none_is_refused(desk, loss):
+    desk.bid()
+    content = pack(ORDER, np.zeros(LENGTH))
+    content["order"]["loss"] = loss
+    assert refused(desk.send(TRAIN, content), "error")
+    assert desk.releases == []
+
+
 def test_a_second_release_is_refused_whatever_the_terms(desk):
     desk.bid()
     first = unpack_vector(desk.train())
     assert refused(desk.train(), "replay")
-    assert refused(desk.train(epsilon=0.1), "replay")
+    assert refused(desk.train(amount=0.1), "replay")
     assert refused(desk.train(parameters=np.ones(LENGTH)), "replay")
     assert desk.releases == ["t/0/7"]
     again = desk.send(RELEASE, pack(ORDER))
@@ -90,7 +118,9 @@ def test_what_was_released_is_repeated_under_the_same_terms_only(desk):
     desk.bid()
     assert refused(desk.send(RELEASE, pack(ORDER)), "unreleased")
     desk.train()
-    assert refused(desk.send(RELEASE, pack(replace(ORDER, epsilon=0.4))), "unreleased")
+    assert refused(desk.send(RELEASE, pack(replace(ORDER, loss=PureDp(0.4)))), "unreleased")
+    assert refused(desk.send(RELEASE, pack(replace(ORDER, loss=ZCdp(0.5)))), "unreleased")
+    assert refused(desk.send(RELEASE, pack(replace(ORDER, lasting=True))), "unreleased")
     assert refused(desk.send(RELEASE, pack(replace(ORDER, price_micros=0))), "unreleased")
 
 
@@ -122,7 +152,7 @@ def test_the_lifetime_cap_holds_over_rounds_buyers_and_restarts(tmp_path):
             assert refused(desk.bid(round_index=index, buyer=buyer, task=task), "exhausted")
             continue
         award = f"{task}/{index}/7"
-        terms = {"round_index": index, "buyer": buyer, "task": task, "award": award, "epsilon": bid.privacy_budget}
+        terms = {"round_index": index, "buyer": buyer, "task": task, "award": award, "amount": bid.privacy_budget}
         assert unpack(Delivery, desk.train(**terms)) is not None
         sold += bid.privacy_budget
     assert sold == pytest.approx(2.0)
@@ -141,7 +171,18 @@ def test_an_offer_stands_but_the_account_decides(tmp_path):
 
 def test_a_bid_is_repeated_and_not_raised(desk):
     assert unpack(Bid, desk.bid()) == unpack(Bid, desk.bid())
-    assert refused(desk.bid(clip=3.0), "terms")
+    first = call()
+    others = {
+        "clip": 3.0, "perturbation": "sphere", "rounds": 50, "features": 5, "classes": 3, "learning_rate": 9.0,
+        "buyer": "another", "market": "reward", "parameters": 5, "settings": '{"delta": 0.1}',
+        "model": softmax(steps=50, learning_rate=9.0),
+    }  # fmt: skip
+    assert others.keys() == {field.name for field in fields(Announcement)} - {"task", "round_index"}
+    for name, value in others.items():
+        assert refused(desk.bid(replace(first, **{name: value})), "terms"), name
+    for model in (softmax(batch_size=1), softmax(l2=1.0), ""):
+        assert refused(desk.bid(replace(first, model=model)), "terms"), model
+    assert unpack(Bid, desk.bid()) is not None, "the first one stands"
 
 
 def test_nothing_else_that_training_returns_gets_out(tmp_path):
@@ -210,8 +251,14 @@ def test_noise_has_the_scale_of_the_award(tmp_path):
     assert np.abs(np.array(vectors)).mean() == pytest.approx(4.0, rel=0.3)
 
 
+losses = st.builds(PureDp, st.floats(0, 1e9)) | st.builds(ZCdp, st.floats(0, 1)) | st.just(Unprotected())
 scalars = st.one_of(
-    st.text(max_size=5), st.integers(-5, 2**62), st.floats(), st.booleans(), st.lists(st.floats(0, 1), max_size=2)
+    st.text(max_size=5),
+    losses.map(lambda loss: json.dumps(event_to_dict(loss))),
+    st.integers(-5, 2**62),
+    st.floats(),
+    st.booleans(),
+    st.lists(st.floats(0, 1), max_size=2),
 )
 
 
@@ -228,7 +275,7 @@ def test_any_changed_order_is_refused_or_within_the_bid(tmp_path_factory, change
         assert not answer.content.array_records
         return
     made = unpack(Order, Message(content, 1, TRAIN))
-    assert made.epsilon <= 0.5
+    assert made.loss.epsilon <= 0.5
     assert made.records <= 20
     assert desk.releases == ["t/0/7"]
 

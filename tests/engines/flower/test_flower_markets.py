@@ -9,13 +9,12 @@ from flmarket import auctions
 from flmarket.auctions.learned import DEFAULTS
 from flmarket.engines import SampledTraining
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import FileStore, MarketStrategy, simulate
+from flmarket.engines.flower import FileStore, MarketStrategy, client_app, simulate
 from flmarket.errors import MechanismViolation
-from flmarket.learning import load, partition
+from flmarket.learning import load, partition, to_named
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.privacy import ZCdp
 from flmarket.sampling import OptimalSampling, Uniform
-
 
 NO_CAP = {"privacy_cap": float("inf")}
 
@@ -199,3 +198,56 @@ def test_a_registered_cap_that_she_passed_costs_her_the_award_and_nobody_else(ma
     assert played.records[-1].spent_micros == paid > 0
     assert played.ledger.balance("escrow") == 0
     played.ledger.verify()
+
+
+NETWORKS = {
+    "auction": {},
+    "sampling": {"task": {"budget_factor": None, "budget_per_round": 12.0}, "sampling": {"first_rate": 0.1}},
+    "reward": {"task": {"budget_factor": None}, "data": {"partition": "equal"}},
+    "joint": {"task": {"budget_factor": None}, "joint": {"budget_factor": 1.0, "epsilon": 50.0, "validation": 50}},
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_network_travels_in_its_own_numbers_and_ends_as_simulated(kind, market, stage):
+    """PyTorch counts in single precision: parameters and updates are sent so, and not a bit is lost by it."""
+    pytest.importorskip("torch")
+    owners = NO_CAP if kind in ("reward", "joint") else {}
+    spec = market(
+        kind=kind, owners=owners, model={"name": "mlp", "hidden": [4]}, training={"local_steps": 2, "batch_size": 8},
+        **NETWORKS[kind],
+    ).spec()  # fmt: skip
+    books = MemoryLedger()
+    expected, ready = spec.run(ledger=books), stage(spec)
+    played = ready.play()
+    assert sum(record.spent_micros for record in played.records) > 0
+    np.testing.assert_array_equal(played.kind.parameters, expected.parameters)
+    assert list(ready.ledger.awards()) == list(books.awards())
+    assert list(ready.ledger.releases()) == list(books.releases())
+    sent = [message for message, _ in ready.grid.seen if message.metadata.message_type == "train"]
+    came = [answer for message, answers in ready.grid.seen if message in sent for answer in answers]
+    for message in sent + came:
+        (array,) = message.content.array_records["vector"].values()
+        assert array.dtype == "float32"
+
+
+def test_a_training_function_of_ones_own_for_a_network(market, stage):
+    """Bare PyTorch beside the guard, which takes what it returns, clips it and adds its noise."""
+    torch = pytest.importorskip("torch")
+    spec, losses = market(model={"name": "mlp", "hidden": [4]}, mechanism={"auction": "all-in"}).simulation(), []
+
+    def compute(owner, order, parameters):
+        records, named = owner.records(order.records), to_named(owner.model, parameters)
+        first, bias, second, other = (torch.tensor(part, requires_grad=True) for part in named.values())
+        hidden = torch.relu(torch.tensor(records.x, dtype=torch.float32) @ first.T + bias)
+        loss = torch.nn.functional.cross_entropy(hidden @ second.T + other, torch.tensor(records.y))
+        losses.append(loss.item())
+        return torch.cat([part.ravel() for part in torch.autograd.grad(loss, [first, bias, second, other])])
+
+    ready = stage(spec)
+    ready.grid.app = client_app(ready.dealer, compute)
+    played = ready.play()
+    states = [award.state for award in ready.ledger.awards()]
+    assert set(states) == {AwardState.POSTED}
+    assert len(states) == len(losses) == len(list(ready.ledger.releases()))
+    assert not np.array_equal(played.kind.parameters, spec.kind().parameters)

@@ -12,8 +12,9 @@ from flmarket.broker.requests import FLOWER, order_of, public_terms, pure_pertur
 from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.ledger import AwardState
+from flmarket.market import kinds
 
-__all__ = ["catalogue", "overview", "registered_places"]
+__all__ = ["catalogue", "kind_of", "overview", "registered_places"]
 
 
 def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> wire.Market:
@@ -45,6 +46,13 @@ def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> wire.Ma
     )
 
 
+def kind_of(broker: Broker, task_id: str) -> str | None:
+    """A task's kind of market, if there is such a task."""
+    with broker.database.read() as session:
+        row = session.get(TaskRow, task_id)
+    return None if row is None else order_of(row.spec).kind
+
+
 def registered_places(broker: Broker, task_id: str) -> int:
     """How many places of a task registered owners have taken; the others, if there are any, are simulated."""
     taken = select(func.count()).where(Slot.task_id == task_id, Slot.party_id.is_not(None))
@@ -57,8 +65,9 @@ def catalogue(broker: Broker) -> wire.Catalogue:
     sets = broker.simulations.data_sets
     mechanisms = _mechanisms(auctions.names())
     return wire.Catalogue(
-        mechanisms, aggregation.names(), pure_perturbations(), populations.names(), sets, broker.simulations.models
-    )
+        mechanisms, aggregation.names(), pure_perturbations(), populations.names(), sets, broker.simulations.models,
+        tuple(wire.KindLine(name, kinds.about(name), kinds.of(name).side.lasting) for name in kinds.names()),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)
@@ -77,6 +86,8 @@ def _task(row: TaskRow, party: Party | None) -> wire.MarketTask:
         row,
         **public_terms(order),
         owners=order.data.owners,
-        open=order.broker.open and row.state in PLAYABLE,
+        open=order.kind == "auction" and order.broker.open and row.state in PLAYABLE,
         mine=party is not None and row.buyer_id == party.id,
+        kind=order.kind,
+        budget_micros_total=order.escrow_micros,
     )

@@ -52,6 +52,7 @@ def buyers_data(broker: Broker, party: Party, task_id: str, data: dict[str, Any]
                 "owner": f"owner-{one['slot']}" if plain else owner_name(broker, task_id, one["slot"]),
                 "epsilon": one["epsilon"],
                 "price_micros": one["price_micros"],
+                "loss": one.get("loss"),
             }
             for one in known["winners"]
         ]

@@ -11,7 +11,8 @@
     release    nobody gave away more privacy than her award was for
 
 Of a task under way only the rounds that are over are looked at: the ledger is always ahead of the rows in the one that
-is being played. What would break it: a connection that does not see one moment of both, so it reads in one snapshot.
+is being played. Where awards run over all rounds (`OwnerSide.lasting`) that is the task as a whole, once it is over.
+What would break it: a connection that does not see one moment of both, so it reads in one snapshot.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, case, func, select
 
 from flmarket.broker.books import shown_epsilon, slot_account
 from flmarket.broker.database import fenced
@@ -34,6 +35,7 @@ from flmarket.broker.stamps import now
 from flmarket.broker.tables import ENDED, Check, PartyRow, Release, RoundRow, TaskRow
 from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, fits, loss_of, release_of
 from flmarket.ledger.store import accounts, entries
+from flmarket.market import kinds
 
 if TYPE_CHECKING:
     from flmarket.broker.core import Broker
@@ -50,6 +52,7 @@ log = logging.getLogger("flmarket.broker")
 hold, end, given = entries.alias("hold"), entries.alias("ending"), entries.alias("given")
 _ended = and_(end.c.ref == hold.c.ref, end.c.kind.in_(_ENDS))
 _is_hold = hold.c.kind == EntryKind.HOLD.value
+_ALL_ROUNDS = -1  # instead of an index, where awards are for all rounds
 
 
 @dataclass(frozen=True)
@@ -91,28 +94,35 @@ def _bills(connection: Connection) -> Iterator[Finding]:
     moved = select(TaskRow.id, hold.c.round_index, refund.label("back"), func.sum(end.c.amount_micros))
     moved = moved.join(hold, and_(_is_hold, hold.c.debit == TaskRow.id)).join(end, _ended)
     moved = moved.where(end.c.kind == EntryKind.POSTED.value).group_by(TaskRow.id, hold.c.round_index, refund)
+    tasks = select(
+        TaskRow.id, TaskRow.state, TaskRow.rounds, TaskRow.rounds_done, TaskRow.spent_micros, TaskRow.refunded_micros,
+        _lasting().label("lasting"),
+    )  # fmt: skip
+    found = connection.execute(tasks).all()
+    lasting = {row.id for row in found if row.lasting}
     paid: dict[tuple[str, int], int] = {}
+    said: dict[tuple[str, int], int] = {}
     back: dict[str, int] = {}
     for task, index, is_refund, amount in connection.execute(moved):
         if is_refund:
             back[task] = int(amount)
         else:
-            paid[task, index] = int(amount)
-    rounds = connection.execute(select(RoundRow.task_id, RoundRow.index, RoundRow.spent_micros))
-    said = {(task, index): cost for task, index, cost in rounds}
-    tasks = select(TaskRow.id, TaskRow.state, TaskRow.rounds_done, TaskRow.spent_micros, TaskRow.refunded_micros)
+            paid[task, _ALL_ROUNDS if task in lasting else index] = int(amount)
+    for task, index, cost in connection.execute(select(RoundRow.task_id, RoundRow.index, RoundRow.spent_micros)):
+        key = task, _ALL_ROUNDS if task in lasting else index
+        said[key] = said.get(key, 0) + cost
     total: dict[str, int] = {}
-    live = {row.id: row.rounds_done for row in connection.execute(tasks) if row.state not in ENDED}
+    live = {row.id: row.rounds_done for row in found if row.state not in ENDED}
+    unpaid = {row.id for row in found if row.lasting and row.id in live and row.rounds_done < row.rounds}
     for task, index in sorted(paid.keys() | said.keys()):
-        if task in live and index >= live[task]:
+        if task in unpaid or (task in live and index >= live[task]):
             continue  # it is being played
         cost, billed = paid.get((task, index), 0), said.get((task, index), 0)
         total[task] = total.get(task, 0) + cost
         if cost != billed:
-            yield Finding(
-                "bill", f"{task}/{index}", f"the round's bill is {billed} micro-units, the ledger paid {cost}"
-            )
-    for row in connection.execute(tasks):
+            subject = task if index == _ALL_ROUNDS else f"{task}/{index}"
+            yield Finding("bill", subject, f"its rounds' bills are {billed} micro-units, the ledger paid {cost}")
+    for row in found:
         if row.spent_micros != total.get(row.id, 0):
             paid_for = total.get(row.id, 0)
             yield Finding("bill", row.id, f"the bill is {row.spent_micros} micro-units, the ledger paid {paid_for}")
@@ -125,7 +135,7 @@ def _escrow(connection: Connection) -> Iterator[Finding]:
     open_ = select(hold.c.ref, hold.c.amount_micros).outerjoin(end, _ended)
     mine = TaskRow.id.in_([hold.c.debit, hold.c.owner])
     award = and_(hold.c.debit == TaskRow.id, hold.c.ref != TaskRow.id + "/refund")
-    over = TaskRow.state.in_(ENDED) | and_(award, hold.c.round_index < TaskRow.rounds_done)
+    over = TaskRow.state.in_(ENDED) | and_(award, _round_over())
     open_ = open_.join(TaskRow, mine).where(_is_hold, end.c.ref.is_(None), over)
     for ref, amount in connection.execute(open_):
         yield Finding("escrow", ref, f"{amount} micro-units are held for what is over")
@@ -144,7 +154,7 @@ def _unlisted(connection: Connection) -> Iterator[Finding]:
     """Awards on the ledger that no row knows, in rounds that are over."""
     query = select(hold.c.ref).join(TaskRow, TaskRow.id == hold.c.debit)
     query = query.outerjoin(Release, Release.award_id == hold.c.ref)
-    over = TaskRow.state.in_(ENDED) | (hold.c.round_index < TaskRow.rounds_done)
+    over = TaskRow.state.in_(ENDED) | _round_over()
     query = query.where(_is_hold, Release.award_id.is_(None), hold.c.ref != TaskRow.id + "/refund", over)
     for ref in connection.scalars(query):
         yield Finding("award", ref, "the ledger has this award, no statement has it")
@@ -170,6 +180,19 @@ def _releases(connection: Connection) -> Iterator[Finding]:
         loss, left = loss_of(json.loads(terms)), release_of(Line(EntryKind.RELEASE, ref, detail=gave))
         if not fits(left, loss):
             yield Finding("release", ref, f"the award is for {loss}, {left.guarantee} was given away")
+
+
+def _lasting() -> ColumnElement[bool]:
+    """Whether a task's awards run over all rounds: held in the first, they end in the last."""
+    names = [name for name in kinds.names() if kinds.of(name).side.lasting]
+    kind: ColumnElement[str] = TaskRow.spec["kind"].as_string()
+    return kind.in_(names)
+
+
+def _round_over() -> ColumnElement[bool]:
+    """Whether the last round that an award is for is over, of a task under way."""
+    last: ColumnElement[int] = case((_lasting(), TaskRow.rounds - 1), else_=hold.c.round_index)
+    return last < TaskRow.rounds_done
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, Literal, cast
 
 import numpy as np
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import Select, and_, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -30,6 +30,10 @@ from flmarket.broker.tables import ACTIVE, ENDED, Event, PartyRow, Release, Roun
 from flmarket.client import wire
 from flmarket.errors import MissingDependency
 from flmarket.learning import Model, to_named
+from flmarket.ledger.entry import EntryKind, loss_of
+from flmarket.ledger.store import entries
+from flmarket.privacy import event_to_dict
+from flmarket.report.formatting import finite_or_none
 
 __all__ = [
     "ModelFormat", "bill", "cancel_task", "events", "get_task", "list_tasks", "model", "model_file", "post_task",
@@ -211,11 +215,14 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire
         if row is None:
             raise NotFound("round", str(index))
         releases = session.execute(_releases_with_names(task_id, index)).all()
+        losses = _losses(session, task_id, index)
     named = party.role == "operator"
     awards = [
         as_wire(
             wire.Award,
             one,
+            epsilon=finite_or_none(one.epsilon),
+            loss=losses.get(one.award_id, {}),
             slot=one.slot if named else None,
             owner=(name or f"owner-{one.slot}") if named else owner_name(broker, task_id, one.slot),
             reason=one.reason if named else "",  # it may quote her totals
@@ -253,7 +260,13 @@ def receipts(broker: Broker, party: Party, task_id: str, index: int) -> wire.Rec
     shown = partial(buyers_award, broker) if party.role == "buyer" else str
     return wire.ReceiptPage(
         tuple(
-            as_wire(wire.Receipt, one, award_id=shown(one.award_id), document=receipt(one.award_id).to_dict())
+            as_wire(
+                wire.Receipt,
+                one,
+                epsilon=finite_or_none(one.epsilon),
+                award_id=shown(one.award_id),
+                document=receipt(one.award_id).to_dict(),
+            )
             for one in found
         )
     )
@@ -304,6 +317,14 @@ def _releases_with_names(task_id: str, index: int) -> Select[Release, str]:
         .where(Release.task_id == task_id, Release.index == index)
         .order_by(Release.slot)
     )
+
+
+def _losses(session: Session, task_id: str, index: int) -> dict[str, dict[str, Any]]:
+    """What each award of a round buys, as the ledger has it; rows have one number."""
+    hold = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.HOLD.value)
+    query = select(entries.c.ref, entries.c.detail).join(Release, hold)
+    found = session.execute(query.where(Release.task_id == task_id, Release.index == index))
+    return {ref: event_to_dict(loss_of(json.loads(terms))) for ref, terms in found}
 
 
 def _view(broker: Broker, party: Party, row: TaskRow) -> wire.Task:

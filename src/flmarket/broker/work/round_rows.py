@@ -19,7 +19,9 @@ from flmarket.broker.books import shown_epsilon, slot_account
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Event, Release, RoundRow, TaskRow, vector_bytes
 from flmarket.ledger import Award, AwardState
-from flmarket.market import Order, RoundRecord
+from flmarket.market import RoundRecord
+from flmarket.privacy import event_to_dict
+from flmarket.report.formatting import finite_or_none
 
 __all__ = ["AWARDED", "Winner", "add_event", "award_round", "open_round", "settle_round", "take_bids", "void_round"]
 
@@ -34,12 +36,12 @@ class Winner:
     slot: int
     epsilon: float | None  # None if nothing bounds it
     price_micros: int
+    loss: dict[str, Any]
 
     @classmethod
-    def of(cls, order: Order) -> Winner:
-        """An order's."""
-        shown = shown_epsilon(order.loss)
-        return cls(order.owner, shown if np.isfinite(shown) else None, order.price_micros)
+    def of(cls, slot: int, award: Award) -> Winner:
+        """An award's, of whoever is at that place."""
+        return cls(slot, finite_or_none(shown_epsilon(award.loss)), award.price_micros, event_to_dict(award.loss))
 
 
 def open_round(session: Session, task_id: str, index: int) -> None:

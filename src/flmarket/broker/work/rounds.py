@@ -30,11 +30,13 @@ from flmarket.broker.tables import Bid as BidRow
 from flmarket.broker.tables import Delivered, RoundRow, Slot, TaskRow, vector, vector_bytes
 from flmarket.broker.work.round_rows import AWARDED, Winner, add_event, award_round, open_round, settle_round, take_bids
 from flmarket.engines import MemoryOwners, Spec
+from flmarket.ledger import AwardState
 from flmarket.market import Announcement, Bid, Checkpoint, Guard, MarketKind, RoundPlan, RoundRecord, Rounds, TooFewBids
 from flmarket.market.owner import Owner
 from flmarket.market.record import MemoryRecord
 from flmarket.privacy import PrivacyAccount, PureDp
 
+_OPEN = AwardState.PENDING
 __all__ = ["SqlStore", "TaskOwners", "TooFewBids", "play_round", "steps_with_events"]
 
 
@@ -250,9 +252,7 @@ def steps_with_events(broker: Broker, task_id: str, rounds: Rounds, index: int) 
             if step == "open":
                 open_round(session, task_id, index)
             elif step == "awards" and session.get_one(RoundRow, (task_id, index)).state != AWARDED:
-                plan = rounds.plan
-                assert plan is not None
-                winners = [Winner.of(order) for order in plan.orders]
+                winners = [Winner.of(owner, award) for owner, award in rounds.awards.items() if award.state is _OPEN]
                 award_round(session, task_id, index, winners)
             elif step == "updates":
                 delivered, awards = len(rounds.updates), len(rounds.awards)

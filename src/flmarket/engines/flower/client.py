@@ -34,7 +34,6 @@ __all__ = ["Compute", "OwnerGuard", "OwnerOf", "client_app"]
 
 OwnerOf = Callable[[Context], Owner]
 Compute = Callable[[Owner, Order, FloatArray], object]
-_LARGEST = 100_000_000
 
 
 class OwnerGuard:
@@ -71,7 +70,7 @@ class OwnerGuard:
             known = asked in (TRAIN, RELEASE)
             words = ("malformed", "work and releases are asked for by an order")
             return _refusal(owner.number, Refused(*(words if known else _UNKNOWN)), message)
-        parameters = unpack_vector(message, _LARGEST) if asked == TRAIN else None
+        parameters = unpack_vector(message) if asked == TRAIN else None
         if parameters is None:
             vector = guard.release(order)
         else:

@@ -7,6 +7,8 @@
     record = "record"                  # folder of her privacy account and her journal; keep it for ever
     allow_raw = false                  # true: updates may leave without noise, which client sampling needs
     answer_seconds = 10.0              # every answer to an order leaves so long after it came; half is for training
+    models = ["my_models:build"]       # models besides the registered ones that she lets a buyer announce
+    kinds = ["my_market:Raffle"]       # kinds of market besides the registered ones that she takes part in
 
     [bid]
     valuation = "linear"               # linear, quadratic, sqrt, exponential, step
@@ -21,9 +23,6 @@
     epsilon = 3.0                      # over her lifetime, all buyers together; with delta, or rho instead
     # delta = 1e-6
     # none = true                      # no cap: the only one under which updates without noise may leave
-
-    models = ["my_models:build"]       # models besides the registered ones that she lets a buyer announce
-    kinds = ["my_market:Raffle"]       # kinds of market besides the registered ones that she takes part in
 
     [model]                            # what she trains at home in joint markets, if not the announced model
     kind = "softmax"                   # or mlp, mnist-cnn, cifar-cnn (the torch extra), package.module:build

@@ -25,6 +25,11 @@ __all__ = [
     "register",
 ]
 
-for _kind in (AuctionKind, JointKind, RewardKind, SamplingKind):
-    _kinds.register(_kind.name, _kind)
+for _kind, _line in (
+    (AuctionKind, "Every round an auction picks whose private updates to buy, at which privacy loss and price."),
+    (JointKind, "One auction chooses clients for all rounds, whose noisy uploads are combined robustly."),
+    (RewardKind, "One reward for all rounds, shared by how much privacy each owner gives up for it."),
+    (SamplingKind, "Every round clients are drawn and paid for taking part; updates come as they are, without noise."),
+):
+    _kinds.register(_kind.name, _kind, about=_line)
 about, admit, names, of, register = _kinds.about, _kinds.admit, _kinds.names, _kinds.of, _kinds.register

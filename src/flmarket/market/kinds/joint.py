@@ -177,13 +177,13 @@ class JointSpec:
             if self.mixing and own is not None:  # M5, a last time
                 share = chosen.records[i] / (total + chosen.records[i])
                 personal[place] = kind.parameters + share * (own - kind.parameters)
-        included = np.array(kind.included if clients else [], dtype=bool).reshape(len(rounds), len(clients))
         final = rounds[-1] if rounds else None
         voided = tuple(i for i in clients if final is not None and final.state[i] is not AwardState.POSTED)
         spent = {i: owners[i].account.books.releases * rho for i, rho in zip(clients, kind.rho.tolist(), strict=False)}
+        included = np.array(kind.included if clients else [], dtype=bool).reshape(len(rounds), len(clients))
         return JdpResult(
-            self, chosen, rounds, tuple(kind.choices if clients else ()), included,
-            kind.parameters, personal, kind.privacy(), voided, kind.stopped, spent,
+            self, chosen, rounds, tuple(kind.choices if clients else ()), included, kind.parameters, personal,
+            kind.privacy(), voided, kind.stopped, spent,
         )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ class JointSpec:
 class JdpResult:
     """A finished training.
 
-    `rounds` are in the market's terms: ε fields hold ρ (zCDP of one upload), everybody is paid in the last. `included`
+    `rounds` are in the market's terms: losses are ρ (zCDP of one upload), everybody is paid in the last. `included`
     (rounds, chosen clients) says whose upload counted. `personal` are the clients' own mixed models, which never leave.
     """
 
@@ -309,7 +309,7 @@ class JointSide(OwnerSide):
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
         """M3."""
         mechanism = _noise(work.call.clip, work.call.settings)
-        sigma = mechanism.sigma([self.amount(work.order.loss, work.call)], [work.order.records])
+        sigma = np.array([mechanism.scale(self.amount(work.order.loss, work.call), work.order.records)])
         return ReleasedUpdate(np.asarray(mechanism.upload(raw[None], work.parameters, sigma, [noise])[0]))
 
     def nothing(self, parameters: FloatArray) -> RawUpdate:
@@ -370,10 +370,10 @@ class JointKind(MarketKind):
     @property
     def sigma(self) -> FloatArray:
         """The chosen clients' noise."""
-        noise, clients = self.spec.perturbation, self.chosen.clients
-        if noise is None or not clients.size:
-            return np.zeros(clients.size)
-        return noise.sigma(self.chosen.epsilon[clients], self.chosen.records[clients].astype(np.float64))
+        noise, chosen = self.spec.perturbation, self.chosen
+        if noise is None:
+            return np.zeros(chosen.clients.size)
+        return np.array([noise.scale(float(chosen.epsilon[i]), int(chosen.records[i])) for i in chosen.clients])
 
     @property
     def releases(self) -> list[GaussianRelease]:
@@ -437,7 +437,7 @@ class JointKind(MarketKind):
         noise = self.spec.perturbation
         if noise is None:
             return float("inf")
-        sigma = float(noise.sigma(self.side.amount(order.loss, self._call), order.records))
+        sigma = noise.scale(self.side.amount(order.loss, self._call), order.records)
         return float(np.linalg.norm(self.parameters) + noise.clip + NOISE_MARGIN * sigma * np.sqrt(self.dimension))
 
     def left(self, order: Order) -> Release | None:
@@ -486,7 +486,7 @@ class JointKind(MarketKind):
         return RoundRecord(
             plan.index, np.arange(n), spec.partition.sizes.astype(np.float64), rho,
             chosen.paid_micros * int(last), tuple(shown), tuple(reasons), weights,
-            chosen.budget_micros * int(last), noise, {name: found[name] for name in ("accuracy", "loss")},
+            chosen.budget_micros * int(last), noise, {name: found[name] for name in ("accuracy", "loss")}, "rho",
         )  # fmt: skip
 
     def privacy(self) -> JointPrivacy:

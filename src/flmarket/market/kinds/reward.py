@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,7 +52,7 @@ from flmarket.market.kind import (
 )
 from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, PrivacyCap, Work
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
-from flmarket.privacy import Cap, Event, GaussianZCdp, NoiseSource, PureDp, ZCdp, gaussian_epsilon
+from flmarket.privacy import Cap, Event, GaussianZCdp, NoiseSource, PureDp, ZCdp, clip_l2, gaussian_epsilon
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 
 __all__ = ["RewardKind", "RewardSpec", "StackelbergResult"]
@@ -67,8 +68,8 @@ class StackelbergResult:
     """A finished training; arrays per user, zeros for those who stayed out, no rounds if everybody did.
 
     `spent_rho` is what her account says. `epsilon` is the ε at `spec.delta` of all of her Gaussian releases together.
-    `rounds` list those who take part. As everywhere under "gaussian-zcdp" their ε fields hold ρ; everybody is paid in
-    the last one, and the error bound is the noise alone: its expected squared norm in the server's average.
+    `rounds` list those who take part, with losses in ρ; everybody is paid in the last one, and the error bound is the
+    noise alone: its expected squared norm in the server's average.
     """
 
     spec: RewardSpec
@@ -267,7 +268,7 @@ class RewardSide(OwnerSide):
 
     def asked(self, owner: Owner, bid: Bid, order: Order, call: Announcement) -> float:
         """What ρ costs her, by her value and her family of costs."""
-        return float(family(owner.cost).cost(np.array([bid.rate]), np.array([self.amount(order.loss, call)]))[0])
+        return float(_family(owner.cost).cost(np.array([bid.rate]), np.array([self.amount(order.loss, call)]))[0])
 
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Means of clipped per-record gradients."""
@@ -275,10 +276,18 @@ class RewardSide(OwnerSide):
         return clipped_gradients(first.model, first.parameters, [work.records for work in works], first.call.clip)
 
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
-        """σ for ρ over all rounds; one of m records moves the mean by at most 2·clip/m."""
+        """σ for ρ over all rounds; one of m records moves the mean by at most 2·clip/m.
+
+        A mean is no longer than the clip. What makes it longer is a penalty that the buyer announced, and beside a
+        large one a record's share would be rounded up to whatever the last bit is worth: so the sum is clipped, too.
+        """
         rho, call, records = self.amount(work.order.loss, work.call), work.call, work.order.records
         scale = float(noise_scale(rho, rounds=call.rounds, records=records, clip=call.clip)) * (1 + ROUNDING_ALLOWANCE)
-        return ReleasedUpdate(noise.add_gaussian(raw, scale=scale, sensitivity=2 * call.clip / records))
+        clipped = clip_l2(raw, call.clip)
+        return ReleasedUpdate(noise.add_gaussian(clipped, scale=scale, sensitivity=2 * call.clip / records))
+
+
+_family = lru_cache(maxsize=16)(family)
 
 
 class RewardKind(MarketKind):
@@ -379,7 +388,7 @@ class RewardKind(MarketKind):
         return RoundRecord(
             plan.index, users, np.full(users.size, float(spec.records)), game.rho[users] / self.rounds,
             game.paid_micros[users] * int(last), shown, tuple(a.reason for a in ends), weights,
-            plan.deposit_micros * int(last), noise, self.model.evaluate(self.parameters, spec.data.test),
+            plan.deposit_micros * int(last), noise, self.model.evaluate(self.parameters, spec.data.test), "rho",
         )  # fmt: skip
 
     def _given(self, order: Order, rounds: int) -> Release | None:
@@ -395,4 +404,4 @@ def _empty(terms: StackelbergResult, index: int) -> RoundRecord:
     spec, nobody, owners = terms.spec, np.empty(0), np.empty(0, dtype=np.int64)
     metrics = spec.model.evaluate(terms.parameters, spec.data.test)
     budget = terms.reward_micros * int(index == spec.rounds - 1)
-    return RoundRecord(index, owners, nobody, nobody, owners, (), (), nobody, budget, float("inf"), metrics)
+    return RoundRecord(index, owners, nobody, nobody, owners, (), (), nobody, budget, float("inf"), metrics, "rho")

@@ -281,7 +281,7 @@ class SamplingSpec:
         rounds = []
         for record in records:
             taken[np.isin(ids, record.bidders[record.delivered])] += 1
-            away = np.sort(ids[kind.draw(record.index)[1]])
+            away = np.sort(ids[kind.turned_away[record.index]])
             metrics = record.metrics
             rounds.append(
                 SampledRound(
@@ -358,6 +358,7 @@ class SamplingKind(MarketKind):
         self.spec, self.rate, self._model_text = spec, spec.rate, say(model)
         self._highest = max(float(self.rate(i)) for i in range(self.rounds))
         self._first_bound = spec.bound(1)  # it falls as 1/rounds
+        self.turned_away: dict[int, IntArray] = {}  # by round, those who were drawn and not kept
         self._settled_numbers: tuple[dict[str, Any], FloatArray, IntArray] = (
             {},
             np.zeros(0),
@@ -405,7 +406,7 @@ class SamplingKind(MarketKind):
         """Settle the terms if they are not, then draw who takes part."""
         if not self.terms:
             self.terms = self._settled(bids)
-        kept, _ = self.draw(index)
+        kept, self.turned_away[index] = self.draw(index)
         price, sizes, ids = self.price, self.spec.partition.sizes, np.asarray(self.spec.ids)
         orders = tuple(
             self.order(

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from flmarket.broker.core import Broker
-from flmarket.broker.office import ledger, parties, tasks
+from flmarket.broker.office import ledger, market, parties, tasks
 from flmarket.broker.office.pseudonyms import buyers_receipt
 from flmarket.broker.web.pages.context import (
     AnyVisitor,
@@ -26,11 +26,11 @@ from flmarket.broker.web.pages.context import (
     page,
     sentence,
 )
-from flmarket.broker.web.pages.rendering import award_state
+from flmarket.broker.web.pages.rendering import award_state, kind_words, loss_words
 from flmarket.errors import FlmarketError
 from flmarket.ledger import format_micros
 from flmarket.ledger.receipt import Receipt, SealedReceipt
-from flmarket.report.formatting import epsilon
+from flmarket.privacy import Event
 
 __all__ = ["router"]
 
@@ -152,13 +152,19 @@ def _answer(broker: Broker, text: str) -> Answer:
         award, release = receipt.check(books.head(receipt.head.size))
     except FlmarketError as error:
         return Answer(False, "This receipt does not hold", sentence(error))
-    sold = f" for an update released at ε {epsilon(award.epsilon)} this round" if release is not None else ""
+    sold = f" for what was released at {_terms(broker, award.id, award.loss)}" if release is not None else ""
     return Answer(
         True,
         "This receipt is genuine",
         f"Award {award.id}: {format_micros(award.price_micros)}{sold}, {award_state(str(award.state.value))}. Its "
         f"{len(receipt.proofs)} entries lead to the head that this ledger had at {receipt.head.size:,} entries.",
     )
+
+
+def _terms(broker: Broker, award: str, loss: Event) -> str:
+    """What an award is for, and of how many rounds that is."""
+    kind = market.kind_of(broker, award.partition("/")[0])
+    return loss_words(loss) if kind is None else f"{loss_words(loss)} {kind_words(kind).loss}"
 
 
 def _sealed_answer(broker: Broker, receipt: SealedReceipt) -> Answer:
@@ -177,7 +183,8 @@ def _sealed_answer(broker: Broker, receipt: SealedReceipt) -> Answer:
     return Answer(
         True,
         "This receipt is genuine",
-        f"Award {receipt.award}: {format_micros(receipt.price_micros)} at ε {epsilon(receipt.epsilon)} this round, "
+        f"Award {receipt.award}: {format_micros(receipt.price_micros)} at "
+        f"{_terms(broker, receipt.award, receipt.loss)}, "
         f"{award_state(receipt.state)}. Its {len(receipt.entries)} sealed entries lead to the head that this ledger "
         f"had at {receipt.head.size:,} entries, and say what the receipt says.",
     )

@@ -20,12 +20,12 @@ from flmarket.broker.requests import order_of
 from flmarket.broker.tables import ENDED, PLAYABLE
 from flmarket.broker.web.api import Start
 from flmarket.broker.web.pages.context import BuyerOrOperator, PageRoute, Visitor, page, render_for
-from flmarket.broker.web.pages.rendering import Chart
-from flmarket.broker.web.pages.tasks import TaskId, accuracy_chart
+from flmarket.broker.web.pages.rendering import Chart, KindWords, kind_words, loss_words
+from flmarket.broker.web.pages.tasks import TaskId, accuracy_chart, mechanism
 from flmarket.broker.web.streams import News, streaming
 from flmarket.client import wire
 from flmarket.ledger import AwardState
-from flmarket.report.formatting import epsilon, money, rate
+from flmarket.report.formatting import money, rate
 from flmarket.trust import TrustWords, task_words
 
 __all__ = ["Latest", "Line", "Scene", "Seat", "Stage", "latest_round", "lines", "make_scene", "router"]
@@ -97,6 +97,7 @@ class Scene:
     budget_micros: int
     seats: tuple[Seat, ...]
     left_out: int
+    words: KindWords
 
     @property
     def shares(self) -> list[tuple[float, str]]:
@@ -128,12 +129,14 @@ def latest_round(happened: Sequence[wire.Progress]) -> Latest:
 
 def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) -> Scene:
     """The round as it stands; `awards` are known once it is settled."""
-    known = latest.known
+    known, order = latest.known, order_of(task.request)
+    words = kind_words(order.kind)
     reached = max((_STAGES.index(kind) for kind in known), default=-1)
     bids, offered = known.get("bids", {}), known.get("awards", {})
-    budget = bids.get("budget_micros", order_of(task.request).budget_micros)
-    seats = _settled_seats(awards) if latest.settled else _awarded_seats(offered.get("winners", []))
-    sold = len(awards) if latest.settled else offered.get("awards", 0)
+    budget = order.budget_micros
+    over = latest.settled and (bool(awards) or not words.lasting)  # else its awards run on
+    seats = _settled_seats(awards) if over else _awarded_seats(offered.get("winners", []))
+    sold = len(awards) if over else offered.get("awards", 0)
     others = max(0, bids.get("bids", 0) - sold)
     blank = (
         Seat("A bidder", "lost", "not bought", "") if reached >= 2 else Seat("Sealed bid", "bid", "not opened yet", "")
@@ -142,15 +145,16 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) 
     return Scene(
         latest.index + 1,
         task.rounds,
-        _stages(known, reached, task_words(task.request["broker"]["engine"])),
-        _parts(budget, offered, awards, settled=latest.settled),
+        _stages(known, reached, task_words(order.broker.engine, order.kind), words),
+        _parts(budget, offered, awards, settled=over),
         budget,
         tuple(shown),
         sold + others - len(shown),
+        words,
     )
 
 
-def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords) -> tuple[Stage, ...]:
+def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords, words: KindWords) -> tuple[Stage, ...]:
     bids, awards = known.get("bids"), known.get("awards")
     updates, settled = known.get("updates"), known.get("settled")
 
@@ -159,12 +163,12 @@ def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords) -
 
     return (
         Stage(
-            "Bids", "tag", state(1), f"{bids['bids']}" if bids else "–",
-            "sealed bids received" if bids else "owners decide what to ask",
+            words.first, "tag", state(1), f"{bids['bids']}" if bids else "–",
+            words.came if bids else words.waiting,
         ),
         Stage(
             "Awards", "coins", state(2), f"{awards['awards']}" if awards else "–",
-            f"won; {money(awards['held_micros'])} put into escrow" if awards else "the auction picks ε and prices",
+            _awards_say(awards, words),
         ),
         Stage(
             "Updates", "box", state(3), f"{updates['delivered']} of {updates['awards']}" if updates else "–",
@@ -172,9 +176,24 @@ def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords) -
         ),
         Stage(
             "Settlement", "ledger", state(4), money(settled["spent_micros"]) if settled else "–",
-            f"paid for {settled['delivered']} checked updates" if settled else "each award resolves once",
+            _settled_say(settled, words),
         ),
     )  # fmt: skip
+
+
+def _awards_say(awards: dict[str, Any] | None, words: KindWords) -> str:
+    if awards is None:
+        return "awards for all rounds" if words.lasting else "who sells, what and at which price"
+    held = money(awards["held_micros"])
+    return f"awards for all rounds; {held} in escrow" if words.lasting else f"won; {held} put into escrow"
+
+
+def _settled_say(settled: dict[str, Any] | None, words: KindWords) -> str:
+    if settled is None:
+        return "each award resolves once"
+    if words.lasting and not settled["spent_micros"]:
+        return f"paid so far; {settled['delivered']} checked updates"
+    return f"paid for {settled['delivered']} checked updates"
 
 
 def _parts(budget: int, offered: dict[str, Any], awards: tuple[wire.Award, ...], *, settled: bool) -> tuple[Part, ...]:
@@ -191,7 +210,12 @@ def _parts(budget: int, offered: dict[str, Any], awards: tuple[wire.Award, ...],
 
 def _awarded_seats(winners: Iterable[dict[str, Any]]) -> list[Seat]:
     return [
-        Seat(_capital(one["owner"]), "won", f"ε {epsilon(one['epsilon'])}", f"{money(one['price_micros'])} held")
+        Seat(
+            _capital(one["owner"]),
+            "won",
+            loss_words(one.get("loss") or {}, one["epsilon"]),
+            f"{money(one['price_micros'])} held",
+        )
         for one in winners
     ]
 
@@ -205,7 +229,7 @@ def _settled_seats(awards: tuple[wire.Award, ...]) -> list[Seat]:
             Seat(
                 name,
                 one.state,
-                f"ε {epsilon(one.epsilon)}",
+                loss_words(one.loss, one.epsilon),
                 f"{money(one.price_micros)} paid" if paid else "money back",
             )
         )
@@ -218,21 +242,24 @@ def _capital(name: str) -> str:
     return f"Owner {short}" if short.isdigit() else short[:1].upper() + short[1:] if short == name else short
 
 
-def lines(happened: Iterable[wire.Progress]) -> list[Line]:
-    """Events as lines of the log."""
-    return [Line(event.at, text) for event in happened if (text := _tell(event))]
+def lines(happened: Iterable[wire.Progress], kind: str = "auction") -> list[Line]:
+    """Events of a task of some kind as lines of the log."""
+    words = kind_words(kind)
+    return [Line(event.at, text) for event in happened if (text := _tell(event, words))]
 
 
-def _tell(event: wire.Progress) -> str:
+def _tell(event: wire.Progress, words: KindWords) -> str:
     """An event in words; empty for one that says nothing by itself."""
     data = event.data
-    number = data.get("round", 0) + 1
+    number, whole = data.get("round", 0) + 1, " in total" if words.lasting else ""
     if event.kind == "queued":
         return f"Posted: {data['rounds']} rounds, the whole budget in escrow."
     if event.kind == "running":
         return "The first round begins."
     if event.kind == "bids":
-        return f"Round {number}: {data['bids']} sealed bids for {money(data['budget_micros'])}."
+        return f"Round {number}: {data['bids']} {words.event} for {money(data['budget_micros'])}{whole}."
+    if event.kind == "awards" and words.lasting:
+        return f"Round {number}: {data['awards']} awards for all rounds, {money(data['held_micros'])} in escrow."
     if event.kind == "awards":
         return f"Round {number}: {data['awards']} bids won, {money(data['held_micros'])} into escrow."
     if event.kind == "updates":
@@ -260,19 +287,21 @@ def live(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
     """The latest round, and live from there on if the task is running."""
     task = tasks.get_task(visitor.broker, visitor.party, task_id)
     happened = _history(visitor, task_id)
-    last = happened[-1].id if happened else 0
+    last, order = happened[-1].id if happened else 0, order_of(task.request)
     return page(
         visitor,
         "live.html.j2",
         title=f"{task.name}, live",
         task=task,
-        budget_micros=order_of(task.request).budget_micros,
-        trust=task_words(task.request["broker"]["engine"]),
+        order=order,
+        mechanism=mechanism(task),
+        words=kind_words(order.kind),
+        trust=task_words(order.broker.engine, order.kind),
         running=task.state in PLAYABLE,
         stream=f"/tasks/{task_id}/stream?after={last}",
         scene=_scene(visitor, task, happened),
         chart=_chart(visitor, task),
-        lines=lines(reversed(happened[-_LOG:])),
+        lines=lines(reversed(happened[-_LOG:]), order.kind),
     )
 
 
@@ -309,7 +338,7 @@ def _changes(visitor: Visitor, task: wire.Task, recent: list[wire.Progress], new
     made = [
         ("title", render_for(visitor, "_live_title.html.j2", scene=scene)),
         ("round", render_for(visitor, "_live_round.html.j2", scene=scene)),
-        ("log", render_for(visitor, "_live_log.html.j2", lines=lines(reversed(new)))),
+        ("log", render_for(visitor, "_live_log.html.j2", lines=lines(reversed(new), order_of(task.request).kind))),
     ]
     if any(event.kind == "settled" for event in new):
         made.append(("curve", render_for(visitor, "_live_curve.html.j2", chart=_chart(visitor, task))))

@@ -1,9 +1,12 @@
-"""Post a task, with a budget explorer beside the form: what each budget buys, before any money moves.
+"""Post a task of any kind, with a budget explorer for auctions beside the form: what each budget buys, before any money
+moves.
 
-The explorer asks `office.explore`, which runs the task's own auction on the task's own owners; the page comes without
-it and asks for it by itself, because it takes a while. The form asks for fewer things than the API takes. The rest has
-the API's defaults, except that owners' sizes differ less and that the buyer gets the mean of the latter half of all
-models, which is what most people want.
+The form has the fields of all kinds; the style sheet hides what the chosen one does not need, and only what it needs is
+read. The explorer asks `office.explore`, which runs the task's own auction on the task's own owners; the page comes
+without it and asks for it by itself, because it takes a while. The form asks for fewer things than the API takes, and
+kinds that somebody registered are for the API alone. The rest has the API's defaults, except that owners' sizes differ
+less (not at all in the reward game, which needs that) and that an auction's buyer gets the mean of the latter half of
+all models, which is what most people want.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
 from flmarket import auctions
+from flmarket.aggregation import robust
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.office import explore, market, parties, tasks
 from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines
@@ -35,19 +39,21 @@ from flmarket.broker.web.pages.context import (
 from flmarket.broker.web.pages.rendering import Chart, Column
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
+from flmarket.learning import models
 from flmarket.ledger import MICROS
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
-from flmarket.trust import AT_BROKER, AT_OWNERS
+from flmarket.trust import AT_BROKER, AT_OWNERS, task_words
 
 __all__ = ["router"]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _DEFAULTS = {
-    "name": "", "data": "breast-cancer", "owners": "40", "auction": "posted", "aggregation": "opt-aggr",
-    "perturbation": "recommended", "model": "softmax", "budget": "200", "rounds": "25", "bidders": "20",
-    "learning_rate": "0.2", "clip": "0.5", "round_seconds": "5", "deadline_days": "7", "seed": "0",
-    "engine": SIMULATION,
+    "name": "", "kind": "auction", "data": "breast-cancer", "owners": "40", "auction": "posted",
+    "aggregation": "opt-aggr", "perturbation": "recommended", "model": "softmax", "hidden": "32", "budget": "200",
+    "rounds": "25", "bidders": "20", "learning_rate": "0.2", "clip": "0.5", "round_seconds": "5", "deadline_days": "7",
+    "seed": "0", "engine": SIMULATION, "expected": "60", "hard_cap": "120", "first_rate": "0.1", "scheme": "optimal",
+    "reward": "100", "joint_budget": "5000", "epsilon": "20", "selection": "m1", "rule": "leave-one-out",
 }  # fmt: skip
 _FIELDS = {
     "task.name": "name", "data.name": "data", "data.owners": "owners", "mechanism.auction": "auction",
@@ -55,14 +61,25 @@ _FIELDS = {
     "model.name": "model", "model": "model", "task.rounds": "rounds", "task.bidders_per_round": "bidders",
     "task.budget_per_round": "budget", "task.learning_rate": "learning_rate", "broker.round_seconds": "round_seconds",
     "broker.deadline_seconds": "deadline_days", "seed": "seed", "broker.engine": "engine", "owners": "owners",
+    "kind": "kind", "model.hidden": "hidden", "sampling.hard_cap": "hard_cap", "sampling.first_rate": "first_rate",
+    "sampling.scheme": "scheme", "reward.reward": "reward", "joint.budget": "joint_budget", "joint.epsilon": "epsilon",
+    "joint.selection": "selection", "joint.aggregation": "rule",
 }  # fmt: skip
-_DATA, _TRAINING = {"sigma": 0.5}, {"average": True}
 _ENGINES = {SIMULATION: AT_BROKER.place, FLOWER: AT_OWNERS.place}
-_FURTHER = ("model", "learning_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
+_OFFERED = ("auction", "sampling", "reward", "joint")  # kinds that have fields here
+_SCHEMES = (
+    ("optimal", "optimal: by costs, truthful"), ("uniform", "uniform: one price for all"),
+    ("prior-independent", "prior-independent: costs unknown"), ("complete", "complete: costs known, not truthful"),
+)  # fmt: skip
+_FURTHER = ("learning_rate", "first_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
 # As shares of what all bidders of a round would cost; beyond it more money buys nothing.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
 _TRIAL_SHARES = (0.1, 0.3, 0.6, 1.0)  # of _SHARES, so that trials belong to points that are there
 _PROFILES = 30
+_NOT_HERE = (
+    "The explorer compares budgets of auctions only. In this kind of market there is nothing to compare before it is "
+    "played; what it may cost at most is below, and what is not spent comes back."
+)
 _FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # at the top of the list
 
 
@@ -110,7 +127,7 @@ def post(visitor: BuyerWrites, form: Form) -> Response:
             return RedirectResponse(f"/tasks/{task.id}/live", 303)
         except InvalidInput as error:
             name = error.field.removeprefix("task: ")
-            reader.errors[_FIELDS.get(name, "_")] = sentence(error)
+            reader.errors[_fields(order.kind).get(name, "_")] = sentence(error)
         except FlmarketError as error:
             reader.errors["_"] = sentence(error)
     return _form(visitor, {name: reader.text(name, _DEFAULTS[name]) for name in _DEFAULTS}, reader.errors)
@@ -130,9 +147,15 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         catalogue=catalogue,
         engines=[(name, _ENGINES[name]) for name in engines(visitor.broker.settings)],
         offered=_offered(catalogue),
+        kinds=sorted(
+            (one for one in catalogue.kinds if one.name in _OFFERED), key=lambda one: _OFFERED.index(one.name)
+        ),
+        schemes=_SCHEMES,
+        rules=robust.names(),
         about={one.name: auctions.about(one.name) for one in catalogue.auctions},
         account=parties.account(visitor.broker, visitor.party),
-        trust=AT_BROKER,
+        models=[(name, f"{name}: {models.about(name)}") for name in catalogue.models],
+        trusts=[(kind, task_words(SIMULATION, kind)) for kind in _OFFERED],
     )
 
 
@@ -143,37 +166,93 @@ def _offered(catalogue: wire.Catalogue) -> list[wire.Mechanism]:
 
 
 def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
+    kind = reader.text("kind", "auction")
     values: dict[str, Any] = {
+        "kind": kind,
         "seed": reader.whole("seed"),
         "task": {
             "name": reader.text("name") if name is None else name,
             "rounds": reader.whole("rounds"),
-            "bidders_per_round": reader.whole("bidders"),
-            "budget_per_round": reader.micros("budget") / MICROS,
-            "learning_rate": reader.number("learning_rate"),
         },
-        "data": {"name": reader.text("data"), "owners": reader.whole("owners"), **_DATA},
-        "mechanism": {
-            "auction": reader.text("auction"),
-            "aggregation": reader.text("aggregation"),
-            "perturbation": reader.text("perturbation"),
-            "clip": reader.number("clip"),
-        },
+        "data": {"name": reader.text("data"), "owners": reader.whole("owners"), "sigma": 0.5},
+        "mechanism": {},
         "model": {"name": reader.text("model", "softmax")},
-        "training": _TRAINING,
         "broker": {
-            "engine": reader.text("engine", SIMULATION),
+            "engine": reader.text("engine", SIMULATION) if kind == "auction" else SIMULATION,
             "round_seconds": reader.number("round_seconds"),
             "deadline_seconds": round(86_400 * reader.number("deadline_days")),
         },
     }
-    return reader.build(TaskRequest, values, _FIELDS)
+    if values["model"]["name"] == "mlp":
+        values["model"]["hidden"] = _sizes(reader, "hidden")
+    _OF_KIND.get(kind, _auction)(reader, values)
+    return reader.build(TaskRequest, values, _fields(kind))
+
+
+def _auction(reader: Reader, values: dict[str, Any]) -> None:
+    values["task"] |= {
+        "bidders_per_round": reader.whole("bidders"),
+        "budget_per_round": reader.micros("budget") / MICROS,
+        "learning_rate": reader.number("learning_rate"),
+    }
+    values["mechanism"] = {
+        "auction": reader.text("auction"),
+        "aggregation": reader.text("aggregation"),
+        "perturbation": reader.text("perturbation"),
+        "clip": reader.number("clip"),
+    }
+    values["training"] = {"average": True}
+
+
+def _sampling(reader: Reader, values: dict[str, Any]) -> None:
+    values["task"]["budget_per_round"] = reader.micros("expected") / MICROS
+    values["sampling"] = {
+        "scheme": reader.text("scheme"),
+        "hard_cap": reader.micros("hard_cap") / MICROS,
+        "first_rate": reader.number("first_rate"),
+    }
+
+
+def _reward(reader: Reader, values: dict[str, Any]) -> None:
+    values["task"]["learning_rate"] = reader.number("learning_rate")
+    values["mechanism"] = {"clip": reader.number("clip")}
+    values["data"]["partition"] = "equal"
+    values["reward"] = {"reward": reader.micros("reward") / MICROS}
+
+
+def _joint(reader: Reader, values: dict[str, Any]) -> None:
+    values["mechanism"] = {"clip": reader.number("clip")}
+    values["joint"] = {
+        "budget": reader.micros("joint_budget") / MICROS,
+        "epsilon": reader.number("epsilon"),
+        "selection": reader.text("selection"),
+        "aggregation": reader.text("rule"),
+    }
+
+
+_OF_KIND = {"auction": _auction, "sampling": _sampling, "reward": _reward, "joint": _joint}
+
+
+def _sizes(reader: Reader, name: str) -> list[int]:
+    """Whole numbers with commas or spaces between them."""
+    typed = reader.text(name).replace(",", " ").split()
+    if not typed or not all(one.isascii() and one.isdigit() and 0 < int(one) <= 1024 for one in typed[:16]):
+        reader.errors[name] = "This should be whole numbers from 1 to 1024, with commas between them."
+        return []
+    return [int(one) for one in typed]
+
+
+def _fields(kind: str) -> dict[str, str]:
+    """The form's field for each key of the order."""
+    return _FIELDS | ({"task.budget_per_round": "expected"} if kind == "sampling" else {})
 
 
 def _explore(broker: Broker, party: Party, values: Any, *, trial: bool = False) -> Exploration:
     order = _order(Reader(dict(values)), name="explore")
     if order is None:
         return Exploration(problem="Fill in the form, and this shows what your budget buys.")
+    if order.kind != "auction":
+        return Exploration(problem=_NOT_HERE, deposit_micros=order.escrow_micros)
     mine = order.budget_micros
     # The same owners whatever the budget: one simulation serves all, and the chart's ends stay where they are.
     task = order.with_budget(MICROS)

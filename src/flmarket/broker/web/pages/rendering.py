@@ -1,16 +1,17 @@
 """Jinja2 for the pages: one environment, the filters that decide how numbers read, words, charts and the style sheet.
 
 Everything is escaped; templates mark nothing of a caller's as safe. Amounts are rounded down for reading
-(`report.formatting.money`), the exact ones are `ledger.format_micros`; every ε goes through `report.formatting.epsilon`
-and is labelled per round or total by the template that shows it. A chart is a table of numbers and how each of its
-columns is drawn: the browser draws the very table that readers can open below it, so the two cannot differ.
+(`report.formatting.money`), the exact ones are `ledger.format_micros`; every ε goes through
+`report.formatting.epsilon`, an award's through `loss_words`, and is labelled per round or total by the template that
+shows it. A chart is a table of numbers and how each of its columns is drawn: the browser draws the very table that
+readers can open below it, so the two cannot differ.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -20,13 +21,16 @@ from typing import Any, Literal
 import jinja2
 
 from flmarket import __version__
+from flmarket.broker.books import SHOWN_DELTA, shown_epsilon
 from flmarket.ledger import format_micros
+from flmarket.market import kinds
+from flmarket.privacy import ApproxDp, Event, ExponentialRelease, PureDp, Unprotected, ZCdp, event_from_dict
 from flmarket.report.drawing import DARK, FONT_STACK, LIGHT, css_variables
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
 
 __all__ = [
-    "AWARD", "STATIC_PATH", "Chart", "Column", "award_state", "award_tone", "environment", "list_of", "render",
-    "seconds", "theme_css", "theme_href", "tone",
+    "AWARD", "STATIC_PATH", "Chart", "Column", "KindWords", "award_state", "award_tone", "environment", "kind_words",
+    "list_of", "loss_words", "render", "seconds", "theme_css", "theme_href", "tone",
 ]  # fmt: skip
 
 STATIC_PATH = "/static"
@@ -98,6 +102,7 @@ def environment() -> jinja2.Environment:
         money=money,
         exact=format_micros,
         epsilon=epsilon,
+        loss=loss_words,
         rate=rate,
         percent=percent,
         significant=significant,
@@ -164,6 +169,78 @@ AWARD = {
     "expired": ("too late", "warn"),
     "pending": ("in escrow", "live"),
 }
+
+
+@dataclass(frozen=True)
+class KindWords:
+    """How pages speak of one kind of market: who takes part, what each of them does first, and what a budget is for."""
+
+    who: str
+    first: str
+    waiting: str
+    came: str
+    event: str
+    budget: str
+    lasting: bool = False
+
+    @property
+    def per(self) -> str:
+        """What an award's price and a budget are for."""
+        return "in total" if self.lasting else "a round"
+
+    @property
+    def loss(self) -> str:
+        """What an award's privacy loss is of."""
+        return "total, all rounds" if self.lasting else "this round"
+
+
+_KINDS = {
+    "auction": KindWords(
+        "Bidders", "Bids", "owners decide what to ask", "sealed bids received", "sealed bids", "Budget"
+    ),
+    "sampling": KindWords(
+        "Clients", "Drawn", "clients are drawn by their posted probabilities", "clients drawn to take part",
+        "clients drawn", "Hard cap",
+    ),
+    "reward": KindWords(
+        "Users", "Users", "users answer the reward with their privacy", "users share the reward", "users take part",
+        "Reward", True,
+    ),
+    "joint": KindWords(
+        "Clients", "Clients", "one auction chooses clients for all rounds", "clients chosen for all rounds",
+        "chosen clients", "Budget", True,
+    ),
+}  # fmt: skip
+
+
+def kind_words(kind: str) -> KindWords:
+    """Of a kind; of one that somebody registered, what holds for all."""
+    if kind in _KINDS:
+        return _KINDS[kind]
+    lasting = kinds.of(kind).side.lasting
+    return KindWords("Owners", "Owners", "owners are asked", "owners take part", "owners", "Budget", lasting)
+
+
+def loss_words(loss: Event | Mapping[str, Any], given: float | None = None) -> str:
+    """A privacy loss as it is: ε, ρ, ε at its δ, or that there is no bound; `given` is a pure ε without its kind."""
+    if isinstance(loss, Mapping):
+        if not loss:
+            return "–" if given is None else f"ε = {epsilon(given)}"
+        loss = event_from_dict(loss)
+    if isinstance(loss, Unprotected):
+        return "no bound"
+    if isinstance(loss, ZCdp):
+        return f"ρ = {significant(loss.rho)}"
+    if isinstance(loss, PureDp | ExponentialRelease):
+        return f"ε = {epsilon(loss.epsilon)}"
+    number, delta = (loss.epsilon, loss.delta) if isinstance(loss, ApproxDp) else (shown_epsilon(loss), SHOWN_DELTA)
+    return f"ε = {epsilon(number)} at δ = {_power(delta)}"
+
+
+def _power(delta: float) -> str:
+    """1e-5, without the leading zero of its exponent."""
+    mantissa, _, exponent = f"{delta:.3g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def tone(state: str) -> str:

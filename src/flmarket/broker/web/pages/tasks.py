@@ -12,16 +12,24 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from flmarket.broker.core import Party
 from flmarket.broker.errors import NotFound
 from flmarket.broker.office import market, parties, tasks
-from flmarket.broker.requests import FLOWER, order_of
+from flmarket.broker.requests import FLOWER, TaskRequest, order_of
 from flmarket.broker.tables import ENDED, PLAYABLE
 from flmarket.broker.web.pages.context import Buyer, BuyerOrOperator, BuyerOrOperatorWrites, PageRoute, SignedIn, page
-from flmarket.broker.web.pages.rendering import Chart, Column, award_state, award_tone, tone
+from flmarket.broker.web.pages.rendering import (
+    Chart,
+    Column,
+    award_state,
+    award_tone,
+    kind_words,
+    list_of,
+    tone,
+)
 from flmarket.client import wire
 from flmarket.ledger import MICROS, AwardState
 from flmarket.report.formatting import count, money, percent, rate, significant
 from flmarket.trust import task_words
 
-__all__ = ["accuracy_chart", "router"]
+__all__ = ["accuracy_chart", "mechanism", "router"]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -44,7 +52,8 @@ def list_tasks(visitor: BuyerOrOperator) -> HTMLResponse:
     found = tasks.list_tasks(visitor.broker, visitor.party, limit=_SHOWN)
     money = parties.account(visitor.broker, visitor.party) if visitor.party.role == "buyer" else None
     title = "My tasks" if visitor.party.role == "buyer" else "Tasks"
-    return page(visitor, "tasks.html.j2", title=title, tasks=found.items, more=found.next, tone=tone, account=money)
+    rows = [(task, mechanism(task)) for task in found.items]
+    return page(visitor, "tasks.html.j2", title=title, tasks=rows, more=found.next, tone=tone, account=money)
 
 
 @router.get("/tasks/{task_id}")
@@ -55,21 +64,26 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
     played = tasks.rounds(broker, party, task_id).items
     bill = tasks.bill(broker, party, task_id)
     settled = [one for one in played if one.closed_at]
+    order = order_of(task.request)
+    words = kind_words(order.kind)
     return page(
         visitor,
         "task.html.j2",
         title=task.name,
         task=task,
-        order=order_of(task.request),
+        order=order,
+        words=words,
+        mechanism=mechanism(task),
+        model=_model(order),
         tone=tone(task.state),
         running=task.state in PLAYABLE,
         download=_may_download(party, task),
-        cards=_cards(task, settled),
+        cards=_cards(task, settled, lasting=words.lasting),
         accuracy=accuracy_chart(settled, task.baseline_accuracy),
-        spending=_spending_chart(settled, bill),
+        spending=None if words.lasting else _spending_chart(settled, bill, order.budget_micros, words.budget),
         bill=bill,
         rounds=list(reversed(settled)),
-        trust=task_words(task.request["broker"]["engine"]),
+        trust=task_words(order.broker.engine, order.kind),
         owners=_owners(task, market.registered_places(broker, task_id)),
     )
 
@@ -87,6 +101,7 @@ def show_round(
     return page(
         visitor, "round.html.j2", title=title, task=task, number=number, round=detail.round, awards=detail.awards,
         paid=_delivered(detail.awards), award_state=award_state, award_tone=award_tone,
+        order=order_of(task.request), words=kind_words(order_of(task.request).kind),
     )  # fmt: skip
 
 
@@ -147,9 +162,9 @@ def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
     )
 
 
-def _spending_chart(settled: list[wire.Round], bill: wire.Bill) -> Chart:
-    rows = [(one.index + 1, one.spent_micros / MICROS, one.budget_micros / MICROS) for one in settled]
-    budgets = sum(one.budget_micros for one in settled)
+def _spending_chart(settled: list[wire.Round], bill: wire.Bill, budget_micros: int, called: str) -> Chart:
+    rows = [(one.index + 1, one.spent_micros / MICROS, budget_micros / MICROS) for one in settled]
+    budgets = budget_micros * len(settled)
     share = percent(bill.spent_micros / budgets) if budgets else "nothing"
     return Chart(
         title="Spending per round",
@@ -157,7 +172,7 @@ def _spending_chart(settled: list[wire.Round], bill: wire.Bill) -> Chart:
         x="round",
         columns=(
             Column("Round"), Column("Paid", "paid", draw="bars", decimals=2),
-            Column("Budget", "budget", "ink", "step", decimals=2),
+            Column(called, called.lower(), "ink", "step", decimals=2),
         ),
         rows=rows,
         caption=f"{money(bill.spent_micros)} paid so far, {share} of what these rounds could have cost.",
@@ -165,15 +180,34 @@ def _spending_chart(settled: list[wire.Round], bill: wire.Bill) -> Chart:
     )  # fmt: skip
 
 
-def _cards(task: wire.Task, settled: list[wire.Round]) -> list[Card]:
+def mechanism(task: wire.Task) -> str:
+    """The kind of market and the auction in it, if there is one."""
+    order = order_of(task.request)
+    return order.kind + (f", {order.auction_name}" if order.auction_name else "")
+
+
+def _model(order: TaskRequest) -> str:
+    """What is trained, with its settings."""
+    settings = order.model.settings.items()
+    shown = (
+        f"{name} {list_of([f'{one}' for one in value]) if isinstance(value, list) else value}"
+        for name, value in settings
+    )
+    return ", ".join([order.model.name, *shown])
+
+
+def _cards(task: wire.Task, settled: list[wire.Round], *, lasting: bool) -> list[Card]:
     wins, delivered = sum(one.winners for one in settled), sum(one.delivered for one in settled)
     escrow = max(task.escrow_micros, 1)
     bounds = sorted(one.error_bound for one in settled if one.error_bound is not None)
     missed = f"; {wins - delivered} not delivered" if wins > delivered else ", all that were awarded"
+    paid = f"{percent(task.spent_micros / escrow)} of the deposit"
+    if lasting and task.state not in ENDED:
+        paid = "everybody is paid after the last round"
     return [
         Card("Accuracy", rate(task.accuracy), f"{rate(task.baseline_accuracy)} by always answering the larger class"),
         Card("Round", f"{task.rounds_done} of {task.rounds}", f"the task is {task.state}"),
-        Card("Paid to owners", money(task.spent_micros), f"{percent(task.spent_micros / escrow)} of the deposit"),
+        Card("Paid to owners", money(task.spent_micros), paid),
         Card("Updates bought", f"{delivered:,}", f"in {count(len(settled), 'round')}{missed}"),
         Card(
             "Error bound",
