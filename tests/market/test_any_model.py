@@ -9,6 +9,7 @@ import importlib
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from xor_data import NETWORK, write_network, xor_data
 
 from flmarket import privacy
 from flmarket.cli.markets import run_market
-from flmarket.engines import play
+from flmarket.engines import MemoryOwners, play
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import InvalidInput
 from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
@@ -108,10 +109,6 @@ def test_updates_without_noise_leave_only_owners_who_let_them(at_home):
     config = XOR | {"owners": {"privacy_cap": 1e6}}
     with pytest.raises(InvalidInput, match="privacy cap"):
         MarketConfig.parse(config).spec(base=at_home)
-    from dataclasses import replace
-
-    from flmarket.engines import MemoryOwners
-
     spec = MarketConfig.parse(XOR | {"task": XOR["task"] | {"rounds": 1}}).spec(base=at_home)
     willing = type(spec).owner
 
@@ -121,19 +118,19 @@ def test_updates_without_noise_leave_only_owners_who_let_them(at_home):
 
     careful, ledger = Careful(**vars(spec)), MemoryLedger()
     Rounds(careful.kind(), MemoryOwners(careful), ledger, MemoryStore()).play()
-    assert not ledger.releases()
+    assert not list(ledger.releases())
     assert {award.state for award in ledger.awards()} == {AwardState.VOIDED}
 
 
 def test_xor_as_a_broker_task(at_home, tmp_path_factory):
-    """Where the operator's settings have the user's model and data; at a very large ε."""
+    """Where the operator's settings have the user's model and data; a very large ε, all of it sold."""
     pytest.importorskip("fastapi")
     from in_broker import played_in_broker
 
     changes = {
         "data": XOR["data"] | {"name": "my_points:load"},
         "owners": {"privacy_budget": [1e5, 1e5], "valuations": ["sqrt"]},
-        "mechanism": XOR["mechanism"] | {"perturbation": "laplace-l1"},
+        "mechanism": XOR["mechanism"] | {"perturbation": "laplace-l1", "auction": "all-in-capped"},
     }
     changes["data"] = {key: value for key, value in changes["data"].items() if key not in ("train", "label")}
     task = XOR | changes | {"task": XOR["task"] | {"budget_per_round": 1e6}}

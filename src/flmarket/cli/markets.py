@@ -186,7 +186,7 @@ def run_jdp(
     with progress(training.rounds, quiet=as_json) as step:
         trained = training.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
     if not trained.rounds:
-        raise InvalidInput("jdp.budget", training.budget, "enough for at least one client")
+        raise InvalidInput("joint.budget", training.budget, "enough for at least one client")
     result = trained.market_result()
     path = write_report(result, out, story=_jdp_story(training, trained), command=command, trust=CLIENTS_HERE)
     write_files(out, {"clients.csv": _clients(training, trained)})
