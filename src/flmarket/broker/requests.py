@@ -357,7 +357,7 @@ class TaskRequest(Request):
     @property
     def aggregation_name(self) -> str:
         """How updates become one."""
-        rules = {"sampling": "unbiased", "reward": self.reward.weighting, "joint": self.joint.aggregation}
+        rules = {"sampling": "unbiased", "reward": f"{self.reward.weighting} weights", "joint": self.joint.aggregation}
         return rules.get(self.kind, self.mechanism.aggregation)
 
     def with_budget(self, budget_micros: int) -> Self:

@@ -68,6 +68,34 @@ def test_a_buyer_explores_posts_watches_and_downloads(window):
     expect(answer).to_contain_text("This receipt does not hold")
 
 
+ASKED = {
+    "auction": {"budget", "bidders", "aggregation", "perturbation"},
+    "sampling": {"expected", "hard_cap", "scheme"},
+    "reward": {"reward"},
+    "joint": {"joint_budget", "epsilon", "selection", "rule"},
+}
+
+
+def test_the_form_asks_for_what_the_kind_and_the_model_need(window):
+    seen = window(height=1000)
+    page = seen.page
+    seen.sign_in("buyer")
+    seen.open("/tasks/new")
+    for kind, asked in ASKED.items():
+        page.locator(f"[name=kind][value={kind}]").check()
+        for field in set().union(*ASKED.values()):
+            expect(page.locator(f"#{field}")).to_be_visible(visible=field in asked)
+        told = expect(page.locator("#explorer"))
+        if kind == "auction":
+            told.to_contain_text("200.00 a round")
+        else:
+            told.to_contain_text("compares budgets of auctions only")
+            told.to_contain_text("Deposit now, total")
+    for model in ("mlp", "softmax"):
+        page.get_by_label("Model").select_option(model)
+        expect(page.get_by_label("Hidden layers")).to_be_visible(visible=model == "mlp")
+
+
 def test_a_buyer_reads_the_model_and_the_bill(window):
     seen = window(height=1000)
     page = seen.page

@@ -65,7 +65,7 @@ def test_bids_stay_sealed_until_awards_are_made():
     assert [seat.name for seat in scene(4).seats] == ["Sealed bid"] * 5
     awarded = scene(5).seats
     assert [(seat.name, seat.state) for seat in awarded[:2]] == [("Owner 3", "won"), ("Owner 7", "won")]
-    assert (awarded[1].first, awarded[1].second) == ("ε = 1.25", "5.50 held")
+    assert (awarded[1].first, awarded[1].second) == ("ε\xa0=\xa01.25", "5.50 held")
     assert [seat.state for seat in awarded[2:]] == ["lost"] * 3
     settled = scene(7).seats
     assert [(seat.state, seat.second) for seat in settled[:2]] == [("posted", "4.00 paid"), ("expired", "money back")]

@@ -59,6 +59,7 @@ def front(visitor: AnyVisitor) -> HTMLResponse:
 
 def _front(visitor: Visitor) -> HTMLResponse:
     view, tiles = _market(visitor)
+    catalogue = market.catalogue(visitor.broker)
     return page(
         visitor,
         "market.html.j2",
@@ -72,7 +73,8 @@ def _front(visitor: Visitor) -> HTMLResponse:
         trust=market_words(on_owners_machines=bool(visitor.broker.settings.superlink)),
         step=(AT_OWNERS if visitor.broker.settings.superlink else AT_BROKER).update,
         bought=_bought(view),
-        mechanisms=market.catalogue(visitor.broker).auctions,
+        mechanisms=catalogue.auctions,
+        kinds=[one for one in catalogue.kinds if one.name != "auction"],
     )
 
 

@@ -8,7 +8,7 @@ counted, winners are places in the task.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +185,7 @@ def _awards_say(awards: dict[str, Any] | None, words: KindWords) -> str:
     if awards is None:
         return "awards for all rounds" if words.lasting else "who sells, what and at which price"
     held = money(awards["held_micros"])
-    return f"awards for all rounds; {held} in escrow" if words.lasting else f"won; {held} put into escrow"
+    return f"awards for all rounds; {held} in escrow" if words.lasting else f"{words.won}; {held} put into escrow"
 
 
 def _settled_say(settled: dict[str, Any] | None, words: KindWords) -> str:
@@ -213,7 +213,7 @@ def _awarded_seats(winners: Iterable[dict[str, Any]]) -> list[Seat]:
         Seat(
             _capital(one["owner"]),
             "won",
-            loss_words(one.get("loss") or {}, one["epsilon"]),
+            _wrapped(one.get("loss") or {}, one["epsilon"]),
             f"{money(one['price_micros'])} held",
         )
         for one in winners
@@ -229,11 +229,16 @@ def _settled_seats(awards: tuple[wire.Award, ...]) -> list[Seat]:
             Seat(
                 name,
                 one.state,
-                loss_words(one.loss, one.epsilon),
+                _wrapped(one.loss, one.epsilon),
                 f"{money(one.price_micros)} paid" if paid else "money back",
             )
         )
     return seats
+
+
+def _wrapped(loss: Mapping[str, Any], number: float | None) -> str:
+    """A loss for a tile, which is narrow: it may break before its δ and nowhere else."""
+    return loss_words(loss, number).replace(" ", "\u00a0").replace("\u00a0at", " at")
 
 
 def _capital(name: str) -> str:
@@ -261,7 +266,8 @@ def _tell(event: wire.Progress, words: KindWords) -> str:
     if event.kind == "awards" and words.lasting:
         return f"Round {number}: {data['awards']} awards for all rounds, {money(data['held_micros'])} in escrow."
     if event.kind == "awards":
-        return f"Round {number}: {data['awards']} bids won, {money(data['held_micros'])} into escrow."
+        won = "bids won" if words.won == "won" else "awards"
+        return f"Round {number}: {data['awards']} {won}, {money(data['held_micros'])} into escrow."
     if event.kind == "updates":
         return f"Round {number}: {data['delivered']} of {data['awards']} updates arrived."
     if event.kind == "settled":

@@ -182,6 +182,7 @@ class KindWords:
     event: str
     budget: str
     lasting: bool = False
+    won: str = "awarded"
 
     @property
     def per(self) -> str:
@@ -196,7 +197,7 @@ class KindWords:
 
 _KINDS = {
     "auction": KindWords(
-        "Bidders", "Bids", "owners decide what to ask", "sealed bids received", "sealed bids", "Budget"
+        "Bidders", "Bids", "owners decide what to ask", "sealed bids received", "sealed bids", "Budget", won="won"
     ),
     "sampling": KindWords(
         "Clients", "Drawn", "clients are drawn by their posted probabilities", "clients drawn to take part",

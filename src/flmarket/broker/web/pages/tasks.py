@@ -26,6 +26,7 @@ from flmarket.broker.web.pages.rendering import (
 )
 from flmarket.client import wire
 from flmarket.ledger import MICROS, AwardState
+from flmarket.privacy import ApproxDp
 from flmarket.report.formatting import count, money, percent, rate, significant
 from flmarket.trust import task_words
 
@@ -80,7 +81,9 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         download=_may_download(party, task),
         cards=_cards(task, settled, lasting=words.lasting),
         accuracy=accuracy_chart(settled, task.baseline_accuracy),
-        spending=None if words.lasting else _spending_chart(settled, bill, order.budget_micros, words.budget),
+        bounds=_bound_chart(settled),
+        upload=ApproxDp(order.joint.epsilon, order.joint.delta),
+        spending=_spending_chart(settled, bill, order.budget_micros, words.budget),
         bill=bill,
         rounds=list(reversed(settled)),
         trust=task_words(order.broker.engine, order.kind),
@@ -178,6 +181,17 @@ def _spending_chart(settled: list[wire.Round], bill: wire.Bill, budget_micros: i
         caption=f"{money(bill.spent_micros)} paid so far, {share} of what these rounds could have cost.",
         options={"whole": "", "floor": "0"},
     )  # fmt: skip
+
+
+def _bound_chart(settled: list[wire.Round]) -> Chart:
+    return Chart(
+        title="Error bound",
+        unit="of a round’s aggregate, lower is better",
+        x="round",
+        columns=(Column("Round"), Column("Error bound", "error bound", decimals=2)),
+        rows=[(one.index + 1, one.error_bound) for one in settled if one.error_bound is not None],
+        options={"whole": "", "floor": "0"},
+    )
 
 
 def mechanism(task: wire.Task) -> str:
