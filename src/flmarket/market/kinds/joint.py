@@ -168,7 +168,9 @@ class JointSpec:
 
     def result(self, kind: JointKind, records: Sequence[RoundRecord], owners: Mapping[int, Any]) -> JdpResult:
         """A finished run in this market's own terms; `owners` has every client's own model and account."""
-        chosen, clients = self.selection, self.selection.clients.tolist()
+        malicious = self.selection.adversaries  # of those who would be chosen; owners may have stayed out
+        chosen = replace(kind.chosen, adversaries=malicious[np.isin(malicious, kind.chosen.clients)])
+        clients = chosen.clients.tolist()
         rounds = tuple(records) if clients else ()
         personal = np.broadcast_to(kind.parameters, (len(clients), kind.dimension)).copy()
         total = float(kind.notes["total_size"])
