@@ -235,7 +235,7 @@ class RewardSection(Section):
     weight: Positive = 20.0
     privacy_values: Range = (1.0, 5.0)
     cost: Literal["linear", "quadratic", "exponential"] = "linear"
-    noise_account: Literal["printed", "pooled"] = "pooled"
+    noise_account: Literal["printed", "pooled", "averaged"] = "pooled"
     weighting: Literal["equal", "rho"] = "rho"
     reward: NonNegative | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
