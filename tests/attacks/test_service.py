@@ -372,7 +372,7 @@ def _sell_on_flower(broker, buyer, owner, order, bid):
         session.add(Slot(task_id=task.id, slot=number, records=bid["records"], party_id=owner.id))
         open_round(session, task.id, 0)
         take_bids(session, task.id, 0, {"bidders": [number]}, 10**8)
-        award_round(session, task.id, 0, [Winner(number, bid["epsilon"], bid["price"])])
+        award_round(session, task.id, 0, [Winner.of(number, award)])
     release = Release(award.id, "privunit-g", PureDp(bid["epsilon"]))
     reason = f"refused: {owner.id} has spent 2.718281 of 31.41592"
     books.resolve_many([Resolution(award.id, AwardState.VOIDED, reason, release)])
@@ -381,7 +381,7 @@ def _sell_on_flower(broker, buyer, owner, order, bid):
         index=0,
         bidders=np.array([number]),
         data_size=one * bid["records"],
-        epsilon=one * bid["epsilon"],
+        loss=one * bid["epsilon"],
         price_micros=np.array([bid["price"]]),
         weights=one * 0,
         state=(AwardState.VOIDED,),
@@ -390,7 +390,10 @@ def _sell_on_flower(broker, buyer, owner, order, bid):
         error_bound=np.inf,
     )
     with broker.database.write() as session:
-        settle_round(session, task.id, record, parties={number: owner.id}, parameters=None)
+        settle_round(
+            session, task.id, record, parties={number: owner.id}, parameters=None,
+            awards={number: books.award(award.id)},
+        )  # fmt: skip
     return task.id
 
 

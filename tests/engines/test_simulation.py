@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from power_cuts import swap
 
 from flmarket import InvalidInput, auctions
 from flmarket.engines import Simulation
@@ -75,7 +76,7 @@ def test_a_refused_award_is_voided_and_the_round_goes_on(monkeypatch):
             raise PrivacyBudgetExhausted("no")
         return honest(self, order, *rest)
 
-    monkeypatch.setattr(Guard, "admit", stubborn)
+    swap(monkeypatch, Guard, "admit", stubborn)
     for record in spec.run().rounds:
         for owner, state, reason in zip(record.bidders, record.state, record.reason, strict=True):
             assert state is None or (state is AwardState.VOIDED) == bool(owner % 2)
@@ -108,7 +109,7 @@ def test_updates_do_not_depend_on_who_else_bids(monkeypatch):
         seen.setdefault(work.owner.number, []).append(private)
         return private
 
-    monkeypatch.setattr(Guard, "finish", spy)
+    swap(monkeypatch, Guard, "finish", spy)
     everybody = dataclasses.replace(spec, task=dataclasses.replace(spec.task, rounds=1, bidders_per_round=20))
     everybody.run()
     few = dataclasses.replace(spec, task=dataclasses.replace(spec.task, rounds=1, bidders_per_round=5))
