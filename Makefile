@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OUT    ?= out
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint bench attack docs clean
+.PHONY: help demo test lint bench attack torture flower-versions docs clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -30,6 +30,14 @@ attack: $(VENV)/.installed-dev  ## the long attacks on guard and broker (an hour
 	FLMARKET_HOSTILE_MESSAGES=10000 $(BIN)/python -m pytest -q tests/attacks/test_hostile_server.py
 	$(BIN)/python tests/attacks/broker_chaos.py --kills 500 --faults 200 --database sqlite --seed 1
 	$(BIN)/python tests/attacks/broker_chaos.py --kills 500 --faults 200 --database postgres --seed 1
+
+flower-versions: $(VENV)/.installed-dev  ## the plug-in's tests on every Flower that it is for (a few minutes)
+	for version in 1.38.0 1.39.0 1.40.0 1.41.0 1.42.0; do \
+	  $(PIP) install --no-deps --upgrade --target $(OUT)/flwr-$$version flwr==$$version && \
+	  PYTHONPATH=$(OUT)/flwr-$$version:src $(BIN)/python -m pytest -q -n 0 tests/flower/test_plugin.py || exit 1; done
+
+torture: $(VENV)/.installed-dev  ## the simulator for an hour, from a fresh seed; HOURS=8 for a night
+	$(BIN)/flmarket torture --hours $(or $(HOURS),1) --jobs 2
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in out/site; needs no network to build or to read
 	$(BIN)/python -m mkdocs build --strict --quiet --site-dir $(OUT)/site

@@ -122,10 +122,10 @@ def prepare(url: str) -> tuple[str, str, list[str]]:
     """A task for a thousand registered owners; returns its id, the buyer's key and the owners' keys."""
     from flmarket.broker.core import Broker, Party
     from flmarket.broker.office import parties, tasks
-    from flmarket.broker.office.parties import format_key, hash_secret, make_secret
+    from flmarket.broker.office.parties import format_key, hash_secret
     from flmarket.broker.requests import TaskRequest
     from flmarket.broker.settings import Settings
-    from flmarket.broker.stamps import now
+    from flmarket.broker.stamps import new_secret, now
     from flmarket.broker.tables import ApiKey, PartyRow
     from flmarket.privacy import PureDp
 
@@ -133,28 +133,23 @@ def prepare(url: str) -> tuple[str, str, list[str]]:
     buyer = parties.create_party(broker, None, role="buyer", name="buyer")
     parties.deposit(broker, None, buyer.id, 10**12)
     key = parties.issue_key(broker, None, buyer.id, label="bench").key
-    secret = make_secret()
-    hashed = hash_secret(secret)  # one secret for all, only to be ready sooner; each key is verified on its own
+    secret = new_secret()
     with broker.database.write() as session:
         names = [f"p_bench{k}" for k in range(OWNERS)]
         session.add_all([PartyRow(id=name, role="owner", name=name, created_at=now()) for name in names])
         session.flush()
+        hashes = [hash_secret(broker.secrets.keys, f"k_{k}", secret) for k in range(OWNERS)]
         session.add_all(
             [
                 ApiKey(id=f"k_{k}", party_id=f"p_bench{k}", label="", hash=hashed, created_at=now())
-                for k in range(OWNERS)
+                for k, hashed in enumerate(hashes)
             ]
         )
     for name in names:
         broker.books.ledger.register_cap(name, PureDp(100.0))
     order = TaskRequest.model_validate(
         {
-            "task": {
-                "name": "a thousand owners",
-                "rounds": 1,
-                "bidders_per_round": OWNERS,
-                "budget_per_round": 1000,
-            },
+            "task": {"name": "a thousand owners", "rounds": 1, "bidders_per_round": OWNERS, "budget_per_round": 1000},
             "data": {"name": "digits", "owners": OWNERS, "partition": "equal"},
             "broker": {"simulated": False, "minimum_bids": OWNERS},
         }

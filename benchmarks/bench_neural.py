@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from benchmarks.measure import Row, best_of
 from flmarket.learning import LocalTraining, Records, accuracies, models
-from flmarket.learning.torch_model import CIFAR_CNN, MNIST_CNN, Convolution, Network, TorchModel, network
+from flmarket.learning.networks import CIFAR_CNN, MNIST_CNN, Convolution, Network, network
+from flmarket.learning.torch_model import TorchModel
 
 CLIENTS, BATCH, STEPS, RATE, MOMENTUM = 20, 32, 4, 0.01, 0.9
 CANDIDATES, VALIDATION = 25, 1_000

@@ -13,6 +13,11 @@ settings.register_profile("flmarket", deadline=None, derandomize=True, max_examp
 settings.load_profile("flmarket")
 
 
+def pytest_xdist_auto_num_workers():
+    """`-n auto`: one more than there are cores, because many tests wait for other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(20221217)

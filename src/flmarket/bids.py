@@ -7,8 +7,6 @@ the number of records. Values are checked once, here, on construction; mechanism
 Notation follows FL-Market (Zheng, Cao, Yoshikawa 2021; Zheng et al., IEEE BigData 2022).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -18,29 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flmarket.errors import InvalidInput
-
-__all__ = [
-    "APPROXIMATE",
-    "EXACT",
-    "EXPONENTIAL",
-    "LINEAR",
-    "NONE",
-    "QUADRATIC",
-    "SQRT",
-    "STEP",
-    "TABULATED",
-    "Auction",
-    "BidProfile",
-    "FloatArray",
-    "Guarantee",
-    "Guarantees",
-    "IntArray",
-    "Kind",
-    "Outcome",
-    "Valuations",
-    "checked_array",
-    "checked_budget",
-]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -122,12 +97,7 @@ class Valuations:
     __slots__ = ("grid", "kind", "rate", "values")
 
     def __init__(
-        self,
-        kind: ArrayLike,
-        rate: ArrayLike,
-        *,
-        grid: ArrayLike | None = None,
-        values: ArrayLike | None = None,
+        self, kind: ArrayLike, rate: ArrayLike, *, grid: ArrayLike | None = None, values: ArrayLike | None = None
     ) -> None:
         codes = np.asarray(kind)
         if codes.size == 0:
@@ -146,7 +116,7 @@ class Valuations:
             self.grid, self.values = _checked_table(grid, values, shape)
 
     @classmethod
-    def tabulated(cls, grid: ArrayLike, values: ArrayLike) -> Valuations:
+    def tabulated(cls, grid: ArrayLike, values: ArrayLike) -> "Valuations":
         """Any non-decreasing valuation, piecewise linear through given points; `values` has shape (..., n, points).
 
         `grid` (points,) or like `values` holds increasing privacy losses. The line starts at (0, 0); beyond the last
@@ -159,7 +129,7 @@ class Valuations:
         return cls(np.full(shape, int(Kind.TABULATED)), np.ones(shape), grid=grid, values=table)
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Valuations]) -> Valuations:
+    def concatenate(cls, parts: "Sequence[Valuations]") -> "Valuations":
         """Put owners of several profiles side by side (along the last axis), tables and families alike."""
         if not parts:
             raise InvalidInput("parts", parts, "at least one Valuations")
@@ -172,7 +142,7 @@ class Valuations:
         grids, values = zip(*(_padded_table(p, points) for p in parts), strict=True)
         return cls(kind, rate, grid=np.concatenate(grids, axis=-2), values=np.concatenate(values, axis=-2))
 
-    def _rearranged(self, view: Callable[[NDArray[Any]], NDArray[Any]], table_view: Callable[..., Any]) -> Valuations:
+    def _rearranged(self, view: Callable[[NDArray[Any]], NDArray[Any]], table_view: Callable[..., Any]) -> "Valuations":
         """The same, already checked values in another arrangement: no second check."""
         made = object.__new__(Valuations)
         made.kind, made.rate = _frozen(view(self.kind)), _frozen(view(self.rate))
@@ -185,7 +155,7 @@ class Valuations:
         """The shape (..., n)."""
         return self.kind.shape
 
-    def broadcast_to(self, shape: tuple[int, ...]) -> Valuations:
+    def broadcast_to(self, shape: tuple[int, ...]) -> "Valuations":
         """The same valuations repeated to a larger shape."""
         if shape == self.shape:
             return self
@@ -193,18 +163,18 @@ class Valuations:
             lambda a: np.broadcast_to(a, shape), lambda table: np.broadcast_to(table, (*shape, table.shape[-1]))
         )
 
-    def __getitem__(self, index: Any) -> Valuations:
+    def __getitem__(self, index: Any) -> "Valuations":
         """Select profiles or owners as one would from an array of shape (..., n)."""
         chosen = self._rearranged(lambda a: np.atleast_1d(a[index]), lambda table: np.atleast_2d(table[index]))
         if chosen.kind.size == 0:
             raise InvalidInput("index", index, "at least one owner")
         return chosen
 
-    def reshape(self, shape: tuple[int, ...]) -> Valuations:
+    def reshape(self, shape: tuple[int, ...]) -> "Valuations":
         """The same owners in another batch shape."""
         return self._rearranged(lambda a: a.reshape(shape), lambda table: table.reshape((*shape, table.shape[-1])))
 
-    def scaled(self, factor: ArrayLike) -> Valuations:
+    def scaled(self, factor: ArrayLike) -> "Valuations":
         """The same shapes with every rate multiplied, e.g. a report that overstates by 10 %."""
         return Valuations(self.kind, self.rate * np.asarray(factor), grid=self.grid, values=self.values)
 
@@ -310,7 +280,7 @@ class BidProfile:
         batch: int | tuple[int, ...] | None = None,
         n: int | None = None,
         population: str = "flm22-iid",
-    ) -> BidProfile:
+    ) -> "BidProfile":
         """Draw profiles of n owners from one of the papers' populations (see `flmarket.populations.names`)."""
         from flmarket import populations
 
@@ -335,19 +305,19 @@ class BidProfile:
         """The cost of selling everything, v(ε̄, d): the single number of a single-minded owner."""
         return self.cost(self.privacy_budget)
 
-    def cost_of(self, outcome: Outcome) -> FloatArray:
+    def cost_of(self, outcome: "Outcome") -> FloatArray:
         """What each owner gives up if she takes part: the records she sells, at the ε she sells them for."""
         sold = self.data_size if outcome.records is None else outcome.records
         return sold * self.valuations.per_record(outcome.epsilon)
 
-    def utility(self, outcome: Outcome) -> FloatArray:
+    def utility(self, outcome: "Outcome") -> FloatArray:
         """Payment minus cost at these (true) bids; −∞ where more privacy or records are taken than the owner has."""
         sold = self.data_size if outcome.records is None else outcome.records
         gain = outcome.payment - outcome.participation * self.cost_of(outcome)
         too_much = (outcome.epsilon > self.privacy_budget * (1 + 1e-12)) | (sold > self.data_size * (1 + 1e-12))
         return np.where((outcome.epsilon > 0) & too_much, -np.inf, gain)
 
-    def __getitem__(self, index: Any) -> BidProfile:
+    def __getitem__(self, index: Any) -> "BidProfile":
         """Select profiles or owners as one would from an array of shape (..., n)."""
         return BidProfile(self.valuations[index], self.privacy_budget[index], self.data_size[index])
 

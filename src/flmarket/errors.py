@@ -4,20 +4,6 @@ Every error names the field, the value and what is accepted, in one line. Each c
 the command returns for it, so that scripts can tell a typing mistake from missing data or a refused release.
 """
 
-from __future__ import annotations
-
-__all__ = [
-    "ConfigError",
-    "DataUnavailable",
-    "FlmarketError",
-    "InvalidInput",
-    "MechanismViolation",
-    "MissingDependency",
-    "PrivacyBudgetExhausted",
-    "SettlementError",
-    "UnknownName",
-]
-
 
 class FlmarketError(Exception):
     """Base of all errors that flmarket raises on purpose."""
@@ -77,6 +63,22 @@ class SettlementError(FlmarketError):
     """A transfer or award that would create money, overdraw an account or resolve twice."""
 
     exit_code = 8
+
+
+class Tampered(FlmarketError):
+    """Something of an owner's was invented, altered, replayed or not what it should be: says whose, and what."""
+
+    exit_code = 10
+
+    def __init__(self, owner: int, what: str, why: str) -> None:
+        self.owner, self.what, self.why = owner, what, why
+        super().__init__(f"the {what} of owner {owner} is refused: {why}")
+
+
+class SumVoid(FlmarketError):
+    """A masked sum that will not be unmasked: too few owners are left. Nothing of anybody's input is known."""
+
+    exit_code = 11
 
 
 def _short(value: object, limit: int = 80) -> str:

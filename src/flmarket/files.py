@@ -5,8 +5,6 @@ sees half a file, and a crash leaves the old one (and perhaps a `.part` that nob
 renaming is not atomic; private files also where there are no permissions, and against the machine's administrator.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -19,8 +17,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from flmarket.errors import InvalidInput
-
-__all__ = ["csv_text", "jsonable", "keep_private", "sync_folder", "whole_file", "write_file", "write_files"]
 
 Name = str | os.PathLike[str]
 

@@ -13,8 +13,6 @@ such partition, that of `partition_seed`, and draws bidders from it. FLM = FL-Ma
 robust joint-DP federated learning.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping, Sequence
@@ -24,30 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.random import Generator
 
-from flmarket.bids import BidProfile, FloatArray, IntArray, Kind, Valuations
+from flmarket.bids import BidProfile, IntArray, Kind, Valuations
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.registry import Registry
-
-__all__ = [
-    "NSL_KDD_CLASS_COUNTS",
-    "Population",
-    "dirichlet_sizes",
-    "get",
-    "log_normal_sizes",
-    "names",
-    "read_bids",
-]
 
 # records per attack family in KDDTrain+: normal, DoS, Probe, R2L, U2R
 NSL_KDD_CLASS_COUNTS = (67_343, 45_927, 11_656, 995, 52)
 MAX_BIDS = 5_000_000
 
 
-def log_normal_sizes(
-    rng: np.random.Generator, owners: int, records: int, *, sigma: float = 2.0, minimum: int = 10
-) -> IntArray:
+def log_normal_sizes(rng: Generator, owners: int, records: int, *, sigma: float = 2.0, minimum: int = 10) -> IntArray:
     """Split `records` among owners by a heavy-tailed law, everybody getting at least `minimum`."""
     spare = records - owners * minimum
     if owners < 1 or minimum < 0 or spare < 0:
@@ -61,7 +47,7 @@ def log_normal_sizes(
 
 
 def dirichlet_sizes(
-    rng: np.random.Generator, owners: int, class_counts: Sequence[int], *, concentration: float = 0.5
+    rng: Generator, owners: int, class_counts: Sequence[int], *, concentration: float = 0.5
 ) -> IntArray:
     """Records per owner when each class is split among owners by a Dirichlet draw; nobody is left with none."""
     shares = rng.dirichlet(np.full(owners, concentration), size=len(class_counts))
@@ -81,23 +67,18 @@ class Population:
     owners: int
     privacy_range: tuple[float, float]
     sizes: IntArray | None = None
+    rate_range: tuple[float, float] = (0.5, 1.5)  # of a uniform law
 
-    def sample(
-        self, rng: np.random.Generator, batch: int | tuple[int, ...] | None = None, n: int | None = None
-    ) -> BidProfile:
+    def sample(self, rng: Generator, batch: int | tuple[int, ...] | None = None, n: int | None = None) -> BidProfile:
         """Draw a batch of profiles of n owners (default: the paper's number)."""
         shape = _shape(batch, self.owners if n is None else n)
-        valuations = Valuations(rng.integers(0, 4, shape), rng.uniform(0.5, 1.5, shape))
+        valuations = Valuations(rng.integers(0, 4, shape), rng.uniform(*self.rate_range, shape))
         privacy = rng.uniform(*self.privacy_range, shape)
-        return BidProfile(valuations, privacy, self._draw_sizes(rng, shape))
-
-    def _draw_sizes(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
         if self.sizes is None:
-            return np.ones(shape)
-        n, total = shape[-1], len(self.sizes)
-        if n > total:
-            raise InvalidInput("n", n, f"at most the {total} owners of population {self.name}")
-        return self.sizes[_distinct(rng, shape, total)].astype(np.float64)
+            return BidProfile(valuations, privacy, np.ones(shape))
+        if shape[-1] > len(self.sizes):
+            raise InvalidInput("n", shape[-1], f"at most the {len(self.sizes)} owners of population {self.name}")
+        return BidProfile(valuations, privacy, self.sizes[_distinct(rng, shape, len(self.sizes))].astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -107,9 +88,7 @@ class CostPopulation:
     name: str
     owners: int
 
-    def sample(
-        self, rng: np.random.Generator, batch: int | tuple[int, ...] | None = None, n: int | None = None
-    ) -> BidProfile:
+    def sample(self, rng: Generator, batch: int | tuple[int, ...] | None = None, n: int | None = None) -> BidProfile:
         """Draw a batch of profiles of n clients (default: the paper's 100)."""
         shape = _shape(batch, self.owners if n is None else n)
         size = rng.integers(1, 1000, shape, endpoint=True).astype(np.float64)
@@ -125,21 +104,16 @@ def _shape(batch: int | tuple[int, ...] | None, n: int) -> tuple[int, ...]:
     return shape
 
 
-def _distinct(rng: np.random.Generator, shape: tuple[int, ...], total: int) -> IntArray:
+def _distinct(rng: Generator, shape: tuple[int, ...], total: int) -> IntArray:
     """Indices 0..total-1, distinct along the last axis, uniform over subsets, without sorting `total` keys a row."""
     rows, n = int(np.prod(shape[:-1], dtype=np.int64)), shape[-1]
     if n * n > total:  # collisions would be likely: shuffle instead of drawing again
         picks = np.stack([rng.permutation(total)[:n] for _ in range(rows)])
         return picks.reshape(shape)
     picks = rng.integers(0, total, (rows, n))
-    while (bad := _has_repeat(picks)).any():
+    while (bad := (np.diff(np.sort(picks, axis=-1)) == 0).any(axis=-1)).any():
         picks[bad] = rng.integers(0, total, (int(bad.sum()), n))
     return picks.reshape(shape)
-
-
-def _has_repeat(picks: IntArray) -> NDArray[np.bool_]:
-    ordered = np.sort(picks, axis=-1)
-    return np.asarray((ordered[:, 1:] == ordered[:, :-1]).any(axis=-1))
 
 
 @lru_cache(maxsize=16)

@@ -11,8 +11,6 @@ this machine admitted it: the market file, an option of the command, the owner's
 that: calling `admit` on a name that came over the network.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -24,8 +22,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from flmarket.errors import InvalidInput, UnknownName
-
-__all__ = ["Registry", "imported"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

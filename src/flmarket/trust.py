@@ -6,33 +6,16 @@ differential privacy). An even chance thus becomes at most e^ε / (1 + e^ε); th
 that of one round alone. The bound says nothing where the observer holds the records, as a simulation's host does.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-
-__all__ = [
-    "AT_BROKER",
-    "AT_OWNERS",
-    "AT_OWNERS_RAW",
-    "BIDS_ONLY",
-    "CLIENTS_HERE",
-    "OWNERS_HERE",
-    "PAPERS_HERE",
-    "RAW_HERE",
-    "RECORDS_HERE",
-    "TrustWords",
-    "certainty",
-    "market_words",
-    "meaning_of",
-    "sure",
-    "task_words",
-]
 
 
 @dataclass(frozen=True)
 class TrustWords:
-    """Sentences about one kind of market. `place` is short, for a tag; `simulated`: one party holds all records."""
+    """Sentences about one kind of market. `place` is short, for a tag; `simulated`: one party holds all records.
+
+    `protects` is the unit in one word, `model` the trust model's name in market files.
+    """
 
     simulated: bool
     place: str
@@ -40,6 +23,8 @@ class TrustWords:
     update: str
     unit: str
     against: str
+    protects: str = "owner"
+    model: str = "local"
 
     @property
     def text(self) -> str:
@@ -82,26 +67,52 @@ AT_OWNERS_RAW = TrustWords(
     "trained on owners’ own machines, sent as they are",
     "Nothing is private, for no unit: an update counts as unbounded in the owner’s account, whatever its total was.",
     "It protects records from nobody who sees an update, broker and buyer included.",
+    "nobody",
+)
+_SUM = (
+    "It holds against everybody who sees sums, broker, buyer and other owners included, as long as no more owners side "
+    "with the broker, and no more drop out, than the market allows for; a single update, behind its mask, is not "
+    "private by itself."
+)
+SUMS_AT_OWNERS = TrustWords(
+    False,
+    AT_OWNERS.place,
+    "Records stay on each owner’s own machine; she trains there, clips her update, adds her share of the noise and "
+    "masks both before they leave: only the sum over all owners can be unmasked.",
+    "trained, clipped, noised and masked on owners’ own machines; seen as a sum",
+    _OWNER,
+    f"{_SUM} That she took part, her bid, her record count and her price it does not hide.",
+    model="secure-aggregation",
 )
 OWNERS_HERE = TrustWords(
     True, "simulated on this machine", _HERE, "trained, clipped and noised in the simulation", _OWNER, _AGAINST_NOBODY
 )
-RECORDS_HERE = TrustWords(
+SUMS_HERE = TrustWords(
     True,
     OWNERS_HERE.place,
     _HERE,
-    OWNERS_HERE.update,
-    "What is counted is for one record of a user, not for all her data, and in total over all rounds.",
-    _AGAINST_NOBODY,
+    "trained, clipped, noised and summed in the simulation",
+    _OWNER,
+    f"{_AGAINST_NOBODY} There: {_SUM[:1].lower()}{_SUM[1:]}",
+    model="secure-aggregation",
 )
-CLIENTS_HERE = TrustWords(
-    True,
-    OWNERS_HERE.place,
-    _HERE,
-    OWNERS_HERE.update,
-    "What is counted is for one client’s whole data set; where it is for one record, it says so. Per round or total, "
-    "as it says.",
-    _AGAINST_NOBODY,
+RECORDS_HERE = replace(
+    OWNERS_HERE,
+    unit="What is counted is for one record of a user, not for all her data, and in total over all rounds.",
+    protects="record",
+)
+_RECORD = (
+    "An ε, per round or in total as it says and at its δ, is for any one record of an owner, not for her whole data "
+    "set: what her records have in common is not hidden."
+)
+AUCTION_RECORDS_HERE = replace(
+    OWNERS_HERE, update="trained and noised step by step in the simulation", unit=_RECORD, protects="record"
+)
+CLIENTS_HERE = replace(
+    OWNERS_HERE,
+    unit="What is counted is for one client’s whole data set; where it is for one record, it says so. Per round or "
+    "total, as it says.",
+    protects="client",
 )
 RAW_HERE = TrustWords(
     True,
@@ -110,15 +121,9 @@ RAW_HERE = TrustWords(
     "trained in the simulation, sent as they are",
     "Raw updates reach the server in this market: no noise is added, and no privacy is claimed, for no unit.",
     "It protects nobody’s records from the server or the buyer, also where clients run it on their own machines.",
+    "nobody",
 )
-PAPERS_HERE = TrustWords(
-    True,
-    OWNERS_HERE.place,
-    _HERE,
-    OWNERS_HERE.update,
-    "An ε or ρ, per round or in total, is for the unit that the paper defines.",
-    _AGAINST_NOBODY,
-)
+PAPERS_HERE = replace(OWNERS_HERE, unit="An ε or ρ, per round or in total, is for the unit that the paper defines.")
 BIDS_ONLY = TrustWords(
     True,
     "bids drawn at random",
@@ -143,9 +148,12 @@ _AT_BROKER = {
 }
 
 
-def task_words(engine: str, kind: str = "auction") -> TrustWords:
-    """Of a broker's task, by its engine and its kind of market."""
-    return AT_OWNERS if engine == "flower" else _AT_BROKER.get(kind, AT_BROKER)
+def task_words(engine: str, kind: str = "auction", unit: str = "update", trust: str = "local") -> TrustWords:
+    """Of a broker's task, by its engine, its kind of market, what its losses are for and its trust model."""
+    if trust != "local":
+        return SUMS_AT_OWNERS if engine == "flower" else replace(AT_BROKER, model=trust)
+    words = AT_OWNERS if engine == "flower" else _AT_BROKER.get(kind, AT_BROKER)
+    return replace(words, unit=_RECORD, protects="record") if kind == "auction" and unit == "record" else words
 
 
 def market_words(*, on_owners_machines: bool) -> str:

@@ -8,7 +8,8 @@ a start takes a second), posts, bids, cancels and changes caps over HTTP, breaks
 (`pg_terminate_backend`); on SQLite statements and commits fail, before or after they took effect, by a wrapper that is
 put around the driver in the service's process. In the end the service runs undisturbed until every task has ended.
 
-`check` reads the tables with the drivers alone: no code of the broker or the ledger has a say in the verdict.
+`check` reads the tables with the drivers alone (`flmarket.simulator.verdict`): no code of the broker or the ledger has
+a say in it.
 """
 
 import argparse
@@ -271,115 +272,12 @@ def rows(connection, query):
 
 def check(url):
     """Everything that is wrong, in words; an empty list is what everybody hopes for."""
+    from flmarket.simulator.verdict import verdict
+
+    wrong = []
     with closing(connect(url)) as connection:
-        return list(_wrong(connection))
-
-
-def _wrong(connection):
-    tasks = rows(
-        connection, "SELECT id, buyer_id, state, escrow_micros, spent_micros, refunded_micros FROM broker_tasks"
-    )
-    log = rows(
-        connection,
-        "SELECT seq, kind, ref, debit, credit, amount_micros, owner, detail FROM ledger_entries ORDER BY seq",
-    )
-    balances = dict(rows(connection, "SELECT name, balance FROM ledger_accounts"))
-    counted = collections.Counter()
-    holds, ends, given, caps, spent = {}, {}, {}, {}, collections.Counter()
-    for seq, kind, ref, debit, credit, amount, owner, detail in log:
-        if debit is not None:
-            counted[debit] -= amount
-            counted[credit] += amount
-        if kind == "hold":
-            if ref in holds:
-                yield f"{ref} is held twice"
-            holds[ref] = (debit, owner, amount, _sold(json.loads(detail)))
-        elif kind in ("posted", "voided", "expired"):
-            if ref in ends:
-                yield f"{ref} is resolved twice"
-            ends[ref] = (kind, credit, amount)
-        elif kind == "cap":
-            caps[owner] = json.loads(detail)["cap"]["epsilon"]
-        elif kind == "release":
-            if ref in given:
-                yield f"{ref} is released twice"
-            given[ref] = json.loads(detail)["guarantee"]["epsilon"]
-            spent[owner] += given[ref]
-        if kind in ("cap", "release") and owner in caps and spent[owner] > caps[owner] * (1 + 1e-9):
-            yield f"entry {seq}: {owner} has given {spent[owner]} under a cap of {caps[owner]}"
-    for name in counted.keys() | balances.keys():
-        if counted[name] != balances.get(name, 0):
-            yield f"{name} is kept as {balances.get(name, 0)}, the entries say {counted[name]}"
-    if sum(balances.values()) != 0 or balances.get("escrow", 0) != 0:
-        yield f"escrow keeps {balances.get('escrow', 0)}"
-    yield from (f"{ref} was never resolved" for ref in holds.keys() - ends.keys())
-    for ref, (kind, credit, amount) in ends.items():
-        debit, owner, price, epsilon = holds[ref]
-        if (credit, amount) != (owner if kind == "posted" else debit, price):
-            yield f"{ref}: {kind}, {amount} to {credit}"
-        if given.get(ref, 0.0) > epsilon * (1 + 1e-9):
-            yield f"{ref} gave {given[ref]}, the award is for {epsilon}"
-    yield from _wrong_tasks(connection, tasks, holds, ends, balances)
-    yield from _wrong_statements(connection, holds, ends, given, balances)
-
-
-def _sold(terms):
-    """The ε of a hold: 0.0 as a bare text, any other with its kind."""
-    return float(terms["epsilon"]) if "epsilon" in terms else terms["loss"]["epsilon"]
-
-
-def _paid(ref, holds, ends):
-    return holds[ref][2] if ends.get(ref, ("",))[0] == "posted" else 0
-
-
-def _wrong_tasks(connection, tasks, holds, ends, balances):
-    known, of_task, bought = {row[0] for row in tasks}, collections.defaultdict(list), collections.Counter()
-    for ref in holds:
-        of_task[ref.partition("/")[0]].append(ref)
-        if ref.endswith("/escrow") and ref.partition("/")[0] not in known and holds[ref][2]:
-            yield f"{ref}: money for no task"
-    by_round = collections.defaultdict(int)
-    for task, index, state, closed, cost in rows(
-        connection, 'SELECT task_id, "index", state, closed_at, spent_micros FROM broker_rounds'
-    ):
-        by_round[task] += cost
-        paid = sum(_paid(ref, holds, ends) for ref in of_task[task] if ref.startswith(f"{task}/{index}/"))
-        if paid != cost or closed is None:
-            yield f"round {index} of {task} is {state}, billed {cost}, the ledger paid {paid}"
-    for task, buyer, state, escrow, spent, refunded in tasks:
-        awards = [ref for ref in of_task[task] if ref.count("/") == 2]
-        paid, bought[buyer] = sum(_paid(ref, holds, ends) for ref in awards), bought[buyer] + spent
-        came = _paid(f"{task}/escrow", holds, ends) if f"{task}/escrow" in holds else 0
-        back = _paid(f"{task}/refund", holds, ends) if f"{task}/refund" in holds else 0
-        if state not in ENDED:
-            yield f"{task} is {state}"
-        if balances.get(task, 0) or (came, paid, back) != (escrow, spent, refunded) or escrow != spent + refunded:
-            yield f"{task} ({state}): {escrow} in, {spent} spent, {refunded} back; ledger {came}, {paid}, {back}"
-        if by_round[task] != spent:
-            yield f"{task}: the rounds cost {by_round[task]}, the task {spent}"
-    for buyer, cost in bought.items():
-        if balances[buyer] != MONEY - cost:
-            yield f"{buyer} has {balances[buyer]} after spending {cost}"
-
-
-def _wrong_statements(connection, holds, ends, given, balances):
-    earned, seen, sold = collections.Counter(), set(), collections.Counter()
-    for award, task, slot, party, state, price, epsilon in rows(
-        connection, "SELECT award_id, task_id, slot, party_id, state, price_micros, epsilon FROM broker_releases"
-    ):
-        seen.add(award)
-        owner = party or f"{task}/owner-{slot}"
-        if (
-            award not in holds
-            or (owner, price, epsilon) != holds[award][1:]
-            or ends.get(award, ("pending",))[0] != state
-        ):
-            yield f"the statement of {award} says {owner}, {state}, {price}, {epsilon}: {holds.get(award)}"
-        earned[owner] += price if state == "posted" else 0
-        sold[owner] += epsilon if award in given else 0
-    yield from (f"{ref} is in no statement" for ref in holds if ref.count("/") == 2 and ref not in seen)
-    owners = {name: amount for name, amount in balances.items() if "/owner-" in name or name in earned}
-    yield from (f"{name} has {owners[name]}, earned {earned[name]}" for name in owners if owners[name] != earned[name])
+        verdict(connection, broke=lambda rule, message: wrong.append(f"{rule}: {message}"), money_micros=MONEY)
+    return wrong
 
 
 # ---- the play

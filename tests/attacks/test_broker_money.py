@@ -91,7 +91,7 @@ class Market:
     def check(self):
         """By the drivers alone, by the ledger, by the statement."""
         at = self.broker.settings.database_url
-        wrong = [line for line in _chaos.check(at) if not line.startswith(f"{self.buyer.id} has")]
+        wrong = [line for line in _chaos.check(at) if not line.startswith(f"money: {self.buyer.id} has")]
         assert wrong == []
         kept = self.broker.books.ledger
         kept.verify()

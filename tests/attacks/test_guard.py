@@ -21,7 +21,7 @@ from flmarket.learning import LocalTraining, Records, SoftmaxRegression, built, 
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
 from flmarket.market import Bid
 from flmarket.market.owner import LARGEST_PARAMETER, Guard, _Stop
-from flmarket.market.record import KEPT, OwnerJournal, close_records
+from flmarket.market.record import KEPT, Mask, OwnerJournal, close_records
 from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp
 
 PLAIN = {"x": np.random.default_rng(0).normal(size=(RECORDS, FEATURES)), "y": np.arange(RECORDS) % 2}
@@ -591,6 +591,24 @@ def test_an_offer_of_the_version_before_is_made_again_and_what_was_released_stay
         assert unpack(Bid, desk.bid(round_index=index)) is not None
     assert refused(desk.train(), "replay")
     delivered(desk.train(round_index=1))
+
+
+def test_a_journal_without_masks_gets_a_place_for_them_and_its_offers_stand(tmp_path):
+    path = tmp_path / "owner-7.journal.sqlite"
+    Desk(tmp_path).bid()
+    close_records()
+    old = sqlite3.connect(path)
+    old.executescript("drop table masks; pragma user_version = 3;")
+    old.close()
+    journal = OwnerJournal(path)
+    assert journal.offer("t", 0) is not None
+    assert journal.mask("t/0/7") is None
+    assert journal.keep_mask(order(), None, Mask(b"state"))
+    assert not journal.keep_mask(order(), None, Mask(b"another")), "one beginning"
+    assert not journal.keep_mask(order(), Mask(b"older"), Mask(b"another")), "one next state"
+    assert journal.keep_mask(order(), Mask(b"state"), Mask(b"next", b"masked"))
+    assert journal.mask("t/0/7") == Mask(b"next", b"masked")
+    journal.close()
 
 
 def test_everything_is_refused_that_is_no_order_of_hers(tmp_path):

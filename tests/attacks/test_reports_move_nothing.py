@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import FileStore, InProcessGrid, MarketStrategy, client_app
+from flmarket.engines.flower import FileStore, InProcessGrid, KindStrategy, client_app
 from flmarket.engines.flower.messages import TRAIN, Delivery, pack, unpack
 from flmarket.engines.flower.play import Dealer, store_spec
 from flmarket.ledger import AwardState, MemoryLedger
@@ -93,9 +93,7 @@ def test_a_bad_update_is_charged_to_the_registered_cap_and_not_paid(tmp_path, ki
         ledger.register_cap(owner_account(owner), PureDp(100.0))
     dealer = Dealer(store_spec(spec, tmp_path), tmp_path / "owners")
     grid = Spoiler(client_app(dealer), OWNERS, NONSENSE[kind])
-    MarketStrategy(spec.kind(), ledger, FileStore(tmp_path / "server"), bid_seconds=20.0, train_seconds=20.0).start(
-        grid
-    )
+    KindStrategy(spec.kind(), ledger, FileStore(tmp_path / "server"), bid_seconds=20.0, train_seconds=20.0).start(grid)
     ledger.verify()
     hers = [award for award in ledger.awards() if award.owner == "owner-0"]
     assert grid.spoiled

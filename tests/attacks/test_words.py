@@ -230,4 +230,4 @@ def test_reports_and_commands_say_where_records_and_noise_are(tmp_path, kind, ca
         assert [one for one in needed if one not in text] == []
     if kind == "market":
         app([*RUNS[kind], str(target), "--json"], standalone_mode=False)
-        assert json.loads(capsys.readouterr().out)["trust"]["simulated"] is True
+        assert json.loads(capsys.readouterr().out)["words"]["simulated"] is True

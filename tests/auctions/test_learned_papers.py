@@ -10,13 +10,7 @@ torch = pytest.importorskip("torch")
 
 from flmarket import APPROXIMATE, EXACT, BidProfile, InvalidInput, Valuations, auctions  # noqa: E402
 from flmarket.auctions.learned import FORMER_NAMES, PAPERS, weight_names  # noqa: E402
-from flmarket.auctions.learned.papers import (  # noqa: E402
-    PaperAuction,
-    PaperSettings,
-    first_parameters,
-    inputs_of,
-    outputs,
-)
+from flmarket.auctions.learned.papers import PaperAuction, PaperSettings, first_parameters, inputs_of, outputs  # noqa: E402
 from flmarket.auctions.learned.training import papers as training  # noqa: E402
 from flmarket.auctions.learned.training.data import Source, conventional_bound  # noqa: E402
 from flmarket.auctions.learned.training.papers import (  # noqa: E402

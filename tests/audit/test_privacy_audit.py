@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from flmarket import InvalidInput, privacy
-from flmarket.audit import audit_privacy
+from flmarket.audit import audit_privacy, audit_releases
 from flmarket.audit.privacy import measurable_epsilon
-from flmarket.privacy import GaussianL2, LaplaceL1, clip_l1, clip_l2
+from flmarket.privacy import GaussianL2, GaussianRelease, LaplaceL1, PureDp, clip_l1, clip_l2
 
 TRIALS = 12_000
 
@@ -133,3 +133,24 @@ def test_more_trials_can_show_more():
 def test_bad_input_is_named(settings):
     with pytest.raises(InvalidInput):
         audit_privacy(LaplaceL1(), **{"epsilon": 1.0, **settings})
+
+
+def test_releases_on_two_neighbours_are_judged_by_the_promise():
+    """Gaussian noise of multiplier 1 at distance 1: μ = 1 by hand; shown is a little less, and twice that is caught."""
+    rng, shift = np.random.default_rng(0), np.array([0.6, 0.8, 0.0])
+    noise = rng.standard_normal((2, 8000, 3))
+    sound = audit_releases(noise[0] + shift, noise[1], GaussianRelease(1.0), failure_probability=0.001)
+    assert sound.holds
+    assert (sound.mu_claimed, sound.trials, sound.delta) == (1.0, 8000, 1e-5)
+    assert 0.8 < sound.mu_lower < 1.0
+    caught = audit_releases(noise[0] + 2 * shift, noise[1], GaussianRelease(1.0), failure_probability=0.001)
+    assert not caught.holds
+    assert "μ" in caught.findings[-1]
+    pure = audit_releases(noise[0] + 3 * shift, noise[1], PureDp(1.0))  # a promise that Gaussian noise cannot keep
+    assert pure.epsilon_lower > 1.0 == pure.epsilon_claimed
+    assert not pure.holds
+    for bad in (noise[1][:99], noise[1][:, :2]):
+        with pytest.raises(InvalidInput, match="releases"):
+            audit_releases(noise[0], bad, PureDp(1.0))
+    with pytest.raises(InvalidInput, match="failure_probability"):
+        audit_releases(noise[0], noise[1], PureDp(1.0), failure_probability=0.7)

@@ -31,15 +31,8 @@ from flmarket.broker.work.flower.tenancy import Replaced, Tenancy, at_work
 from flmarket.broker.work.rounds import SqlStore
 from flmarket.broker.work.worker import Worker
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import FileStore, InProcessGrid, MarketStrategy, client_app
-from flmarket.engines.flower.messages import (
-    BID,
-    TRAIN,
-    Delivery,
-    reply,
-    unpack,
-    unpack_vector,
-)
+from flmarket.engines.flower import FileStore, InProcessGrid, KindStrategy, client_app
+from flmarket.engines.flower.messages import BID, TRAIN, Delivery, reply, unpack, unpack_vector
 from flmarket.engines.flower.play import Dealer, store_spec
 from flmarket.errors import InvalidInput
 from flmarket.ledger import (
@@ -213,7 +206,7 @@ def test_a_run_plays_the_task_on_the_brokers_books(url, stage, tmp_path):
     one.check()
     assert not list(one.settings.flower_folder.rglob("broker.json"))  # it may hold a password
     # the same market without a broker pays the same
-    alone = MarketStrategy(
+    alone = KindStrategy(
         one.broker.simulations.build(one.task_id, order_of(task.request)).kind(), MemoryLedger(),
         FileStore(tmp_path / "alone"), bid_seconds=5.0, train_seconds=5.0,
     )  # fmt: skip
@@ -510,6 +503,17 @@ def test_a_run_goes_on_from_the_database_alone(stage, monkeypatch, undisturbed):
     one.finish()
     assert one.books() == undisturbed
     one.check()
+
+
+def test_a_masked_sum_under_way_is_kept_beside_deliveries(stage):
+    played = stage()
+    store = SqlStore(played.broker, played.task_id, None, {})
+    assert store.exchange(0) == b""
+    for state in (b"keys", b"input"):
+        store.save_exchange(0, state)
+    store.save_deliveries(0, {1: np.ones(2)})
+    assert (store.exchange(0), store.exchange(1)) == (b"input", b"")
+    assert set(store.deliveries(0)) == {1}
 
 
 def test_one_run_at_a_time(stage):

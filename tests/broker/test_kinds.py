@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from power_cuts import swap
 from sqlalchemy import update
 
 from flmarket.broker.core import Party
@@ -14,12 +15,14 @@ from flmarket.broker.office import explore, offers, parties, tasks
 from flmarket.broker.office.reconcile import reconcile
 from flmarket.broker.requests import ExploreRequest, TaskRequest
 from flmarket.broker.tables import RoundRow, TaskRow
+from flmarket.broker.work.rounds import SqlStore
 from flmarket.broker.work.worker import Worker
 from flmarket.client import BrokerClient
 from flmarket.errors import InvalidInput
-from flmarket.ledger import SealedReceipt
+from flmarket.ledger import AwardState, SealedReceipt
 from flmarket.market import kinds
 from flmarket.privacy import GaussianRelease, PureDp, Unprotected, ZCdp, event_from_dict
+from flmarket.privacy.composition import zcdp_rho
 
 DATA = {"name": "breast-cancer", "owners": 4, "partition": "equal"}
 ORDERS = {
@@ -146,3 +149,60 @@ def test_books_agree_at_every_step_and_a_false_bill_is_found(kind, small, joined
             with small.database.write() as session:
                 session.execute(update(table).where(where).values(spent_micros=table.spent_micros + more))
             assert {one.rule for one in reconcile(small.database.engine)} == found
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["between rounds", "in a round"])
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_task_that_fails_in_training_pays_whoever_delivered_so_far(kind, after, small, joined, monkeypatch):
+    """Awards for all rounds, uploads of two have left: they are paid for and counted, and no escrow is left."""
+    buyer, original, calls = joined(small, "buyer").party, SqlStore.save_plan, []
+
+    def broken(self, plan, terms):
+        calls.append(plan.index)
+        if after or plan.index < 2:
+            original(self, plan, terms)
+        if plan.index == 2:
+            raise RuntimeError("a bug")
+
+    swap(monkeypatch, SqlStore, "save_plan", broken)
+    order = order_for(kind)
+    order["task"] |= {"rounds": 4}
+    task = tasks.post_task(small, buyer, TaskRequest.model_validate(order))
+    Worker(small).run_until_idle()
+    done = tasks.get_task(small, buyer, task.id)
+    assert (done.state, done.rounds_done, calls) == ("failed", 2, [0, 1, 2])
+    awards = [one for one in small.books.ledger.awards() if one.id.startswith(f"{task.id}/0/")]
+    assert awards
+    assert {one.state for one in awards} == {AwardState.POSTED}
+    assert done.spent_micros == sum(one.price_micros for one in awards)
+    given = {one.award_id: one.guarantee for one in small.books.ledger.releases()}
+    for one in awards:  # two of four rounds: half of the award's rho
+        assert zcdp_rho(given[one.id]) == pytest.approx(zcdp_rho(one.loss) / 2)
+    assert small.books.ledger.balance("escrow") == small.books.ledger.balance(task.id) == 0
+    assert sum(line.spent_micros for line in tasks.bill(small, buyer, task.id).lines) == done.spent_micros
+    assert reconcile(small.database.engine) == ()
+
+
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_buyer_who_cancels_in_training_gets_no_updates_for_nothing(kind, small, joined):
+    """What was awarded is for all rounds: the task is played to its end, whatever its buyer or the clock says."""
+    buyer = joined(small, "buyer").party
+    order = order_for(kind)
+    order["broker"] = {"round_seconds": 0.5}
+    task_id = tasks.post_task(small, buyer, TaskRequest.model_validate(order)).id
+    worker = Worker(small)
+    while tasks.get_task(small, buyer, task_id).rounds_done < 1:
+        with small.database.write() as session:
+            session.execute(update(TaskRow).values(next_at=0))
+        worker.step()
+    tasks.cancel_task(small, buyer, task_id)
+    with small.database.write() as session:
+        session.execute(update(TaskRow).values(deadline_at=1))
+    while tasks.get_task(small, buyer, task_id).state == "running":
+        with small.database.write() as session:
+            session.execute(update(TaskRow).values(next_at=0))
+        worker.step()
+    done = tasks.get_task(small, buyer, task_id)
+    assert (done.state, done.rounds_done) == ("finished", 2)
+    assert done.spent_micros > 0
+    assert reconcile(small.database.engine) == ()

@@ -144,7 +144,9 @@ def test_orders_of_the_fifth_version_are_read(url):
         row = session.get_one(TaskRow, "t_1")
     order = order_of(row.spec)
     said = order.model_dump(mode="json")
-    assert {name: said[name] for name in row.spec} == row.spec
+    for section, value in row.spec.items():  # settings that have come since have their defaults
+        known = {name: said[section][name] for name in value} if isinstance(value, dict) else said[section]
+        assert known == value
     assert (order.budget_micros, order.task.rounds, order.task.name, order.seed) == (290_001, 7, "triage", 3)
     assert (order.task.learning_rate, order.training.local_learning_rate, order.training.average) == (0.2, 0.3, True)
     assert (order.owners.rate, order.owners.privacy_cap, order.owners.dropout) == ((0.5, 1.5), 12.0, 0.25)

@@ -29,7 +29,8 @@ from flmarket.broker.work.rounds import play_round
 from flmarket.broker.work.worker import Worker
 from flmarket.engines import play as memory_play
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
-from flmarket.ledger import ESCROW, AwardState, Receipt
+from flmarket.learning.bundle import Bundle
+from flmarket.ledger import ESCROW, AwardState, Receipt, SealedReceipt
 
 
 def test_a_task_from_order_to_model(broker, joined, order, play):
@@ -86,6 +87,32 @@ def test_the_broker_plays_what_the_simulation_plays(broker, joined, order, play)
     assert json.loads(about["classes"]) == ["malignant", "benign"]
     other = load_safetensors(tasks.model(broker, buyer, task.id, format="safetensors").content)
     np.testing.assert_array_equal(other["weights"].ravel(), flat[:30])
+
+
+def test_the_download_is_a_model_one_can_use(broker, joined, order, play, tmp_path):
+    """Raw measurements of scikit-learn's own table, scaled by what came in the zip, give what the site says."""
+    buyer = joined(broker, "buyer").party
+    request = order(rounds=3, data={"validation": 50}, owners={"privacy_budget": [4.0, 8.0]})
+    task = tasks.post_task(broker, buyer, request)
+    play(broker)
+    file = tasks.model(broker, buyer, task.id, format="zip")
+    (tmp_path / file.name).write_bytes(file.content)
+    bundle = Bundle.read(tmp_path / file.name)
+    spec = broker.simulations.build(task.id, request)
+    raw = spec.data.x_test * spec.data.encoding.scale + spec.data.encoding.offset
+    site = tasks.get_task(broker, buyer, task.id).accuracy
+    assert abs(np.mean(bundle.predict(raw, "last") == spec.data.y_test) - site) < 1e-12
+    run, _ = memory_play(spec)
+    best = np.concatenate([part.ravel() for part in bundle.weights("best").values()])
+    np.testing.assert_array_equal(best, run.kind.best)
+    card = bundle.card
+    assert card["use"] == "best"
+    assert card["accuracy"]["best"]["round"] == run.kind.notes["best_round"] + 1
+    assert card["bill"]["spent_micros"] == tasks.bill(broker, buyer, task.id).spent_micros
+    assert "broker holds all records" in card["privacy"]["where"]
+    for one in json.loads(bundle.files["receipts.json"])["receipts"]:
+        SealedReceipt.from_dict(one).check()
+    assert "owner-" not in bundle.files["card.json"].decode()
 
 
 def test_no_money_no_task(broker, joined, order):

@@ -5,19 +5,45 @@ import json
 
 import numpy as np
 import pytest
+from dp_accounting import dp_event, pld
 
 from flmarket import InvalidInput, auctions
 from flmarket.aggregation import robust
+from flmarket.audit import audit_releases
 from flmarket.cli.markets import run_market
 from flmarket.engines import JdpTraining, MemoryOwners
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import ConfigError, MechanismViolation
-from flmarket.learning import LocalTraining, Purpose, Records, SoftmaxRegression, adversaries, load, partition, stream
+from flmarket.learning import (
+    DataSet,
+    LocalTraining,
+    Purpose,
+    Records,
+    SoftmaxRegression,
+    adversaries,
+    clipped_gradients,
+    load,
+    models,
+    partition,
+    stream,
+)
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.market import MemoryStore, Rounds, owner_account
+from flmarket.market import Guard, MemoryStore, Rounds, descent, owner_account
 from flmarket.market.kinds import joint
-from flmarket.privacy import ExponentialRelease, GaussianRelease, PrivacyAccount, PureDp, ZCdp, gaussian_epsilon
-from flmarket.privacy.joint import LocalPerturbation, account_of
+from flmarket.market.owner import Work
+from flmarket.market.record import MemoryRecord
+from flmarket.privacy import (
+    ApproxDp,
+    ExponentialRelease,
+    GaussianRelease,
+    PrivacyAccount,
+    PureDp,
+    ZCdp,
+    analytic_gaussian_sigma,
+    classic_gaussian_sigma,
+    gaussian_epsilon,
+)
+from flmarket.privacy.joint import LocalPerturbation, account_of, upload_epsilon
 from flmarket.report import check_guarantees
 
 
@@ -33,6 +59,10 @@ class Still:
     """A model that never learns: whatever leaves a client is what she was given, plus noise."""
 
     tensors = {"weights": (DIMENSION,)}  # noqa: RUF012
+    local = LocalTraining(steps=3, learning_rate=1.0)
+
+    def record_gradients(self, parameters, data):
+        return np.zeros((len(data.y), DIMENSION))
 
     def initial(self, seed):
         return np.zeros(DIMENSION)
@@ -74,12 +104,15 @@ def spec(digits):
 
 
 def noise_excess(training):
-    """Standard errors by which the variance of the noise in the average misses Σ w²σ²."""
-    result = training.run()
-    sigma = training.perturbation.sigma(training.epsilon, training.partition.sizes[0])
-    expected = float(sigma) ** 2 / training.partition.owners
-    steps = result.parameters / np.sqrt(len(result.rounds))
-    return (np.mean(steps**2) / expected - 1) / np.sqrt(2 / steps.size)
+    """Standard errors by which the variance of the noise in the average misses Σ w²σ²; steps of rate 1 by hand."""
+    result, noise = training.run(), training.perturbation
+    span = 2 * noise.clip / (training.partition.sizes[0] if noise.unit == "record" else 1)
+    rule = analytic_gaussian_sigma if noise.calibration == "analytic" else classic_gaussian_sigma
+    once = float(rule(epsilon=training.epsilon, delta=noise.delta, sensitivity=span))
+    steps = 3 if noise.unit == "record" else 1  # each has √3 of the noise: three times the variance in all
+    expected = (once * steps) ** 2 / training.partition.owners
+    moved = result.parameters / np.sqrt(len(result.rounds))
+    return (np.mean(moved**2) / expected - 1) / np.sqrt(2 / moved.size)
 
 
 @pytest.mark.parametrize("unit", ["client", "record"])
@@ -89,19 +122,18 @@ def test_the_noise_has_the_variance_that_epsilon_asks_for(spec, unit, calibratio
     training = spec(rule="average", model=Still(), mixing=False, perturbation=noise, epsilon=2.0, clients=17)
     # steps of the public model only add up if nothing is clipped away: Still starts each round from the public model
     assert abs(noise_excess(training)) < 4
-    whole = LocalPerturbation.upload
-    monkeypatch.setattr(
-        LocalPerturbation, "upload", lambda self, p, public, sigma, rngs: whole(self, p, public, sigma / 2, rngs)
-    )
+    whole = LocalPerturbation.scale
+    monkeypatch.setattr(LocalPerturbation, "scale", lambda *given: whole(*given) / 2)
     assert abs(noise_excess(training)) > 10  # half the noise is noticed
 
 
 def test_sigma_by_hand():
     paper = LocalPerturbation(clip=3.0, calibration="paper", delta=1e-5)
-    assert float(paper.sigma(2.0, 100)) == pytest.approx(np.sqrt(2 * np.log(1.25e5)) * 6 / 2)
+    assert paper.scale(2.0, 100) == pytest.approx(np.sqrt(2 * np.log(1.25e5)) * 6 / 2)
     record = dataclasses.replace(paper, unit="record")
-    assert float(record.sigma(2.0, 100)) == pytest.approx(float(paper.sigma(2.0, 100)) / 100)
-    assert record.guarantee(2.0, 100).noise_multiplier == pytest.approx(float(paper.sigma(2.0, 1)) / 600)
+    assert record.scale(2.0, 100, steps=4) == pytest.approx(2 * paper.scale(2.0, 100) / 100)
+    assert record.guarantee(2.0) == paper.guarantee(2.0)  # the same promise, for another unit
+    assert paper.guarantee(2.0).noise_multiplier == pytest.approx(paper.scale(2.0, 100) / 6)
 
 
 def test_update_and_parameters_are_clipped_around_the_right_centre():
@@ -119,7 +151,7 @@ def test_update_and_parameters_are_clipped_around_the_right_centre():
 
 def test_accounts_end_at_what_was_released(spec):
     result = spec().run()
-    multiplier = float(result.spec.perturbation.sigma(500.0, 1)) / 2
+    multiplier = result.spec.perturbation.scale(500.0, 1) / 2
     for spent in result.spent_rho.values():
         assert spent == pytest.approx(4 * 0.5 / multiplier**2, rel=1e-12)
     privacy = result.privacy
@@ -150,11 +182,156 @@ def test_erratum_e9_the_papers_sigma_breaks_its_promise_at_large_epsilon(spec):
     assert spec(perturbation=noise, epsilon=1.0, rounds=1).run().privacy.client_per_round < 1.0
 
 
-def test_noise_for_a_record_is_charged_for_what_it_guarantees_a_client(spec):
-    """Asked for ε = 1, 75 records each: the noise is 75 times smaller, and the account says so."""
-    result = spec(perturbation=LocalPerturbation(unit="record"), epsilon=1.0, clients=12, rounds=1).run()
-    assert result.privacy.client_per_round > 300
-    assert "Nothing enforces" in " ".join(result.privacy.sentences())
+# --- one record
+
+
+def by_record(**changes):
+    return {
+        "model": SoftmaxRegression(64, 10, local=LocalTraining(steps=3, learning_rate=1.0, momentum=0.5)),
+        "perturbation": LocalPerturbation(unit="record"),
+        "epsilon": upload_epsilon(8.0, 1e-5, 4),
+    } | changes
+
+
+def test_a_record_keeps_its_epsilon_over_all_steps_and_rounds(spec):
+    """dp-accounting composes every noisy step of every round on its own; ours is one number."""
+    training = spec(**by_record(), clients=12)
+    result = training.run()
+    assert result.privacy.unit == "record"
+    assert result.privacy.client_total == pytest.approx(8.0, rel=1e-6)
+    assert "Any one record" in result.privacy.sentences()[0]
+    records = int(result.selection.records[0])
+    step = training.perturbation.scale(training.epsilon, records, 3) / (2 * training.perturbation.clip / records)
+    accountant = pld.PLDAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(step), count=3 * 4)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(8.0, rel=1e-3)
+    assert result.accuracy > 0.5  # and something is learnt: 75 records each, 12 clients
+
+
+def uploads_of(training, records, count):
+    """What leaves one client over so many rounds that all start alike, as her guard lets it out."""
+    kind, owner = training.kind(), training.owner(0)
+    owner = dataclasses.replace(owner, x=records.x, y=records.y, model=training.model)
+    call = kind.announcement(0)
+    loss = ApproxDp(training.epsilon, training.perturbation.delta)
+    first = kind.order(0, 0, price_micros=1, records=len(records.y), learning_rate=0.0, loss=loss, total_size=0.0)
+    start = np.zeros(kind.dimension)
+    for index in range(count):
+        record = MemoryRecord(PrivacyAccount(ZCdp(1e9)))
+        guard = Guard(owner, record)
+        work = Work(owner, call, dataclasses.replace(first, round_index=index), start, training.model, record)
+        yield guard.finish(work, kind.side.train([work])[0])
+
+
+def audited(training, neighbours, trials):
+    """The audit of one client's upload, on neighbours that differ in one record."""
+    sent = (np.array(list(uploads_of(training, records, trials))) for records in neighbours)
+    promised = training.perturbation.guarantee(training.epsilon)
+    return audit_releases(*sent, promised, delta=training.perturbation.delta, failure_probability=0.001)
+
+
+@pytest.fixture
+def worst():
+    """A training by one client, and her worst neighbours: one record, whose clipped gradient points the other way."""
+    model = SoftmaxRegression(2, 2, local=LocalTraining(steps=3, learning_rate=1e-4))
+    tiny = DataSet("tiny", np.full((4, 2), 1e-3), np.array([0, 1, 0, 1]), np.ones((8, 2)), np.arange(8) % 2, ("a", "b"))
+    training = JdpTraining(
+        data=tiny, partition=partition.equal(np.random.default_rng(0), 4, 1), costs=[1.0], budget=10.0,
+        auction=auctions.get("m1"), model=model, aggregation=robust.get("average"),
+        perturbation=LocalPerturbation(unit="record", clip=1.0), epsilon=4.0, validation=4,
+    )  # fmt: skip
+    neighbours = []
+    for label in (0, 1):
+        x, y = tiny.x_train.copy(), tiny.y_train.copy()
+        x[0], y[0] = 40.0, label
+        neighbours.append(Records(x, y))
+    return training, neighbours
+
+
+def test_an_audit_of_the_upload_finds_no_more_than_is_promised_for_a_record(worst):
+    found = audited(*worst, 2400)
+    assert found.holds, found.findings
+    assert 0.7 * found.mu_claimed < found.mu_lower <= found.mu_claimed  # nearly all of it: these are the worst
+
+
+@pytest.mark.parametrize("cheat", ["no clip of a record", "half the noise", "noise of one step", "twice the records"])
+def test_an_audit_of_the_upload_catches(worst, cheat, monkeypatch):
+    whole = LocalPerturbation.scale
+    if cheat == "no clip of a record":
+        monkeypatch.setattr(descent, "clipped_gradients", lambda *given: clipped_gradients(*given[:3], 1e9))
+        monkeypatch.setattr(descent, "clip_l2", lambda vector, clip: vector)
+    shorter = {
+        "half the noise": lambda *given: whole(*given) / 2,
+        "noise of one step": lambda self, epsilon, records, steps: whole(self, epsilon, records, 1),
+        "twice the records": lambda self, epsilon, records, steps: whole(self, epsilon, 2 * records, steps),
+    }
+    if cheat in shorter:
+        monkeypatch.setattr(LocalPerturbation, "scale", shorter[cheat])
+    found = audited(*worst, 1200)
+    assert not found.holds
+    assert found.mu_lower > found.mu_claimed
+
+
+def test_where_records_are_protected_nobody_elses_training_leaves(spec, digits):
+    """A training function of an app's own is not asked: what it computes has no clip. If training fails, noise."""
+    training = spec(**by_record(), clients=12, rounds=1)
+    kind, owner = training.kind(), training.owner(0)
+    guard, call = Guard(owner, MemoryRecord(PrivacyAccount(ZCdp(1e9)))), kind.announcement(0)
+    guard.bid(call)
+    loss = ApproxDp(training.epsilon, 1e-5)
+    order = kind.order(
+        0, 0, price_micros=10**9, records=len(owner.y), learning_rate=0.0, loss=loss, total_size=0.0
+    )  # fmt: skip
+    asked = []
+    guard.train(order, kind.parameters, compute=lambda: asked.append(1) or np.full(kind.dimension, 1e6))
+    assert not asked
+    work = Work(owner, call, order, kind.parameters, training.model, guard.record)
+    sent = np.array(guard.finish(work, None))
+    assert sent.shape == kind.parameters.shape
+    assert np.count_nonzero(sent - kind.parameters) > 0.99 * sent.size
+
+
+@pytest.mark.parametrize(
+    ("local", "said"),
+    [(LocalTraining(steps=3, batch_size=16), "all records"), (LocalTraining(steps=3, optimizer="adam"), "sgd")],
+)
+def test_local_work_that_no_record_level_promise_covers_is_refused(spec, local, said):
+    pytest.importorskip("torch")
+    model = models.get("mlp", features=64, classes=10, local=local)
+    with pytest.raises(InvalidInput, match=said):
+        spec(**by_record(model=model))
+    with pytest.raises(InvalidInput, match="record_gradients"):
+        spec(**by_record(model=Trained()))
+
+
+class Trained(Still):
+    """It says how it trains, and has no gradients to clip."""
+
+    local = LocalTraining()
+    record_gradients = None
+
+
+def test_the_papers_network_is_trained_with_every_record_protected(spec):
+    pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 10
+    images = rng.random((40, 784)) * 0.2 + np.eye(10).repeat(80, axis=1)[labels][:, :784]
+    data = DataSet("stripes", images[:20], labels[:20], images[20:], labels[20:], tuple("0123456789"))
+    model = models.get("mnist-cnn", features=784, classes=10, local=LocalTraining(steps=2, learning_rate=0.5))
+    training = spec(
+        **by_record(model=model), data=data, clients=2, rounds=2, rule="median", validation=10,
+        partition=partition.equal(rng, 20, 2), costs=[1.0, 1.0],
+    )  # fmt: skip
+    result = training.run()
+    assert np.isfinite(result.parameters).all()
+    assert result.privacy.client_total == pytest.approx(
+        float(
+            gaussian_epsilon(
+                sigma=LocalPerturbation().guarantee(training.epsilon).noise_multiplier / np.sqrt(2), delta=1e-5
+            )
+        ),
+        rel=1e-6,
+    )
 
 
 def test_erratum_e20_one_record_moves_a_trained_model_by_more_than_2c_over_d(digits):
@@ -350,7 +527,7 @@ def test_totals_are_for_the_rounds_agreed_on_not_for_those_played(spec):
     """When a training stops depends on what was released, so only the agreed maximum is a promise."""
     early = spec(rounds=40, stop_accuracy=0.7, stop_epsilon=50.0).run()
     assert len(early.rounds) < early.privacy.rounds == 40
-    once = early.spec.perturbation.guarantee(early.spec.epsilon, 1).noise_multiplier
+    once = early.spec.perturbation.guarantee(early.spec.epsilon).noise_multiplier
     agreed = float(gaussian_epsilon(sigma=once / np.sqrt(40), delta=early.privacy.delta))
     assert early.privacy.client_total == pytest.approx(agreed, rel=1e-6)
 

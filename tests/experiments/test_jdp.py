@@ -14,11 +14,11 @@ from flmarket.experiments.items import Job
 from flmarket.experiments.jdp import (
     ATTACKED,
     BOOSTED,
+    CLIENT,
     ITEMS,
     NO_ATTACK,
     OURS,
     OURS_BOOSTED,
-    SOUND,
     Scale,
     at_the_end,
     gap_check,
@@ -28,8 +28,8 @@ from flmarket.experiments.jdp import (
 from flmarket.experiments.jdp_runs import Measured, Setting, accuracies, measure
 
 TINY = Setting(
-    data="digits", clients=12, records_per_client=30, rounds=2, steps=3, learning_rate=0.1, validation=100, test=200,
-    epsilon=10.0,
+    data="digits", clients=12, records_per_client=30, rounds=2, steps=3, learning_rate=0.3, clip=2.0, validation=100,
+    test=200, epsilon=30.0,
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_a_finished_run_is_read_and_not_repeated(tmp_path, monkeypatch):
 
 def test_runs_of_one_seed_are_paired(tmp_path):
     """Without noise to speak of and without an attack, the rules see the same uploads."""
-    job, quiet = Job(tmp_path, True, range(2)), replace(TINY, epsilon=1e3, rounds=1)
+    job, quiet = Job(tmp_path, True, range(2)), replace(TINY, epsilon=1e3, rounds=1, steps=60, learning_rate=1.0)
     plain, one_out = (measure(job, replace(quiet, rule=rule), 0).accuracy for rule in ("average", "leave-one-out"))
     assert abs(plain - one_out) < 0.05
     np.testing.assert_array_equal(
@@ -112,10 +112,10 @@ def test_the_gap_is_the_papers_or_not(levels, verdict):
 
 
 def test_the_boosted_adversary_is_the_literal_one_with_a_longer_step():
-    attack = at_the_end(TINY)[BOOSTED].attack()
+    attack = at_the_end(TINY, peers=False)[BOOSTED].attack()
     honest, public = np.array([1.0, 2.0]), np.array([0.5, 0.0])
     np.testing.assert_allclose(attack.upload(honest, public, None), public + jdp.BOOST * (honest - public))
-    literal = methods(TINY, peers=False)[ATTACKED].attack()
+    literal = methods(TINY)[ATTACKED].attack()
     np.testing.assert_array_equal(attack.labels(np.arange(5), 10), literal.labels(np.arange(5), 10))
 
 
@@ -126,16 +126,20 @@ def test_figure_3(tmp_path, monkeypatch):
     monkeypatch.setitem(jdp.QUICK, "mnist", Scale(replace(TINY, clients=12), (1.0, 100.0)))
     (item,) = checked(run("fig3-mnist", tmp_path), tmp_path).values()
     accuracy = item.numbers["accuracy_by_seed"]
-    assert set(accuracy) == {*methods(TINY, peers=True), *at_the_end(TINY)}
-    assert {check.key for check in item.checks} == {"order", "gap", "boosted"}
+    assert set(accuracy) == {*methods(TINY), *at_the_end(TINY, peers=True)}
+    assert {check.key for check in item.checks} == {"order", "gap", "boosted", "epsilon"}
     assert len(accuracy[OURS_BOOSTED][0]) == 1  # at the largest ε only
+    assert {c.verdict for c in item.checks if c.key in ("gap", "boosted")} == {"undecided"}  # not the paper's network
     assert {len(rows) for rows in accuracy.values()} == {2}
     with open(tmp_path / "jdp-fig3-mnist.csv", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["label"] == OURS]
     np.testing.assert_allclose([float(row["mean"]) for row in rows], np.mean(accuracy[OURS], axis=0))
-    # noise for 2C/d at ε = 1 and 30 records each protects a client by far less, and noise for 2C drowns the model
-    assert item.numbers["client_epsilon_per_round"][0] > 10
-    assert item.numbers["at_the_largest"][SOUND] < item.numbers["accuracy"][NO_ATTACK][-1]
+    # ε of one record: what was asked for over both rounds, less in each; noise for a whole client drowns the model
+    np.testing.assert_allclose(item.numbers["epsilon_total"], [1.0, 100.0], rtol=1e-6)
+    once = item.numbers["epsilon_per_round"]
+    assert all(total / 2 < each < total for each, total in zip(once, (1.0, 100.0), strict=True))
+    assert item.numbers["delta"] == 1e-5
+    assert item.numbers["at_the_largest"][CLIENT] < item.numbers["accuracy"][NO_ATTACK][-1]
     again = run("fig3-mnist", tmp_path)[0]
     assert again.numbers == item.numbers
 
@@ -211,14 +215,25 @@ def test_the_network_runs(tmp_path, data_dir):
     """One short run of the convolutional network on MNIST, adversary included."""
     pytest.importorskip("torch")
     setting = replace(
-        jdp.QUICK_MNIST,
-        rule="leave-one-out",
-        adversary="dirty-label",
-        adversaries=1,
-        clients=6,
-        rounds=2,
-        epsilon=100.0,
-    )
+        jdp.MNIST, rule="leave-one-out", adversary="dirty-label", adversaries=1, clients=6, records_per_client=50,
+        rounds=2, steps=2, test=300,
+    )  # fmt: skip
     seen = measure(Job(tmp_path, True, range(1), data_dir), setting, 0)
     assert 0.05 < seen.accuracy < 1
     assert 0 <= seen.included <= 1
+    assert seen.epsilon_total == pytest.approx(8.0, rel=1e-6)
+
+
+@pytest.mark.realdata
+def test_settings_are_chosen_on_records_that_no_figure_measures(data_dir):
+    """Tuning looks at training records that no client holds; a figure at test records."""
+    chosen, drawn = (
+        jdp_runs._subset("mnist", data_dir, 500, replace(jdp.MNIST, tuning=tuning), 900) for tuning in (True, False)
+    )
+    whole = jdp_runs._loaded("mnist", data_dir)
+    np.testing.assert_array_equal(chosen.x_train, drawn.x_train)
+    of_training = {row.tobytes() for row in whole.x_train}
+    held = {row.tobytes() for row in chosen.x_train}
+    measured = {row.tobytes() for row in chosen.x_test}
+    assert measured <= of_training
+    assert not measured & held

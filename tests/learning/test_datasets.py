@@ -94,7 +94,8 @@ def test_a_pool_is_its_owners() -> None:
 
 def test_names_and_unknown_names() -> None:
     assert names() == (
-        "bank-marketing", "breast-cancer", "cifar10", "digits", "emnist", "fashion-mnist", "mnist", "nsl-kdd",
+        "bank-marketing", "breast-cancer", "cifar10", "debian-sections", "digits", "emnist", "fashion-mnist", "mnist",
+        "nsl-kdd",
     )  # fmt: skip
     with pytest.raises(UnknownName, match="did you mean 'mnist'"):
         load("mnits")

@@ -133,6 +133,37 @@ def test_an_owner_has_the_same_bits_in_any_company(make, monkeypatch: pytest.Mon
     np.testing.assert_allclose(clipped_gradients(model, params, data, 0.5), together, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["mnist-cnn", "cifar-cnn"])
+def test_the_networks_short_cut_is_the_sum_of_what_vmap_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outer products and patches against one gradient after the other; records that cannot count do not count."""
+    model = models.get(name)
+    rng = np.random.default_rng(4)
+    x, y = rng.random((12, model.features)), rng.integers(0, 10, 12)
+    params = model.initial(0) + 0.05 * rng.normal(size=model.dimension)  # the last layer starts at zero
+    x[3], y[5], x[7] = np.nan, 10, 1e30
+    short = [clipped_gradients(model, params, [Records(x, y)], clip)[0] for clip in CLIPS]
+    monkeypatch.setattr(TorchModel, "clipped_sum", lambda *_: None)
+    for found, clip in zip(short, CLIPS, strict=True):
+        expected = clipped_gradients(model, params, [Records(x, y)], clip)[0]
+        assert np.linalg.norm(expected) > 0.1
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6 * np.abs(expected).max())
+
+
+def test_the_networks_short_cut_keeps_to_the_clip_whatever_a_record_holds() -> None:
+    model, clip, m = models.get("mnist-cnn"), 0.7, 9
+    rng = np.random.default_rng(3)
+    x, y = rng.random((m, 784)), rng.integers(0, 10, m)
+    params = model.initial(0) + 0.05 * rng.normal(size=model.dimension)
+    before = clipped_gradients(model, params, [Records(x, y)], clip)[0]
+    for feature, label in BAD:
+        other, labels = x.copy(), y.copy()
+        other[4], labels[4] = feature, label
+        after = clipped_gradients(model, params, [Records(other, labels)], clip)[0]
+        assert np.isfinite(after).all()
+        assert np.linalg.norm(after - before) <= 2 * clip / m * (1 + 1e-12)
+        assert np.linalg.norm(after) > 0.01
+
+
 BAD = [(1e308, 0), (np.nan, 1), (np.inf, 0), (1e30, 2), (0.0, 3), (0.0, -1), (1e160, 9), (100.0, 0)]
 
 
@@ -192,7 +223,7 @@ class Slopes(Mine):
 
 def test_models_of_ones_own_give_their_records_gradients_or_are_refused() -> None:
     data = [Records(np.array([[1.0], [-3.0]]), np.array([0, 1]))]
-    assert clipped_gradients(Slopes(), [0.5], data, 1.0).tolist() == [[(-0.5 + 1.0) / 2]]
+    assert clipped_gradients(Slopes(), [0.5], data, 1.0)[0, 0] == pytest.approx((-0.5 + 1.0) / 2, rel=1e-12)
     with pytest.raises(InvalidInput, match="record_gradients") as refused:
         clipped_gradients(Mine(), [0.5], data, 1.0)
     assert refused.value.value == "Mine"

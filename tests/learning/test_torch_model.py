@@ -34,7 +34,8 @@ from flmarket.learning import (
     updates,
 )
 from flmarket.learning.model import visits
-from flmarket.learning.torch_model import Dense, Network, TorchModel, network
+from flmarket.learning.networks import Dense, Network, network
+from flmarket.learning.torch_model import TorchModel
 
 NAMES = ["mnist-cnn", "cifar-cnn"]
 MNIST_CNN, CIFAR_CNN = network("mnist-cnn"), network("cifar-cnn")

@@ -126,7 +126,7 @@ def test_a_file_in_the_current_folder_is_a_kind(tmp_path, monkeypatch, capsys):
     """By its path in a market file: `flmarket run`, and owners who admit it in theirs; others stay out."""
     pytest.importorskip("flwr")
     from flmarket.cli.markets import run_market
-    from flmarket.engines.flower import Deployment, InProcessGrid, MarketStrategy, OwnerFile, client_app
+    from flmarket.engines.flower import Deployment, InProcessGrid, KindStrategy, OwnerFile, client_app
     from flmarket.engines.flower.node import owner_of_node
 
     known = {name: entry for name, entry in kind_registry._entries.items() if name != "raffle"}
@@ -146,7 +146,7 @@ def test_a_file_in_the_current_folder_is_a_kind(tmp_path, monkeypatch, capsys):
     assert OwnerFile.load(files[0]).kinds == ("a_raffle:Raffle",)
     grid = InProcessGrid(client_app(owner_of_node), deployment.nodes, lambda i: {"owner-file": str(files[i])})
     with SqlLedger(deployment.ledger_url) as ledger:
-        strategy = MarketStrategy(deployment.spec.kind(), ledger, FileStore(deployment.state / "server"))
+        strategy = KindStrategy(deployment.spec.kind(), ledger, FileStore(deployment.state / "server"))
         strategy.start(grid)
         ledger.verify()
     close_records()

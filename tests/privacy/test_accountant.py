@@ -27,6 +27,7 @@ from flmarket.privacy import (
     event_from_dict,
     event_to_dict,
     exponential,
+    gaussian_epsilon,
     numerical_epsilon,
 )
 
@@ -413,3 +414,32 @@ def test_pure_accounts_are_cheap():
         for account in accounts:
             account.compose(event)
     assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize("cap", [PureDp(3.0), ZCdp(0.4), ApproxDp(3.0, 1e-5)])
+@pytest.mark.parametrize("mechanism", [GaussianL2(delta=1e-5), GaussianL2(delta=1e-7, clip=0.1), None])
+@pytest.mark.parametrize("spent", [0.0, 0.7])
+def test_affordable_between_two_limits_is_what_bisection_finds(cap, mechanism, spent):
+    if mechanism is not None and isinstance(cap, PureDp):
+        return
+    guarantee = PureDp if mechanism is None else mechanism.guarantee
+    account = PrivacyAccount(cap)
+    if spent:
+        account.compose(guarantee(spent))
+    low, high = 0.0, 100.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (low, middle) if account.would_exceed(guarantee(middle), 3) else (middle, high)
+    assert account.affordable(3, guarantee=guarantee) == pytest.approx(low, rel=2e-9)
+    assert account.affordable(3, guarantee=guarantee, most=0.5 * low) == 0.5 * low
+    assert account.affordable(3, guarantee=guarantee, least=0.5 * low, most=2 * low) == pytest.approx(low, rel=2e-9)
+    assert account.affordable(3, guarantee=guarantee, least=1.01 * low, most=2 * low) == 0.0
+
+
+def test_a_glance_at_delta_never_decides_what_the_root_would_not():
+    """Totals near the cap from both sides: the short cut accepts only what the exact ε is below."""
+    exact = float(gaussian_epsilon(sigma=1.3, delta=1e-5))
+    for factor in (1 - 1e-6, 1 - 1e-9, 1 - 1e-10, 1.0, 1 + 1e-10, 1 + 1e-6):
+        account = PrivacyAccount(ApproxDp(exact * factor, 1e-5))
+        fits = exact <= exact * factor * (1 + 1e-12)
+        assert account.would_exceed(GaussianRelease(1.3)) is not fits

@@ -35,14 +35,7 @@ def test_norm_never_passes_the_bound_even_in_the_last_bit(clip, order, array, bo
 
 @pytest.mark.parametrize(("clip", "order"), [(clip_l1, 1), (clip_l2, 2)])
 def test_many_coordinates_at_the_bound(clip, order, rng):
-    assert within(
-        clip(
-            rng.standard_normal((20, 3000)),
-            0.1,
-        ),
-        0.1,
-        order,
-    )
+    assert within(clip(rng.standard_normal((20, 3000)), 0.1), 0.1, order)
 
 
 def test_the_exact_check_sees_plain_rounding(rng):

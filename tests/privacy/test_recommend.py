@@ -59,3 +59,18 @@ def test_bad_input_is_refused(arguments, field):
 
 def test_the_table_in_the_docs_is_what_the_command_prints():
     assert energy_table() in DOCS.read_text(encoding="utf-8")
+
+
+def test_many_owners_share_one_noise() -> None:
+    """A single release: local among few, secure aggregation beyond; lifetimes almost always."""
+    recommend = privacy.recommend
+    few, many = (recommend(7850, 1.0, delta=1e-6, owners=n) for n in (5, 60))
+    assert (few.trust, many.trust) == ("local", "secure-aggregation")
+    assert few.break_even == many.break_even
+    assert 8 <= many.break_even <= 20
+    assert many.name == "distributed-gaussian"
+    at, below = (recommend(7850, 1.0, delta=1e-6, owners=many.break_even - k).trust for k in (0, 1))
+    assert (at, below) == ("secure-aggregation", "local")
+    assert recommend(7850, 8.0, delta=1e-6, owners=3, rounds=60).trust == "secure-aggregation"
+    assert recommend(7850, 1.0, owners=60).trust == "local"  # nothing pure protects a sum
+    assert recommend(7850, 1.0, owners=60).break_even is None

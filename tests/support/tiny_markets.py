@@ -38,6 +38,8 @@ def market(kind: str, model: str = "softmax", **changes: dict[str, Any]) -> dict
     values: dict[str, Any] = copy.deepcopy({"kind": kind, "seed": 7, "data": DATA, **MARKETS[kind]})
     if MODELS[model]:
         values["model"] = MODELS[model]
+    if (kind, model) == ("joint", "mlp"):  # noise for each record, at every step, on all of them
+        values["joint"]["noise_unit"], values["training"] = "record", {"local_steps": 2}
     for section, change in changes.items():
         values[section] = values.get(section, {}) | change
     return values

@@ -1,31 +1,42 @@
 """Aggregation: privacy losses and data sizes in, weights out. `get(name)` builds a rule, `error_bound` judges it.
 
-The market offers every rule its `clip`, the model's `dimension` and the `perturbation`; a rule that has no use for one
-is built without it. A rule that also has `combine` (`robust`: median, Krum, …) is given the updates themselves; its
-weights then only say what is expected of it.
+The market offers every rule its `clip`, the model's `dimension`, the `perturbation`, and where updates are summed
+unseen the `excess` of noise in the sum; a rule that has no use for one is built without it. A rule that also has
+`combine` (`robust`: median, Krum, …) is given the updates themselves; its weights then only say what is expected of it.
 """
-
-from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
 from numpy.typing import ArrayLike
 
-from flmarket.aggregation.bound import HasNoiseEnergy, data_shares, error_bound, release_energy
+from flmarket.aggregation.bound import (
+    TRUST,
+    HasNoiseEnergy,
+    Trust,
+    common_energy,
+    data_shares,
+    error_bound,
+    release_energy,
+)
 from flmarket.aggregation.robust import ROBUST
 from flmarket.aggregation.rules import BiasOpt, Conventional, OptAggr, VarOpt
+from flmarket.aggregation.secure import SecureOpt
 from flmarket.bids import FloatArray
 from flmarket.registry import Registry
 
 __all__ = [
+    "TRUST",
     "Aggregation",
     "BiasOpt",
     "Conventional",
     "HasNoiseEnergy",
     "OptAggr",
+    "SecureOpt",
+    "Trust",
     "VarOpt",
     "about",
     "admit",
+    "common_energy",
     "data_shares",
     "error_bound",
     "get",
@@ -48,7 +59,7 @@ class Aggregation(Protocol):
 
 
 _registry: Registry[Aggregation] = Registry(
-    "aggregation", "flmarket.aggregations", offers=("clip", "dimension", "perturbation")
+    "aggregation", "flmarket.aggregations", offers=("clip", "dimension", "perturbation", "excess")
 )
 get = _registry.get
 names = _registry.names
@@ -56,5 +67,5 @@ register = _registry.register
 admit = _registry.admit
 about = _registry.about
 
-for _rule in (Conventional, BiasOpt, VarOpt, OptAggr, *ROBUST):
+for _rule in (Conventional, BiasOpt, VarOpt, OptAggr, SecureOpt, *ROBUST):
     register(_rule.name, _rule)

@@ -26,8 +26,6 @@ the price of its whole runtime; here they are a few lines of NumPy, and the test
 What would break them: honest clients whose data differ. All of these take what is far from the others for malicious.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -46,36 +44,8 @@ from flmarket.privacy import ExponentialRelease, NoiseSource, exponential
 from flmarket.privacy.events import checked_number
 from flmarket.registry import Registry
 
-__all__ = [
-    "ROBUST",
-    "SENSITIVITIES",
-    "Choice",
-    "Combined",
-    "CoordinateMedian",
-    "ExponentialChoice",
-    "GeometricMedian",
-    "Grouping",
-    "Krum",
-    "LeaveKOut",
-    "LeaveOneOut",
-    "MultiKrum",
-    "Partition",
-    "RobustAggregation",
-    "Score",
-    "Sensitivity",
-    "TrimmedMean",
-    "WeightedAverage",
-    "about",
-    "admit",
-    "checked_uploads",
-    "coverage",
-    "get",
-    "mix",
-    "names",
-    "register",
-]
-
 BoolArray = NDArray[np.bool_]
+Rng = np.random.Generator | None
 Score = Callable[[FloatArray], FloatArray]
 """Candidates (k, p) in, a number from 0 to 1 for each out: accuracy on the server's validation records."""
 
@@ -113,12 +83,7 @@ class RobustAggregation(Protocol):
         """The registered name."""
 
     def combine(
-        self,
-        vectors: ArrayLike,
-        data_size: ArrayLike,
-        *,
-        score: Score | None = None,
-        rng: np.random.Generator | None = None,
+        self, vectors: ArrayLike, data_size: ArrayLike, *, score: Score | None = None, rng: Rng = None
     ) -> Combined:
         """Combine vectors (m, p) of clients with data sizes (m,)."""
 
@@ -167,22 +132,19 @@ class Grouping(Protocol):
     would be destroyed by her (a test shows it).
     """
 
-    def members(self, clients: int, rng: np.random.Generator | None) -> BoolArray:
+    def members(self, clients: int, rng: Rng) -> BoolArray:
         """Who is in which group, shape (groups, clients); no group is empty."""
 
     def sums(self, weighted: FloatArray, members: BoolArray) -> FloatArray:
         """Sums (groups, p) over each group of vectors (clients, p) that are already multiplied by their sizes."""
-
-
-def _product(weighted: FloatArray, members: BoolArray) -> FloatArray:
-    return np.asarray(members.astype(np.float64) @ weighted)
+        return np.asarray(members.astype(np.float64) @ weighted)
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOut(Grouping):
     """Group i is everybody but client i."""
 
-    def members(self, clients: int, rng: np.random.Generator | None) -> BoolArray:
+    def members(self, clients: int, rng: Rng) -> BoolArray:
         """Deterministic."""
         del rng
         if clients < 2:
@@ -200,7 +162,7 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True)
-class LeaveKOut:
+class LeaveKOut(Grouping):
     """`count` different random groups, each without k clients; all of them if there are no more than `count`."""
 
     k: int = 2
@@ -210,7 +172,7 @@ class LeaveKOut:
         for name in ("k", "count"):
             _whole(name, getattr(self, name))
 
-    def members(self, clients: int, rng: np.random.Generator | None) -> BoolArray:
+    def members(self, clients: int, rng: Rng) -> BoolArray:
         """Fresh groups each time."""
         if clients <= self.k:
             raise InvalidInput("clients", clients, f"more than the {self.k} that are left out")
@@ -227,13 +189,9 @@ class LeaveKOut:
             seen[group.tobytes()] = group
         return np.array(list(seen.values()))
 
-    def sums(self, weighted: FloatArray, members: BoolArray) -> FloatArray:
-        """A matrix product."""
-        return _product(weighted, members)
-
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(Grouping):
     """Clients dealt at random into groups of `size`; the last group also takes what is left over."""
 
     size: int = 5
@@ -241,7 +199,7 @@ class Partition:
     def __post_init__(self) -> None:
         _whole("size", self.size)
 
-    def members(self, clients: int, rng: np.random.Generator | None) -> BoolArray:
+    def members(self, clients: int, rng: Rng) -> BoolArray:
         """Every client in exactly one group."""
         if clients < self.size:
             raise InvalidInput("clients", clients, f"at least the {self.size} of a group")
@@ -250,10 +208,6 @@ class Partition:
         made = np.zeros((groups, clients), dtype=bool)
         made[place, _generator(rng).permutation(clients)] = True
         return made
-
-    def sums(self, weighted: FloatArray, members: BoolArray) -> FloatArray:
-        """A matrix product."""
-        return _product(weighted, members)
 
 
 def coverage(clients: int, adversaries: int, grouping: LeaveKOut) -> float:
@@ -274,7 +228,7 @@ def _all_without(clients: int, k: int) -> BoolArray:
     return made
 
 
-def _generator(rng: np.random.Generator | None) -> np.random.Generator:
+def _generator(rng: Rng) -> np.random.Generator:
     if rng is None:
         raise InvalidInput("rng", rng, "a numpy.random.Generator, to draw groups")
     return rng
@@ -353,12 +307,7 @@ class ExponentialChoice:
         return exponential.select(_scores(scores), epsilon=self.epsilon, sensitivity=self.delta_y(clients), rng=rng)
 
     def combine(
-        self,
-        vectors: ArrayLike,
-        data_size: ArrayLike,
-        *,
-        score: Score | None = None,
-        rng: np.random.Generator | None = None,
+        self, vectors: ArrayLike, data_size: ArrayLike, *, score: Score | None = None, rng: Rng = None
     ) -> Combined:
         """The chosen group's average, with the choice; `score` and `rng` are needed."""
         uploads, size = checked_uploads(vectors, data_size, least=2)
@@ -399,12 +348,7 @@ class _Statistic:
         return normalised(np.where((eps > 0) & (shares > 0), shares if self.by_size else 1.0, 0.0), shares)
 
     def combine(
-        self,
-        vectors: ArrayLike,
-        data_size: ArrayLike,
-        *,
-        score: Score | None = None,
-        rng: np.random.Generator | None = None,
+        self, vectors: ArrayLike, data_size: ArrayLike, *, score: Score | None = None, rng: Rng = None
     ) -> Combined:
         """See `RobustAggregation.combine`; `score` and `rng` play no part."""
         del score, rng

@@ -4,8 +4,6 @@ With no winner at all each rule returns the data shares W, of infinite error bou
 Sources: FL-Market 2021 Alg. 2 (BiasOpt), Alg. 3 (VarOpt), Lemmas 4.1 and 4.2; McMahan et al. 2017 (conventional).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +12,6 @@ from numpy.typing import ArrayLike
 from flmarket.aggregation.bound import HasNoiseEnergy, data_shares, release_energy
 from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
-
-__all__ = ["BiasOpt", "Conventional", "OptAggr", "VarOpt", "normalised", "shares_and_winners"]
 
 
 def shares_and_winners(epsilon: ArrayLike, data_size: ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -73,7 +69,9 @@ class VarOpt:
     def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
         """Rows sum to 1, 0 where ε = 0."""
         shares, eps = shares_and_winners(epsilon, data_size)
-        energy = release_energy(eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation)
+        energy = release_energy(
+            eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation, data_size=data_size
+        )
         least = np.where(np.isfinite(energy), energy, np.inf).min(axis=-1, keepdims=True)
         precision = np.where(eps > 0, np.divide(least, energy, out=np.zeros(eps.shape), where=eps > 0), 0.0)
         return normalised(precision, shares)
@@ -115,7 +113,9 @@ class OptAggr:
     def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
         """Rows sum to 1, 0 where ε = 0; the data shares where nobody releases anything."""
         shares, eps = shares_and_winners(epsilon, data_size)
-        energy = release_energy(eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation)
+        energy = release_energy(
+            eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation, data_size=data_size
+        )
         n = eps.shape[-1]
         flat_shares, flat_energy = shares.reshape(-1, n), energy.reshape(-1, n)
         out = np.empty_like(flat_shares)

@@ -72,10 +72,7 @@ for _name, _weight, _source, _about in (
     register(
         _name,
         lambda name=_name, weight=_weight, source=_source: ProportionalShare(
-            name,
-            weight=weight,
-            capped=True,
-            guarantees=Guarantees(EXACT, EXACT, EXACT, source, _SINGLE_MINDED),
+            name, weight=weight, capped=True, guarantees=Guarantees(EXACT, EXACT, EXACT, source, _SINGLE_MINDED)
         ),
         about=_about,
     )

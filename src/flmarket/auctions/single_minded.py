@@ -15,19 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from flmarket.bids import EXACT, NONE, BidProfile, FloatArray, Guarantees, IntArray, Outcome, checked_budget
 
-__all__ = [
-    "APPROXIMATION",
-    "BudgetFeasibleKnapsack",
-    "GreedyKnapsack",
-    "OthersOf",
-    "ProportionalShare",
-    "Rule",
-    "SortedRows",
-    "clear",
-    "last_true",
-    "take_prefix",
-]
-
 Rule = Callable[[FloatArray, FloatArray, FloatArray], tuple[NDArray[np.bool_], FloatArray]]
 
 _CHUNK_ENTRIES = 60_000
@@ -172,8 +159,7 @@ def take_prefix(unit: FloatArray, weight: FloatArray, budget: FloatArray) -> tup
     count = (unit <= share).sum(axis=-1, keepdims=True)  # unit values grow and shares fall: a prefix
     first_loser = np.concatenate([unit, np.full((rows, 1), np.inf)], axis=-1)
     price = np.minimum(
-        np.take_along_axis(share, np.maximum(count - 1, 0), axis=-1),
-        np.take_along_axis(first_loser, count, axis=-1),
+        np.take_along_axis(share, np.maximum(count - 1, 0), axis=-1), np.take_along_axis(first_loser, count, axis=-1)
     )
     return np.arange(n) < count, price
 

@@ -1,19 +1,20 @@
 """Audit: is a mechanism truthful, rational, within budget and private? On ours or on anybody's, from outside.
 
 `audit(mechanism, population)` measures and judges; `replay(report.worst)` shows the worst lie again from its numbers
-alone; `first_best` is the yardstick of efficiency; `audit_privacy` does for a perturbation what `audit` does for an
-auction. A search that finds nothing is evidence, not proof: every report says what was searched.
+alone; `first_best` and `second_best` are yardsticks of efficiency, and `bayesian_bound` is what no truthful market
+passes; `audit_privacy` does for a perturbation what `audit` does for an auction, and `audit_releases` for whatever was
+released on two neighbouring data sets. A search that finds nothing is
+evidence, not proof: every report says what was searched.
 """
-
-from __future__ import annotations
 
 from flmarket.audit.auditor import AuditReport, ClaimVerdict, audit, check_claims, private_fields
 from flmarket.audit.example import Bid, Curve, Example, replay
-from flmarket.audit.first_best import Efficiency, first_best
-from flmarket.audit.privacy import PrivacyAudit, audit_privacy
+from flmarket.audit.first_best import first_best
+from flmarket.audit.privacy import PrivacyAudit, ReleasesAudit, audit_privacy, audit_releases
 from flmarket.audit.rules import BudgetUse, Rationality, Structure
 from flmarket.audit.sampled import SamplingAudit, audit_sampling
 from flmarket.audit.search import STRENGTHS, Strength
+from flmarket.audit.second_best import Efficiency, bayesian_bound, rate_law, second_best
 from flmarket.audit.truthfulness import Regret, SearchLog, Truthfulness
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "PrivacyAudit",
     "Rationality",
     "Regret",
+    "ReleasesAudit",
     "SamplingAudit",
     "SearchLog",
     "Strength",
@@ -35,9 +37,13 @@ __all__ = [
     "Truthfulness",
     "audit",
     "audit_privacy",
+    "audit_releases",
     "audit_sampling",
+    "bayesian_bound",
     "check_claims",
     "first_best",
     "private_fields",
+    "rate_law",
     "replay",
+    "second_best",
 ]

@@ -5,8 +5,6 @@ so it can refute a claim with an example and cannot prove one. Cheap checks (pay
 at least 10,000 profiles whatever `profiles` is, since a rule broken once in a thousand auctions is a broken rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,17 +13,16 @@ from typing import Any, Literal
 import numpy as np
 
 from flmarket import auctions
+from flmarket.aggregation import TRUST, Trust
 from flmarket.audit.example import Example
-from flmarket.audit.first_best import Efficiency, measure_efficiency
 from flmarket.audit.rules import BudgetUse, Rationality, Structure, check_rules, measure_structure
 from flmarket.audit.search import FIELDS, STRENGTHS, Strength
-from flmarket.audit.trials import Sample, crafted_ties, draw, run_checked
+from flmarket.audit.second_best import Efficiency, measure_efficiency, rate_law
+from flmarket.audit.trials import crafted_ties, draw, run_checked
 from flmarket.audit.truthfulness import Truthfulness, measure_truthfulness
 from flmarket.bids import Auction, BidProfile, Guarantee
 from flmarket.errors import InvalidInput
 from flmarket.files import jsonable
-
-__all__ = ["AuditReport", "ClaimVerdict", "audit", "check_claims", "private_fields"]
 
 Verdict = Literal["holds", "contradicted", "no figure", "not claimed"]
 
@@ -40,7 +37,7 @@ class ClaimVerdict:
     evidence: str
 
 
-def check_claims(mechanism: Auction, report: AuditReport) -> list[ClaimVerdict]:
+def check_claims(mechanism: Auction, report: "AuditReport") -> list[ClaimVerdict]:
     """Truthful, rational, within budget as the mechanism declares them; and the cap, which no mechanism may break.
 
     An EXACT claim is contradicted by a single violation above tolerance. An APPROXIMATE one needs a measured figure;
@@ -48,16 +45,20 @@ def check_claims(mechanism: Auction, report: AuditReport) -> list[ClaimVerdict]:
     "Holds" means that this search on these profiles found nothing against it: it is evidence, not proof.
     """
     declared = getattr(mechanism, "guarantees", None)
-    checks: tuple[tuple[str, str, Callable[[AuditReport], tuple[bool, float, str]]], ...] = (
-        ("truthful", "truthful", _truthful),
-        ("rational", "rational", _rational),
-        ("budget_feasible", "budget_feasible", _budget),
-    )
     verdicts = []
-    for claim, field, look in checks:
-        level = Guarantee(getattr(declared, field, Guarantee.NONE))
-        broken, figure, evidence = look(report)
-        verdicts.append(ClaimVerdict(claim, str(level), _judge(level, broken, figure), evidence))
+    regret, rational, budget = report.truthful.overall, report.rational, report.budget
+    for claim, broken, figure, evidence in (
+        ("truthful", regret.owners_with_gain > 0, regret.mean_regret_over_cost, _truthful(report)),
+        ("rational", rational.violations > 0, rational.mean_loss_over_cost, _rational(rational)),
+        ("budget_feasible", budget.violations > 0, budget.mean_ratio, _budget(budget)),
+    ):
+        level = Guarantee(getattr(declared, claim, Guarantee.NONE))
+        verdict: Verdict = "holds" if math.isfinite(figure) else "no figure"
+        if level is Guarantee.NONE:
+            verdict = "not claimed"
+        elif level is Guarantee.EXACT:
+            verdict = "contradicted" if broken else "holds"
+        verdicts.append(ClaimVerdict(claim, str(level), verdict, evidence))
     over = report.rational.over_cap
     evidence = (
         f"{over:,} owners were awarded more than their own limit, up to {report.rational.worst_over_cap:.3g} times it."
@@ -68,62 +69,39 @@ def check_claims(mechanism: Auction, report: AuditReport) -> list[ClaimVerdict]:
     return verdicts
 
 
-def _judge(level: Guarantee, broken: bool, figure: float) -> Verdict:
-    if level is Guarantee.NONE:
-        return "not claimed"
-    if level is Guarantee.EXACT:
-        return "contradicted" if broken else "holds"
-    return "holds" if math.isfinite(figure) else "no figure"
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
-
-
-def _truthful(report: AuditReport) -> tuple[bool, float, str]:
+def _truthful(report: "AuditReport") -> str:
     found, search = report.truthful.overall, report.truthful.search
-    fields = _listed([field.replace("_", " ") for field in report.private])
+    fields = " or ".join(", ".join(report.private).replace("_", " ").rsplit(", ", 1))
     tried = sum(sum(search.by_search.get(dimension, {}).values()) for dimension in report.truthful.judged)
     searched = f"{tried:,} misreports by each of {search.profiles * search.owners_per_profile:,} owners"
-    broken = found.owners_with_gain > 0
-    if not broken:
-        return False, found.mean_regret_over_cost, f"No lie about {fields} paid off, in {searched}."
+    if not found.owners_with_gain > 0:
+        return f"No lie about {fields} paid off, in {searched}."
     return (
-        True,
-        found.mean_regret_over_cost,
         f"In {found.profiles_with_gain:.1%} of profiles somebody gains by a lie about {fields}; "
         f"regret is {found.mean_regret_over_cost:.3g} of cost on average and {found.max_regret_over_cost:.3g} at worst "
-        f"({searched}).",
+        f"({searched})."
     )
 
 
-def _rational(report: AuditReport) -> tuple[bool, float, str]:
-    found = report.rational
+def _rational(found: Rationality) -> str:
     if not found.violations:
-        return False, found.mean_loss_over_cost, f"None of {found.owners_checked:,} honest owners was paid below cost."
+        return f"None of {found.owners_checked:,} honest owners was paid below cost."
     ties = f", {found.crafted_violations:,} of them where bids tie" if found.crafted_violations else ""
     return (
-        True,
-        found.mean_loss_over_cost,
         f"{found.violations:,} of {found.owners_checked:,} honest owners were paid below cost{ties}; the worst lost "
-        f"{-found.worst:.3g} of her cost, the mean loss is {found.mean_loss_over_cost:.3g}.",
+        f"{-found.worst:.3g} of her cost, the mean loss is {found.mean_loss_over_cost:.3g}."
     )
 
 
-def _budget(report: AuditReport) -> tuple[bool, float, str]:
-    found = report.budget
+def _budget(found: BudgetUse) -> str:
     if not found.violations:
         return (
-            False,
-            found.mean_ratio,
             f"None of {found.profiles_checked:,} auctions cost more than the budget; on average "
-            f"{found.mean_ratio:.1%} of it was spent.",
+            f"{found.mean_ratio:.1%} of it was spent."
         )
     return (
-        True,
-        found.mean_ratio,
         f"{found.violations:,} of {found.profiles_checked:,} auctions ({found.profiles_over:.1%} of the random ones) "
-        f"cost more than the budget, up to {found.worst_ratio:.3g} times it.",
+        f"cost more than the budget, up to {found.worst_ratio:.3g} times it."
     )
 
 
@@ -160,32 +138,10 @@ class AuditReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for strict JSON; what is infinite or not a number becomes null."""
-        truthful = self.truthful
-        values = {
-            "mechanism": self.mechanism,
-            "source": self.source,
-            "assumes": self.assumes,
-            "population": self.population,
-            "profiles": self.profiles,
-            "owners": self.owners,
-            "seed": self.seed,
-            "budget_factor": list(self.budget_factor),
-            "private": list(self.private),
-            "randomised": self.randomised,
-            "truthful": asdict(truthful.overall)
-            | {
-                "judged": list(truthful.judged),
-                "by_dimension": {name: asdict(regret) for name, regret in truthful.by_dimension.items()},
-            },
-            "rational": asdict(self.rational),
-            "budget": asdict(self.budget),
-            "structure": asdict(self.structure),
-            "efficiency": [asdict(row) for row in self.efficiency],
-            "search": asdict(truthful.search),
-            "claims": [asdict(claim) for claim in self.claims],
-            "worst": truthful.worst.to_dict(),
-        }
-        plain: dict[str, Any] = jsonable(values)
+        values = asdict(self)
+        truthful = values.pop("truthful")
+        values |= {name: truthful.pop(name) for name in ("search", "worst")}
+        plain: dict[str, Any] = jsonable(values | {"truthful": truthful.pop("overall") | truthful})
         return plain
 
 
@@ -204,8 +160,14 @@ def audit(
     seed: int = 0,
     private: Sequence[str] | None = None,
     progress: Progress | None = None,
+    trust: Trust = "local",
 ) -> AuditReport:
-    """Measure whether a mechanism keeps what it claims; `population` is a name, or your own profiles."""
+    """Measure whether a mechanism keeps what it claims; `population` is a name, or your own profiles.
+
+    `trust` is the model in which what it buys is compared with the first best.
+    """
+    if trust not in TRUST:
+        raise InvalidInput("trust", trust, " or ".join(TRUST))
     auction = auctions.get(mechanism) if isinstance(mechanism, str) else mechanism
     if isinstance(auction, type) or not callable(getattr(auction, "run", None)):
         raise InvalidInput("mechanism", mechanism, "an object with run(bids, budget, rng=None)")
@@ -226,11 +188,15 @@ def audit(
     many = max(profiles, min(_RULE_PROFILES, _RULE_ENTRIES // n))
     wide = draw(population, many, owners, budget_factor, np.random.default_rng((seed, 109)))
     crafted = crafted_ties(wide[: min(_CRAFTED, many)], np.random.default_rng((seed, 110)))
-    randomised = _is_randomised(auction, sample, seed)
+    few = sample[:50]
+    one, two = (run_checked(auction, few.bids, few.budget, np.random.default_rng((seed, s))) for s in (111, 112))
+    randomised = not (np.array_equal(one.epsilon, two.epsilon) and np.array_equal(one.payment, two.payment))
     draws = strength.draws if randomised else 1
 
     note(0.02, "checking payments and budgets")
-    rational, budget = check_rules(auction, _joined(sample, wide), crafted, seed=seed, draws=min(draws, 4))
+    # the profiles that are searched are also checked; where they are few, the many others as well
+    checked = wide if len(wide) > len(sample) else sample
+    rational, budget = check_rules(auction, checked, crafted, seed=seed, draws=min(draws, 4))
     note(0.05, "checking structure")
     few = sample[: strength.structure_profiles]
     structure = measure_structure(auction, few, seed=seed, randomised=randomised)
@@ -240,10 +206,11 @@ def audit(
         auction, name, sample, strength, fields, seed=seed, draws=draws,
         step=lambda share: note(0.1 + 0.75 * share, "searching for profitable lies"),
     )  # fmt: skip
-    note(0.85, "comparing with the first best")
+    note(0.85, "comparing with the best that could be bought")
     efficiency: tuple[Efficiency, ...] = ()
     if strength.efficiency_profiles:
-        efficiency = measure_efficiency(auction, sample[: strength.efficiency_profiles], seed=seed)
+        few, law = sample[: strength.efficiency_profiles], rate_law(population)
+        efficiency = measure_efficiency(auction, few, seed=seed, law=law, trust=trust)
     promise = getattr(auction, "guarantees", None)
     report = AuditReport(
         mechanism=name,
@@ -283,14 +250,3 @@ def _checked_fields(fields: Sequence[str]) -> tuple[str, ...]:
     if isinstance(fields, str) or not fields or not set(fields) <= set(FIELDS):
         raise InvalidInput("private", fields, f"some of {', '.join(FIELDS)}")
     return tuple(field for field in FIELDS if field in fields)
-
-
-def _is_randomised(mechanism: Auction, sample: Sample, seed: int) -> bool:
-    few = sample[:50]
-    one, two = (run_checked(mechanism, few.bids, few.budget, np.random.default_rng((seed, s))) for s in (111, 112))
-    return not (np.array_equal(one.epsilon, two.epsilon) and np.array_equal(one.payment, two.payment))
-
-
-def _joined(sample: Sample, wide: Sample) -> Sample:
-    """The profiles that are searched are also checked; where they are few, the many others as well."""
-    return wide if len(wide) > len(sample) else sample

@@ -11,8 +11,6 @@ The model that scores is one number θ that is right about a record x when |θ �
 client's leave-one-out groups from all right to all wrong by one upload.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +21,6 @@ from flmarket.aggregation.robust import ExponentialChoice
 from flmarket.audit.privacy import rate_at_least, rate_at_most
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
-
-__all__ = ["ChoiceAudit", "audit_choice", "crafted_scores", "exact_epsilon", "sampled_epsilon"]
 
 Changed = Literal["record", "client"]
 

@@ -4,9 +4,7 @@ A replay runs the two auctions again, alone, and recomputes the utilities from t
 random numbers it averages over `draws` generators seeded (seed, 0), (seed, 1), …, the same ones for truth and lie.
 """
 
-from __future__ import annotations
-
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,6 @@ import numpy as np
 from flmarket import auctions
 from flmarket.audit.trials import Awards, Reports, Trials
 from flmarket.bids import Auction, BidProfile, FloatArray, Kind, Valuations
-
-__all__ = ["Bid", "Curve", "Example", "Result", "bids_of", "describe", "replay"]
 
 
 @dataclass(frozen=True)
@@ -104,21 +100,13 @@ def bids_of(bids: tuple[Bid, ...] | list[Bid]) -> BidProfile:
 def plain_bids(profile: BidProfile) -> tuple[Bid, ...]:
     """A profile of shape (n,) as plain bids."""
     table, cost = profile.valuations, profile.full_cost
-    made = []
+    terms, made = (table.rate, profile.privacy_budget, profile.data_size, cost), []
     for i in range(profile.n):
         kind = Kind(int(table.kind[i]))
-        has_table = kind is Kind.TABULATED and table.grid is not None and table.values is not None
-        made.append(
-            Bid(
-                kind.name.lower(),
-                float(table.rate[i]),
-                float(profile.privacy_budget[i]),
-                float(profile.data_size[i]),
-                float(cost[i]),
-                tuple(table.grid[i].tolist()) if has_table and table.grid is not None else (),
-                tuple(table.values[i].tolist()) if has_table and table.values is not None else (),
-            )
-        )
+        points = (table.grid, table.values) if kind is Kind.TABULATED else (None, None)
+        grid, values = (() if part is None else tuple(part[i].tolist()) for part in points)
+        rate, limit, size, full_cost = (float(part[i]) for part in terms)
+        made.append(Bid(kind.name.lower(), rate, limit, size, full_cost, grid, values))
     return tuple(made)
 
 
@@ -132,7 +120,7 @@ def describe(
     seen = trials.profile(reports)
     honest = _result(trials, trials.honest, bids)
     gain = float(lying.utility[0]) - _finite(trials.honest.utility[0])
-    example = Example(
+    return Example(
         mechanism=name,
         bids=plain_bids(bids[0]),
         budget=float(budget),
@@ -145,21 +133,17 @@ def describe(
         gain_over_cost=gain / max(float(trials.cost[0]), 1e-300),
         seed=seed,
         draws=draws,
+        curve=_curve(trials, reports, dimension),
     )
-    return replace(example, curve=_curve(trials, reports, dimension))
 
 
 def _result(trials: Trials, awards: Awards, seen: BidProfile) -> Result:
     rng = np.random.default_rng((*trials.seed, 0, 0))
     outcome = trials.mechanism.run(seen, trials.budget, rng=rng)
-    return Result(
-        float(awards.epsilon[0]),
-        float(awards.payment[0]),
-        float(awards.participation[0]),
-        float(awards.utility[0]),
-        tuple(outcome.epsilon[0].tolist()),
-        tuple(outcome.payment[0].tolist()),
-    )
+    got = (awards.epsilon, awards.payment, awards.participation, awards.utility)
+    epsilon, payment, share, utility = (float(part[0]) for part in got)
+    others = (tuple(part[0].tolist()) for part in (outcome.epsilon, outcome.payment))
+    return Result(epsilon, payment, share, utility, *others)
 
 
 def _curve(trials: Trials, lie: Reports, dimension: str) -> Curve:
@@ -210,14 +194,9 @@ def replay(example: Example, mechanism: Auction | None = None) -> Example:
     """Run both auctions again from the numbers alone; a mechanism that is not registered must be given."""
     chosen = auctions.get(example.mechanism) if mechanism is None else mechanism
     profile, lie = example.profile, example.lie
-    reports = Reports(
-        np.array([int(Kind[lie.kind.upper()])], dtype=np.int8),
-        np.array([lie.rate]),
-        np.array([lie.privacy_budget]),
-        np.array([lie.data_size]),
-        np.array([lie.grid]) if lie.grid else None,
-        np.array([lie.values]) if lie.values else None,
-    )
+    kind = np.array([int(Kind[lie.kind.upper()])], dtype=np.int8)
+    terms = (np.array([term]) for term in (lie.rate, lie.privacy_budget, lie.data_size))
+    reports = Reports(kind, *terms, *(np.array([points]) if points else None for points in (lie.grid, lie.values)))
     return describe(
         chosen, example.mechanism, profile[None], example.budget, example.owner, reports, example.dimension,
         seed=example.seed, draws=example.draws,

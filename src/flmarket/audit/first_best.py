@@ -14,22 +14,19 @@ at once:
    half step can increase ERR;
 3. exchange: move money from one owner to another, or from the purse to her, if that lowers ERR.
 
-Uses the papers' noise, σ(ε) = 8L²/ε², L = 1, one coordinate.
+Uses the papers' noise, σ(ε) = 8L²/ε², L = 1, one coordinate. Where only a sum is seen (`trust`), noise of that energy
+is common to all (`flmarket.aggregation.secure`); step 2 is then: buy from everybody just the ε that her weight needs,
+and all of these larger by one factor, as the budget allows.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import lambertw
 
-from flmarket.aggregation import OptAggr, error_bound
-from flmarket.audit.trials import Sample, flat, run_checked
-from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, checked_budget
-
-__all__ = ["FACTORS", "Efficiency", "affordable", "exchange", "first_best", "measure_efficiency", "optimal_bound"]
+from flmarket.aggregation import OptAggr, SecureOpt, Trust, error_bound
+from flmarket.audit.trials import flat
+from flmarket.bids import BidProfile, FloatArray, IntArray, Kind, checked_budget
 
 _SHARES = (1.0, 0.3, 0.08)
 _MAX_PAIRS = 120
@@ -70,7 +67,7 @@ def _by_bisection(bids: BidProfile, money: FloatArray) -> FloatArray:
 
 
 def exchange(
-    bids: BidProfile, limit: FloatArray, epsilon: FloatArray, bound: FloatArray, rng: np.random.Generator
+    bids: BidProfile, limit: FloatArray, epsilon: FloatArray, bound: FloatArray, rng: Generator, trust: Trust = "local"
 ) -> tuple[FloatArray, FloatArray]:
     """One pass over pairs (all, or a random choice in long profiles); a move is kept where it helps.
 
@@ -80,7 +77,7 @@ def exchange(
     pairs = [(i, j) for i in range(-1, n) for j in range(n) if i != j]  # -1 is the purse: money not yet spent
     if len(pairs) > _MAX_PAIRS:
         pairs = [pairs[i] for i in rng.choice(len(pairs), _MAX_PAIRS, replace=False)]
-    solver, cost = OptAggr(), bids.cost(epsilon)
+    cost = bids.cost(epsilon)
     for giver, taker in pairs:
         for share in _SHARES:
             purse = np.maximum(limit - cost.sum(axis=-1), 0.0)
@@ -95,7 +92,7 @@ def exchange(
             moved, new_cost = epsilon.copy(), cost.copy()
             moved[:, changed] = affordable(part, money)
             new_cost[:, changed] = part.cost(moved[:, changed])
-            value = error_bound(solver.weights(moved, bids.data_size), moved, bids.data_size)
+            value = optimal_bound(moved, bids.data_size, trust)
             # an exact inverse may round to a cost one digit over the money
             better = (value < bound * (1 - 1e-12)) & (new_cost.sum(axis=-1) <= limit * (1 + 1e-12))
             epsilon, cost = np.where(better[:, None], moved, epsilon), np.where(better[:, None], new_cost, cost)
@@ -105,55 +102,51 @@ def exchange(
 
 _KEPT, _DESCENTS, _POLISHED = 5, 6, 10
 _NOTHING = 1e-9  # of ε̄: less than this is not bought, and its noise would not be a finite number
-_TABLE_POINTS = 48
+_TABLE_SHARES = np.arange(1, 49) / 48
 
 
-def optimal_bound(epsilon: FloatArray, data_size: FloatArray) -> FloatArray:
+_BEST: dict[Trust, OptAggr | SecureOpt] = {"local": OptAggr(), "secure-aggregation": SecureOpt()}
+
+
+def optimal_bound(epsilon: FloatArray, data_size: FloatArray, trust: Trust = "local") -> FloatArray:
     """ERR with the best weights; infinite where nobody sells."""
-    return error_bound(OptAggr().weights(epsilon, data_size), epsilon, data_size)
+    return error_bound(_BEST[trust].weights(epsilon, data_size), epsilon, data_size, trust=trust)
 
 
 def first_best(
-    bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None
+    bids: BidProfile, budget: ArrayLike, *, rng: Generator | None = None, trust: Trust = "local"
 ) -> tuple[FloatArray, FloatArray]:
     """Privacy losses of shape (..., n) and the error bound they reach; the rng picks pairs in long profiles."""
     limit, rows = checked_budget(budget, bids.shape[:-1]).reshape(-1), flat(bids)
     epsilon = rows.privacy_budget.copy()
-    value = optimal_bound(epsilon, rows.data_size)
+    value = optimal_bound(epsilon, rows.data_size, trust)
     short = np.flatnonzero(rows.full_cost.sum(axis=-1) > limit)  # the others buy everything: ERR falls in every ε
     if short.size:
-        epsilon[short], value[short] = _solve(rows[short], limit[short], rng or np.random.default_rng(0))
+        epsilon[short], value[short] = _solve(rows[short], limit[short], rng or np.random.default_rng(0), trust)
     return epsilon.reshape(bids.shape), value.reshape(bids.shape[:-1])
 
 
-def _solve(bids: BidProfile, limit: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    starts, bounds = _starts(bids, limit)
+def _solve(bids: BidProfile, limit: FloatArray, rng: Generator, trust: Trust) -> tuple[FloatArray, FloatArray]:
+    starts, bounds = _starts(bids, limit, trust)
     kept, rows, n = starts.shape
     again = np.tile(np.arange(rows), kept)  # all starts of all profiles side by side
     tiled, limits, points, values = bids[again], limit[again], starts.reshape(-1, n), bounds.ravel()
     for _ in range(_DESCENTS):
-        points, values = _descend(tiled, limits, points, values)
+        points, values = _descend(tiled, limits, points, values, trust)
     starts, bounds = points.reshape(starts.shape), values.reshape(kept, rows)
     epsilon, bound = starts[bounds.argmin(axis=0), np.arange(len(limit))], bounds.min(axis=0)
     for _ in range(2):
-        epsilon, bound = exchange(bids, limit, epsilon, bound, rng)
+        epsilon, bound = exchange(bids, limit, epsilon, bound, rng, trust)
         for _ in range(_POLISHED):
-            epsilon, bound = _descend(bids, limit, epsilon, bound)
+            epsilon, bound = _descend(bids, limit, epsilon, bound, trust)
     return epsilon, bound
 
 
-def _starts(bids: BidProfile, limit: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _starts(bids: BidProfile, limit: FloatArray, trust: Trust) -> tuple[FloatArray, FloatArray]:
     """The best few starting points of each profile: (kept, profiles, n) and their bounds."""
     full, size, cap = bids.full_cost, bids.data_size, bids.privacy_budget
-    keys = (
-        full / np.maximum(size, 1e-300),
-        full / np.maximum(size * cap, 1e-300),
-        full / np.maximum(cap, 1e-300),
-        full / np.maximum(cap * cap, 1e-300),
-        full / np.maximum(size * cap * cap, 1e-300),
-        full,
-        -size,
-    )
+    weights = (size, size * cap, cap, cap * cap, size * cap * cap)
+    keys = (*(full / np.maximum(weight, 1e-300) for weight in weights), full, -size)
     kept: list[FloatArray] = []
     bounds: list[FloatArray] = []
     counts = np.unique(np.linspace(1, bids.n, min(bids.n, 12)).round().astype(int))
@@ -161,7 +154,7 @@ def _starts(bids: BidProfile, limit: FloatArray) -> tuple[FloatArray, FloatArray
         rank = key.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
         for epsilon in (_that_fit(bids, limit, rank), *(_scaled(bids, limit, rank < k) for k in counts)):
             kept.append(epsilon)
-            bounds.append(optimal_bound(epsilon, size))
+            bounds.append(optimal_bound(epsilon, size, trust))
         if len(kept) > 4 * _KEPT:
             kept, bounds = _best_of(kept, bounds)
     kept, bounds = _best_of(kept, bounds)
@@ -206,29 +199,41 @@ def _scaled(bids: BidProfile, limit: FloatArray, chosen: NDArray[np.bool_]) -> F
 
 
 def _descend(
-    bids: BidProfile, limit: FloatArray, epsilon: FloatArray, bound: FloatArray
+    bids: BidProfile, limit: FloatArray, epsilon: FloatArray, bound: FloatArray, trust: Trust
 ) -> tuple[FloatArray, FloatArray]:
     """One step for ε at fixed weights, then new weights; kept where better (always, but for rounding)."""
+    new = _for_weights(bids, limit, epsilon) if trust == "local" else _for_sum(bids, limit, epsilon)
+    value = optimal_bound(new, bids.data_size, trust)
+    better = (value < bound) & (bids.cost(new).sum(axis=-1) <= limit * (1 + 1e-12))
+    return np.where(better[:, None], new, epsilon), np.where(better, value, bound)
+
+
+def _for_sum(bids: BidProfile, limit: FloatArray, epsilon: FloatArray) -> FloatArray:
+    """ε in proportion to the weights that these allow, all by one factor, as much as the budget buys."""
+    weights = SecureOpt().weights(epsilon, bids.data_size) * (epsilon > 0)
+    low, high = np.full(len(limit), -20.0), np.full(len(limit), 20.0)  # the factor's logarithm
+    for _ in range(48):
+        middle = 0.5 * (low + high)
+        fits = bids.cost(np.minimum(weights * np.exp(middle)[:, None], bids.privacy_budget)).sum(axis=-1) <= limit
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+    new = np.minimum(weights * np.exp(low)[:, None], bids.privacy_budget)
+    return np.where(new > _NOTHING * bids.privacy_budget, new, 0.0)
+
+
+def _for_weights(bids: BidProfile, limit: FloatArray, epsilon: FloatArray) -> FloatArray:
+    """The ε of least noise at the weights that these allow."""
     weights = OptAggr().weights(epsilon, bids.data_size)
     energy = np.where(epsilon > 0, 8.0 * weights * weights, 0.0)
-    table = _cost_table(bids)
+    table = None
+    if bids.valuations.grid is not None:
+        table = np.stack([bids.cost(bids.privacy_budget * share) for share in _TABLE_SHARES], axis=-1)
     # the price of money, by bisection in its logarithm; at a price of almost 0 everybody sells in full
     low, high = np.full(len(limit), -80.0), np.full(len(limit), 40.0)
     for _ in range(34):
         middle = 0.5 * (low + high)
         fits = bids.cost(_respond(bids, energy, np.exp(middle)[:, None], table)).sum(axis=-1) <= limit
         low, high = np.where(fits, low, middle), np.where(fits, middle, high)
-    new = _respond(bids, energy, np.exp(high)[:, None], table)
-    value = optimal_bound(new, bids.data_size)
-    better = (value < bound) & (bids.cost(new).sum(axis=-1) <= limit * (1 + 1e-12))
-    return np.where(better[:, None], new, epsilon), np.where(better, value, bound)
-
-
-def _cost_table(bids: BidProfile) -> FloatArray | None:
-    if bids.valuations.grid is None:
-        return None
-    shares = np.arange(1, _TABLE_POINTS + 1) / _TABLE_POINTS
-    return np.stack([bids.cost(bids.privacy_budget * share) for share in shares], axis=-1)
+    return _respond(bids, energy, np.exp(high)[:, None], table)
 
 
 def _respond(bids: BidProfile, energy: FloatArray, price: FloatArray, table: FloatArray | None) -> FloatArray:
@@ -251,58 +256,11 @@ def _respond(bids: BidProfile, energy: FloatArray, price: FloatArray, table: Flo
             best = 3.0 * lambertw(root).real
         elif code == Kind.TABULATED:
             assert table is not None
-            best = _on_a_grid(bids, energy, price, table)[here]
+            # the best of evenly spaced privacy losses, whose costs `table` holds: a table need not be convex
+            losses = np.maximum(cap, 1e-300)[..., None] * _TABLE_SHARES
+            value = energy[..., None] / np.square(losses) + price[..., None] * table
+            best = (cap * _TABLE_SHARES[value.argmin(axis=-1)])[here]
         else:
             continue
         out[here] = np.minimum(best, cap[here])
     return np.where(out > _NOTHING * cap, out, 0.0)
-
-
-def _on_a_grid(bids: BidProfile, energy: FloatArray, price: FloatArray, table: FloatArray) -> FloatArray:
-    """The best of evenly spaced privacy losses, whose costs `table` holds: a table need not be convex."""
-    share = np.arange(1, _TABLE_POINTS + 1) / _TABLE_POINTS
-    epsilon = np.maximum(bids.privacy_budget, 1e-300)[..., None] * share
-    value = energy[..., None] / np.square(epsilon) + price[..., None] * table
-    return np.asarray(bids.privacy_budget * share[value.argmin(axis=-1)])
-
-
-FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """Means at one budget factor, over profiles in which somebody sold."""
-
-    budget_factor: float
-    profiles: int
-    error_bound: float
-    first_best: float
-    ratio: float  # error_bound / first_best
-    nobody_selected: float
-    budget_used: float
-
-
-def measure_efficiency(mechanism: Auction, sample: Sample, *, seed: int) -> tuple[Efficiency, ...]:
-    """The mechanism and the first best on the same profiles, whatever their own budgets.
-
-    How good is what the buyer gets, against the first best of `first_best`, at fixed budget factors?
-
-    The measure is FL-Market's error bound with optimal weights (OptAggr). Profiles in which nobody sells have none:
-    they are counted, and left out of both means, so that the ratio compares like with like. A mechanism that overspends
-    can come out *below* the first best.
-    """
-    bids, count = sample.bids, len(sample)
-    total = bids.full_cost.sum(axis=-1)
-    # all factors in one call: the solver's effort hardly depends on how many profiles it has
-    budgets = np.outer(FACTORS, total)
-    many = bids[np.tile(np.arange(count), len(FACTORS))]
-    best = first_best(many, budgets.ravel(), rng=np.random.default_rng((seed, 108)))[1].reshape(budgets.shape)
-    rows = []
-    for factor, budget, least in zip(FACTORS, budgets, best, strict=True):
-        outcome = run_checked(mechanism, bids, budget, np.random.default_rng((seed, 107)))
-        reached = optimal_bound(outcome.epsilon, bids.data_size)
-        valid = np.isfinite(reached)
-        here, there = (float(x[valid].mean()) if valid.any() else float("nan") for x in (reached, least))
-        used = np.divide(outcome.spent, budget, out=np.zeros(count), where=budget > 0)
-        rows.append(Efficiency(factor, count, here, there, here / there, float(1 - valid.mean()), float(used.mean())))
-    return tuple(rows)

@@ -5,15 +5,17 @@ The lower bound (`distinguish`) holds whatever the mechanism is inside, with the
 too large for any experiment to show. Together they catch half the noise, a forgotten clip, an L2 clip under Laplace
 noise, and a reused seed. What they cannot see is a backdoor that opens for one special input. The low bits of simulated
 releases, which `SecureNoise` does not have, are looked at only when asked (`low_bits`).
-"""
 
-from __future__ import annotations
+A mechanism that is no function of one vector (training with every record's gradient clipped) is audited from what it
+released on two neighbouring data sets (`audit_releases`); which neighbours are worst is then the caller's to know.
+"""
 
 from dataclasses import asdict, dataclass
 from math import isfinite, log, sqrt
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import betaincinv, ndtri
 
 from flmarket.bids import FloatArray
@@ -32,18 +34,8 @@ from flmarket.privacy import (
     gaussian_epsilon,
 )
 
-__all__ = [
-    "Distinguished",
-    "NoiseLaw",
-    "PrivacyAudit",
-    "audit_privacy",
-    "check_noise_law",
-    "crafted_pairs",
-    "distinguish",
-    "measurable_epsilon",
-]
-
 _THRESHOLDS = 80
+Rng = np.random.Generator | NoiseSource
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ def distinguish(
     trials: int,
     delta: float,
     failure_probability: float,
-    rng: np.random.Generator | NoiseSource,
+    rng: Rng,
     *,
     low_bits: bool = False,
 ) -> Distinguished:
@@ -106,10 +98,12 @@ def distinguish(
     away 2.5.
     """
     alpha = failure_probability / 4  # two bounds of two proportions each
-    half = trials // 2
+    half, digit = trials // 2, 2.0 ** (np.floor(np.log2(perturbation.clip)) - 20)
     chosen: dict[str, tuple[float, str, str, FloatArray, FloatArray, float]] = {}
     for name, (u, v) in crafted_pairs(perturbation.clip, dimension).items():
-        at_u, at_v = (_releases(perturbation, x, epsilon, trials, rng, low_bits) for x in (u, v))
+        at_u, at_v = (perturbation.privatize(np.broadcast_to(x, (trials, dimension)), epsilon, rng) for x in (u, v))
+        if not low_bits:
+            at_u, at_v = (np.round(seen / digit) * digit for seen in (at_u, at_v))
         for statistic, (su, sv) in _statistics(perturbation, u, v, at_u, at_v, half).items():
             thresholds = np.quantile(np.concatenate([su[:half], sv[:half]]), np.linspace(0.002, 0.998, _THRESHOLDS))
             for side, flip in ((1.0, False), (-1.0, True)):
@@ -126,21 +120,6 @@ def distinguish(
         final[bound] = _bounds(int((one >= t).sum()), int((two >= t).sum()), rest, delta, alpha)[bound]
     _, pair, statistic, *_ = chosen["epsilon"]
     return Distinguished(max(final["epsilon"], 0.0), max(final["mu"], 0.0), pair, statistic)
-
-
-def _releases(
-    perturbation: Perturbation,
-    x: FloatArray,
-    epsilon: float,
-    trials: int,
-    rng: np.random.Generator | NoiseSource,
-    low_bits: bool,
-) -> FloatArray:
-    seen = perturbation.privatize(np.broadcast_to(x, (trials, len(x))), epsilon, rng)
-    if low_bits:
-        return seen
-    digit = 2.0 ** (np.floor(np.log2(perturbation.clip)) - 20)
-    return np.asarray(np.round(seen / digit) * digit)
 
 
 def _statistics(
@@ -209,12 +188,7 @@ class NoiseLaw:
 
 
 def check_noise_law(
-    perturbation: Perturbation,
-    epsilon: float,
-    dimension: int,
-    trials: int,
-    failure_probability: float,
-    rng: np.random.Generator | NoiseSource,
+    perturbation: Perturbation, epsilon: float, dimension: int, trials: int, failure_probability: float, rng: Rng
 ) -> NoiseLaw:
     """All comparisons together raise a false alarm with about `failure_probability`.
 
@@ -236,7 +210,13 @@ def check_noise_law(
     }
     # per input a mean of `dimension` coordinates, energies of two inputs, two correlations
     allowed = float(-ndtri(failure_probability / (2 * (len(inputs) * dimension + 4))))
-    stated = _stated_energy(perturbation, epsilon, dimension)
+    # at inputs of norm `clip`; `noise_energy` is for the worst input where the energy depends on it
+    at_norm = getattr(perturbation, "energy", None)
+    stated = float(
+        perturbation.noise_energy(epsilon, dimension)
+        if at_norm is None
+        else at_norm(epsilon, dimension, norm=perturbation.clip)
+    )
     mean_z, mean_input, energies = 0.0, "", []
     for name, x in inputs.items():
         centre = clip(x, perturbation.clip)
@@ -247,7 +227,8 @@ def check_noise_law(
             mean_z, mean_input = z, name
         if name.endswith("at the clip"):
             energies.append(np.square(noise).sum(axis=-1))
-    scores = [_z(energy, stated) for energy in energies]
+    errors = (energy.std(ddof=1) / np.sqrt(len(energy)) + _ROUNDING * stated for energy in energies)
+    scores = [float((energy.mean() - stated) / error) for energy, error in zip(energies, errors, strict=True)]
     worst = int(np.argmax(np.abs(scores)))
     repeated, correlation = _independence(perturbation, epsilon, at_clip, trials, rng)
     return NoiseLaw(
@@ -255,21 +236,8 @@ def check_noise_law(
     )
 
 
-def _stated_energy(perturbation: Perturbation, epsilon: float, dimension: int) -> float:
-    """At inputs of norm `clip`; `noise_energy` is for the worst input where the energy depends on it."""
-    at_norm = getattr(perturbation, "energy", None)
-    if at_norm is not None:
-        return float(at_norm(epsilon, dimension, norm=perturbation.clip))
-    return float(perturbation.noise_energy(epsilon, dimension))
-
-
-def _z(energy: FloatArray, stated: float) -> float:
-    error = energy.std(ddof=1) / np.sqrt(len(energy)) + _ROUNDING * stated
-    return float((energy.mean() - stated) / error)
-
-
 def _independence(
-    perturbation: Perturbation, epsilon: float, x: FloatArray, trials: int, rng: np.random.Generator | NoiseSource
+    perturbation: Perturbation, epsilon: float, x: FloatArray, trials: int, rng: Rng
 ) -> tuple[float, float]:
     """Two calls in a row, and neighbouring rows of one call: equal noise, or noise that goes together?"""
     batch = np.broadcast_to(x, (trials, len(x)))
@@ -312,12 +280,8 @@ class PrivacyAudit:
     @property
     def findings(self) -> tuple[str, ...]:
         """What contradicts the promise, one sentence each."""
-        found = []
-        if self.epsilon_lower > self.epsilon_claimed:
-            found.append(f"gives away ε ≥ {self.epsilon_lower:.3g} where {self.epsilon_claimed:.3g} is promised")
-        if self.mu_claimed is not None and self.mu_lower is not None and self.mu_lower > self.mu_claimed:
-            found.append(f"gives away μ ≥ {self.mu_lower:.3g} where {self.mu_claimed:.3g} is promised (Gaussian DP)")
-        return (*found, *self.law.findings)
+        shown = _given_away(self.epsilon_lower, self.epsilon_claimed, self.mu_lower, self.mu_claimed)
+        return (*shown, *self.law.findings)
 
     @property
     def holds(self) -> bool:
@@ -335,7 +299,7 @@ def audit_privacy(
     dimension: int = 20,
     trials: int = 20_000,
     failure_probability: float = 0.01,
-    rng: np.random.Generator | NoiseSource | None = None,
+    rng: Rng | None = None,
     *,
     low_bits: bool = False,
 ) -> PrivacyAudit:
@@ -366,6 +330,67 @@ def audit_privacy(
         seen.statistic,
         check_noise_law(perturbation, epsilon, dimension, trials, share, source),
     )
+
+
+@dataclass(frozen=True)
+class ReleasesAudit:
+    """What releases on two neighbours gave away, against the promise of one; bounds fail with the stated chance."""
+
+    trials: int  # on each neighbour; half of them chose where to look
+    failure_probability: float
+    epsilon_claimed: float
+    delta: float
+    epsilon_lower: float
+    mu_claimed: float | None
+    mu_lower: float
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What contradicts the promise, one sentence each."""
+        return _given_away(self.epsilon_lower, self.epsilon_claimed, self.mu_lower, self.mu_claimed)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was found against the promise."""
+        return not self.findings
+
+
+def audit_releases(
+    first: ArrayLike, second: ArrayLike, promised: Event, *, delta: float = _DELTA, failure_probability: float = 0.01
+) -> ReleasesAudit:
+    """Judge independent releases (trials, p) on either of two neighbouring inputs, told apart along their difference.
+
+    The direction and the threshold are chosen on one half of the releases and judged on the other.
+    """
+    u, v = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if u.ndim != 2 or u.shape != v.shape or len(u) < 100:
+        raise InvalidInput("releases", (u.shape, v.shape), "as many on either neighbour, at least 100, one a row")
+    if not 0 < failure_probability < 0.5:
+        raise InvalidInput("failure_probability", failure_probability, "a number between 0 and 0.5")
+    half, alpha = len(u) // 2, failure_probability / 4  # two bounds, two rates each
+    direction = u[:half].mean(axis=0) - v[:half].mean(axis=0)
+    su, sv = u @ direction, v @ direction
+    claimed, at, mu = _promise(promised, delta)
+    lower = {}
+    for bound in ("epsilon", "mu"):
+
+        def found(some: slice, t: float, bound: str = bound) -> float:
+            hits, misses = (int((side[some] >= t).sum()) for side in (su, sv))
+            return _bounds(hits, misses, len(su[some]), at, alpha)[bound]
+
+        thresholds = np.quantile(np.concatenate([su[:half], sv[:half]]), np.linspace(0.002, 0.998, _THRESHOLDS))
+        best = max(thresholds.tolist(), key=lambda t: found(slice(half), t))
+        lower[bound] = max(found(slice(half, None), best), 0.0)
+    return ReleasesAudit(len(u), failure_probability, claimed, at, lower["epsilon"], mu, lower["mu"])
+
+
+def _given_away(epsilon: float, promised: float, mu: float | None, mu_promised: float | None) -> tuple[str, ...]:
+    found = []
+    if epsilon > promised:
+        found.append(f"gives away ε ≥ {epsilon:.3g} where {promised:.3g} is promised")
+    if mu is not None and mu_promised is not None and mu > mu_promised:
+        found.append(f"gives away μ ≥ {mu:.3g} where {mu_promised:.3g} is promised (Gaussian DP)")
+    return tuple(found)
 
 
 def _promise(event: Event, delta: float) -> tuple[float, float, float | None]:

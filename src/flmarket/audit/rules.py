@@ -6,16 +6,12 @@ probabilities of taking part; the rules must hold for those, in every draw of a 
 whole cost, and in the worst case everybody who may take part does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
 from flmarket.audit.trials import Sample, Trials, run_checked
 from flmarket.bids import Auction, BidProfile, FloatArray, Outcome
-
-__all__ = ["BudgetUse", "Rationality", "Structure", "Tally", "check_rules", "envy", "measure_structure"]
 
 TOLERANCE = 1e-9
 _CHUNK_ENTRIES = 2_000_000
@@ -205,13 +201,20 @@ def measure_structure(
     trials = Trials(mechanism, bids[row], budget[row], owner, seed=(seed, 105))
     critical, always = _critical(trials) if whole and full_participation and not randomised else (None, None)
     per_record, contract = envy(bids, outcome)
+    monotone, reordered = _monotone(trials, rng), None
+    if not randomised:
+        at = (np.arange(len(budget))[:, None], rng.random(bids.shape).argsort(axis=-1))
+        moved = run_checked(mechanism, bids[at], budget, _rng(seed))
+        reordered = _same(moved, outcome.epsilon[at], outcome.payment[at], budget)
+    larger = BidProfile(bids.valuations.scaled(_SCALE), bids.privacy_budget, bids.data_size)
+    scaled = run_checked(mechanism, larger, budget * _SCALE, _rng(seed))
     return Structure(
         profiles=len(sample),
-        monotone=_monotone(trials, rng),
+        monotone=monotone,
         critical_payment=critical,
         always_winning=always,
-        permutation_equivariant=None if randomised else _equivariant(mechanism, bids, budget, outcome, rng, seed),
-        scale_invariant=_scale_invariant(mechanism, bids, budget, outcome, seed),
+        permutation_equivariant=reordered,
+        scale_invariant=_same(scaled, outcome.epsilon, outcome.payment * _SCALE, budget * _SCALE),
         envy_per_record=per_record,
         envy_whole_contract=contract,
         losers_paid=float(((outcome.payment > TOLERANCE * budget[:, None]) & ~outcome.winners).any(axis=-1).mean()),
@@ -255,21 +258,6 @@ def _same(one: Outcome, epsilon: FloatArray, payment: FloatArray, budget: FloatA
     same = np.isclose(one.epsilon, epsilon, rtol=1e-6, atol=1e-9)
     same &= np.abs(one.payment - payment) <= 1e-6 * np.abs(payment) + slack
     return float(same.all(axis=-1).mean())
-
-
-def _equivariant(
-    mechanism: Auction, bids: BidProfile, budget: FloatArray, outcome: Outcome, rng: np.random.Generator, seed: int
-) -> float:
-    order = rng.random(bids.shape).argsort(axis=-1)
-    at = (np.arange(len(budget))[:, None], order)
-    moved = run_checked(mechanism, bids[at], budget, _rng(seed))
-    return _same(moved, outcome.epsilon[at], outcome.payment[at], budget)
-
-
-def _scale_invariant(mechanism: Auction, bids: BidProfile, budget: FloatArray, outcome: Outcome, seed: int) -> float:
-    larger = BidProfile(bids.valuations.scaled(_SCALE), bids.privacy_budget, bids.data_size)
-    scaled = run_checked(mechanism, larger, budget * _SCALE, _rng(seed))
-    return _same(scaled, outcome.epsilon, outcome.payment * _SCALE, budget * _SCALE)
 
 
 def envy(bids: BidProfile, outcome: Outcome) -> tuple[float, float]:

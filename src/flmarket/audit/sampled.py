@@ -10,8 +10,6 @@ it in every draw; one that claims it in expectation over costs must not exceed i
 the mean over draws. As everywhere, finding nothing is evidence, not proof.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,8 +22,6 @@ from flmarket.bids import FloatArray, Guarantee, Guarantees
 from flmarket.errors import InvalidInput
 from flmarket.sampling import CompleteInformation, Empirical, Posted, PriorIndependent, TruncatedExponential, Uniform
 from flmarket.sampling.prior_independent import SCHEMES, known_scheme
-
-__all__ = ["COST_POPULATIONS", "Lie", "SamplingAudit", "SpendingRow", "audit_sampling"]
 
 Distribution = Uniform | TruncatedExponential
 Scheme = str | Callable[..., Any]
@@ -172,7 +168,13 @@ def audit_sampling(
     distribution, rng, tally = COST_POPULATIONS[population], np.random.default_rng(seed), _Tally()
     grid = np.linspace(distribution.minimum / 2, distribution.maximum, REPORTS[search])
     budgets = [factor * distribution.mean for factor in BUDGET_FACTORS]
-    known = [_known(made, distribution, budget) for budget in budgets]
+    # the one schedule of a scheme that knows the distribution; None if it is online
+    known: list[Posted | None] = [
+        known_scheme(made, distribution, budget)
+        if isinstance(made, str)
+        else (None if hasattr(made, "report") else made(distribution, budget))
+        for budget in budgets
+    ]
     found: list[list[tuple[float, float, float]]] = [[] for _ in BUDGET_FACTORS]
     for draw in range(draws):
         at = draw % len(budgets)
@@ -188,14 +190,6 @@ def audit_sampling(
             progress((draw + 1) / draws, f"draw {draw + 1}")
     spending = tuple(_row(factor, each) for factor, each in zip(BUDGET_FACTORS, found, strict=True) if each)
     return _report(made, scheme, population, clients, draws, grid.size + clients, search, seed, tally, spending)
-
-
-def _known(scheme: Any, distribution: Distribution, budget: float) -> Posted | None:
-    """The one schedule of a scheme that knows the distribution; None if it is online."""
-    if isinstance(scheme, str):
-        return known_scheme(scheme, distribution, budget)
-    posted: Posted | None = None if hasattr(scheme, "report") else scheme(distribution, budget)
-    return posted
 
 
 def _fixed(posted: Posted, costs: FloatArray) -> Iterator[_Shown]:

@@ -13,8 +13,6 @@ A gradient search belongs here once a mechanism offers one. A mechanism with a n
 number, say) can escape all of these: an audit refutes, it does not prove.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 
@@ -24,8 +22,6 @@ from numpy.typing import NDArray
 from flmarket.audit.trials import Awards, Reports, Trials
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations
 from flmarket.errors import InvalidInput
-
-__all__ = ["DIMENSIONS", "FIELDS", "KNOTS", "STRENGTHS", "Hunt", "Strength", "run_searches"]
 
 
 @dataclass(frozen=True)
@@ -134,14 +130,8 @@ class Hunt:
 def _own(trials: Trials) -> Reports:
     """A writable copy of the truth, with room for tables (all zero: the owner's own)."""
     truth, rows = trials.truth, len(trials.rows)
-    return Reports(
-        truth.kind.copy(),
-        truth.rate.copy(),
-        truth.privacy_budget.copy(),
-        truth.data_size.copy(),
-        np.zeros((rows, KNOTS + 1)),
-        np.zeros((rows, KNOTS + 1)),
-    )
+    told = (truth.kind.copy(), truth.rate.copy(), truth.privacy_budget.copy(), truth.data_size.copy())
+    return Reports(*told, np.zeros((rows, KNOTS + 1)), np.zeros((rows, KNOTS + 1)))
 
 
 def _copy(source: Reports, target: Reports, where: NDArray[np.bool_]) -> None:
@@ -168,7 +158,10 @@ def run_searches(hunt: Hunt, search: str | Strength) -> None:
         epsilon = _grid(hunt, field, strength.factors)
         if field == "value" or strength.ranked_others:
             _critical(hunt, field, strength, epsilon)
-    _families(hunt, strength)
+    for step in range(1, _FAMILIES):
+        kind = (hunt.trials.truth.kind.astype(np.int64) + step) % _FAMILIES
+        for factor in strength.family_factors:
+            hunt.attempt("value_only", "families", _family_report(hunt.trials, kind, factor))
     _reshaped(hunt, strength.reshapes)
     _ranks(hunt, strength.ranked_others)
     _random(hunt, strength)
@@ -221,16 +214,11 @@ def _family_report(trials: Trials, kind: IntArray, factor: FloatArray | float) -
     return Reports(kind.astype(np.int8), rate, truth.privacy_budget, truth.data_size)
 
 
-def _families(hunt: Hunt, strength: Strength) -> None:
-    for step in range(1, _FAMILIES):
-        kind = (hunt.trials.truth.kind.astype(np.int64) + step) % _FAMILIES
-        for factor in strength.family_factors:
-            hunt.attempt("value_only", "families", _family_report(hunt.trials, kind, factor))
-
-
 def _reshaped(hunt: Hunt, count: int) -> None:
-    trials, rng = hunt.trials, hunt.rng
-    rows = len(trials.rows)
+    trials, truth, rng, rows = hunt.trials, hunt.trials.truth, hunt.rng, len(hunt.trials.rows)
+    kind, rate = np.full(rows, int(Kind.TABULATED), dtype=np.int8), np.ones(rows)
+    grid = np.maximum(truth.privacy_budget, 1e-12)[:, None] * _KNOT_SHARES
+    full = trials.own.per_record(truth.privacy_budget)
     for index in range(count):
         if index % 2 == 0:  # all the value in one step at a random knot, early or late
             step = rng.integers(1, KNOTS + 1, rows)
@@ -241,17 +229,8 @@ def _reshaped(hunt: Hunt, count: int) -> None:
             rise = rng.exponential(size=(rows, KNOTS)) ** 2
             shape = np.concatenate([np.zeros((rows, 1)), np.cumsum(rise, axis=-1) / rise.sum(-1, keepdims=True)], -1)
         factor = np.exp(rng.normal(0.0, 0.5, rows)) if index >= 2 else np.ones(rows)
-        hunt.attempt("value_only", "reshaped", _table_report(trials, shape * factor[:, None]))
-
-
-def _table_report(trials: Trials, shape: FloatArray) -> Reports:
-    truth = trials.truth
-    full = trials.own.per_record(truth.privacy_budget)
-    grid = np.maximum(truth.privacy_budget, 1e-12)[:, None] * _KNOT_SHARES
-    kind = np.full(len(trials.rows), int(Kind.TABULATED), dtype=np.int8)
-    return Reports(
-        kind, np.ones(len(kind)), truth.privacy_budget, truth.data_size, grid, full[:, None] * np.maximum(shape, 0.0)
-    )
+        values = full[:, None] * np.maximum(shape * factor[:, None], 0.0)
+        hunt.attempt("value_only", "reshaped", Reports(kind, rate, truth.privacy_budget, truth.data_size, grid, values))
 
 
 def _ranks(hunt: Hunt, others: int) -> None:
@@ -274,13 +253,8 @@ def _random(hunt: Hunt, strength: Strength) -> None:
         factor = np.exp(rng.normal(0.0, 0.8, rows))
         lie, scaled = _family_report(hunt.trials, kind, factor), hunt.trials.truth.times(value=factor)
         # a tabulated owner keeps her own table: the report then says so by kind alone
-        reports = Reports(
-            np.where(own, scaled.kind, lie.kind),
-            np.where(own, scaled.rate, lie.rate),
-            lie.privacy_budget,
-            lie.data_size,
-        )
-        hunt.attempt("value_only", "random", reports)
+        kinds, rates = np.where(own, scaled.kind, lie.kind), np.where(own, scaled.rate, lie.rate)
+        hunt.attempt("value_only", "random", Reports(kinds, rates, lie.privacy_budget, lie.data_size))
     for _ in range(strength.random_joint):
         factor = np.exp(rng.normal(0.0, 0.6, rows))
         # more records or privacy than she has is worth −∞ if sold, so most draws understate
@@ -304,7 +278,8 @@ def _joint(hunt: Hunt, value: FloatArray | float, privacy: FloatArray | float, s
 
 
 def _refine(hunt: Hunt, dimension: str, rounds: int) -> None:
-    fields = hunt.joint_fields if dimension == "joint" else (_field_of(dimension),)
+    single = tuple(field for field, name in _DIMENSION.items() if name == dimension)
+    fields = hunt.joint_fields if dimension == "joint" else single
     if dimension == "joint":  # start from the best single lie where that is better than every joint one
         for name in fields:
             hunt.attempt("joint", "refine", hunt.best[_DIMENSION[name]].reports)
@@ -312,7 +287,3 @@ def _refine(hunt: Hunt, dimension: str, rounds: int) -> None:
         width = 0.5 * (1e-4 / 0.5) ** (index / max(rounds - 1, 1))
         step = {field: np.exp(hunt.rng.normal(0.0, width, len(hunt.trials.rows))) for field in fields}
         hunt.attempt(dimension, "refine", hunt.best[dimension].reports.times(**step))
-
-
-def _field_of(dimension: str) -> str:
-    return next(field for field, name in _DIMENSION.items() if name == dimension)

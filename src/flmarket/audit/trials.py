@@ -9,19 +9,16 @@ For a mechanism that draws random numbers, row k sees the same draws whatever is
 every report), so that truth and lie are compared on common random numbers; utilities are means over several draws.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from flmarket import populations
 from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Outcome, Valuations
 from flmarket.errors import InvalidInput
-
-__all__ = ["Awards", "Reports", "Sample", "Trials", "crafted_ties", "draw", "flat", "run_checked"]
 
 MAX_PROFILES = 1_000_000
 
@@ -43,16 +40,12 @@ class Sample:
     def __len__(self) -> int:
         return len(self.budget)
 
-    def __getitem__(self, index: slice | IntArray) -> Sample:
+    def __getitem__(self, index: slice | IntArray) -> "Sample":
         return Sample(self.bids[index], self.budget[index])
 
 
 def draw(
-    population: str | BidProfile,
-    profiles: int,
-    owners: int | None,
-    budget_factor: tuple[float, float],
-    rng: np.random.Generator,
+    population: str | BidProfile, profiles: int, owners: int | None, budget_factor: tuple[float, float], rng: Generator
 ) -> Sample:
     """Random profiles of a named population; given profiles are taken as they are, repeated up to `profiles`."""
     if isinstance(profiles, bool) or not isinstance(profiles, int | np.integer) or not 1 <= profiles <= MAX_PROFILES:
@@ -70,21 +63,11 @@ def draw(
 
 def flat(bids: BidProfile) -> BidProfile:
     """The same profiles with all batch axes in one: shape (profiles, n)."""
-    n, table = bids.n, bids.valuations
-    points = None if table.grid is None else (-1, n, table.grid.shape[-1])
-    return BidProfile(
-        Valuations(
-            table.kind.reshape(-1, n),
-            table.rate.reshape(-1, n),
-            grid=None if table.grid is None or points is None else table.grid.reshape(points),
-            values=None if table.values is None or points is None else table.values.reshape(points),
-        ),
-        bids.privacy_budget.reshape(-1, n),
-        bids.data_size.reshape(-1, n),
-    )
+    shape = (-1, bids.n)
+    return BidProfile(bids.valuations.reshape(shape), bids.privacy_budget.reshape(shape), bids.data_size.reshape(shape))
 
 
-def crafted_ties(sample: Sample, rng: np.random.Generator) -> Sample:
+def crafted_ties(sample: Sample, rng: Generator) -> Sample:
     """The same profiles with ties: twins, all alike, equal unit costs, a budget of exactly all costs, a budget of 0."""
     rows, n = sample.bids.shape
     source = np.tile(np.arange(n), (rows, 1))
@@ -100,14 +83,7 @@ def crafted_ties(sample: Sample, rng: np.random.Generator) -> Sample:
     source[mode == 2] = first[mode == 2, None]
 
     at, bids = (np.arange(rows)[:, None], source), sample.bids
-    table = bids.valuations
-    valuations = Valuations(
-        table.kind[at],
-        table.rate[at],
-        grid=None if table.grid is None else table.grid[at],
-        values=None if table.values is None else table.values[at],
-    )
-    tied = BidProfile(valuations, bids.privacy_budget[at], bids.data_size[np.arange(rows)[:, None], size_from])
+    tied = BidProfile(bids.valuations[at], bids.privacy_budget[at], bids.data_size[np.arange(rows)[:, None], size_from])
     budget = np.select([mode == 3, mode == 4], [tied.full_cost.sum(axis=-1), 0.0], sample.budget)
     return Sample(tied, budget)
 
@@ -129,16 +105,18 @@ class Reports:
     grid: FloatArray | None = None
     values: FloatArray | None = None
 
-    def times(self, *, value: Any = 1.0, privacy_budget: Any = 1.0, data_size: Any = 1.0) -> Reports:
+    def times(self, *, value: Any = 1.0, privacy_budget: Any = 1.0, data_size: Any = 1.0) -> "Reports":
         """The same report with value, privacy budget and data size multiplied."""
-        return Reports(
-            self.kind,
-            self.rate * value,
-            self.privacy_budget * privacy_budget,
-            self.data_size * data_size,
-            self.grid,
-            self.values,
-        )
+        budget, size = self.privacy_budget * privacy_budget, self.data_size * data_size
+        return replace(self, rate=self.rate * value, privacy_budget=budget, data_size=size)
+
+    def row(self, at: int) -> "Reports":
+        """One row alone."""
+        one = slice(at, at + 1)
+        told = Reports(self.kind[one], self.rate[one], self.privacy_budget[one], self.data_size[one])
+        if self.grid is None or self.values is None or not self.grid[at].any():
+            return told
+        return replace(told, grid=self.grid[one], values=self.values[one])
 
 
 @dataclass(frozen=True)
@@ -156,7 +134,7 @@ class Awards:
         return np.asarray((self.epsilon > 0) & (self.participation > 0))
 
 
-def run_checked(mechanism: Auction, bids: BidProfile, budget: FloatArray, rng: np.random.Generator) -> Outcome:
+def run_checked(mechanism: Auction, bids: BidProfile, budget: FloatArray, rng: Generator) -> Outcome:
     """Run somebody's mechanism and see that it answered for every owner."""
     outcome = mechanism.run(bids, budget, rng=rng)
     if not isinstance(outcome, Outcome):
@@ -184,13 +162,7 @@ class Trials:
         self.seed, self.draws = seed, draws
         self.rows = np.arange(len(owner))
         at = (self.rows, owner)
-        own = bids.valuations[at]
-        self.own = Valuations(
-            own.kind,
-            own.rate,
-            grid=None if own.grid is None else own.grid.reshape(len(owner), -1),
-            values=None if own.values is None else own.values.reshape(len(owner), -1),
-        )
+        self.own = bids.valuations[at]
         self.true_privacy, self.true_size = bids.privacy_budget[at], bids.data_size[at]
         self.cost = self.true_size * self.own.per_record(self.true_privacy)
         self.truth = Reports(self.own.kind.astype(np.int8), self.own.rate, self.true_privacy, self.true_size)

@@ -5,8 +5,6 @@ true regret: a mechanism can be refuted here, not proved. The verdict looks at t
 under the mechanism's own assumption; the others are measured and shown as well.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +16,6 @@ from flmarket.audit.example import Example, describe
 from flmarket.audit.search import DIMENSIONS, FIELDS, Hunt, Strength, run_searches
 from flmarket.audit.trials import Reports, Sample, Trials
 from flmarket.bids import Auction, FloatArray, IntArray
-
-__all__ = ["TOLERANCE", "Regret", "SearchLog", "Truthfulness", "measure_truthfulness"]
-
 
 TOLERANCE = 1e-9  # of the owner's full cost; beside an allowance for rounding in sums as large as the budget
 _ROUNDING = 64 * np.finfo(np.float64).eps
@@ -112,14 +107,17 @@ def measure_truthfulness(
     tolerance = np.concatenate([part.tolerance for part in parts])
     judged = judged_dimensions(private)
     overall = np.max([gain[dimension] for dimension in judged], axis=0)
-    log = _log(parts[0].tried, strength, rows, k, draws)
+    by_search: dict[str, dict[str, int]] = {}
+    for (dimension, search), number in sorted(parts[0].tried.items()):
+        by_search.setdefault(dimension, {})[search] = number
+    each = sum(parts[0].tried.values())
     worst = _worst(mechanism, name, sample, profile, owner, size, parts, judged, overall, cost, seed=seed, draws=draws)
     return Truthfulness(
         judged,
         _regret(overall, cost, payment, tolerance, (rows, k)),
         {name: _regret(gain[name], cost, payment, tolerance, (rows, k)) for name in DIMENSIONS},
         worst,
-        log,
+        SearchLog(strength.name, rows, k, each, each * rows * k, draws, by_search),
     )
 
 
@@ -162,23 +160,15 @@ def _regret(
     measured = cost > 0
     ratio = gain[measured] / cost[measured]
     gains = (gain > tolerance).reshape(shape)
-    nothing = ratio.size == 0
+    mean, median, most = (float(f(ratio)) if ratio.size else float("nan") for f in (np.mean, np.median, np.max))
     return Regret(
-        float("nan") if nothing else float(ratio.mean()),
-        float("nan") if nothing else float(np.median(ratio)),
-        float("nan") if nothing else float(ratio.max()),
+        mean,
+        median,
+        most,
         float(gain.sum() / payment.sum()) if payment.sum() > 0 else 0.0,
         float(gains.any(axis=-1).mean()),
         float(gains.mean()),
     )
-
-
-def _log(tried: Counter[tuple[str, str]], strength: Strength, rows: int, owners: int, draws: int) -> SearchLog:
-    by_search: dict[str, dict[str, int]] = {}
-    for (dimension, search), number in sorted(tried.items()):
-        by_search.setdefault(dimension, {})[search] = number
-    each = sum(tried.values())
-    return SearchLog(strength.name, rows, owners, each, each * rows * owners, draws, by_search)
 
 
 def _worst(
@@ -215,20 +205,7 @@ def _worst(
         dimension = judged[0]
         reports = Trials(mechanism, one, sample.budget[row : row + 1], owner[pick : pick + 1]).truth
     else:
-        reports = _row(part.reports[dimension], at)
+        reports = part.reports[dimension].row(at)
     return describe(
         mechanism, name, one, float(sample.budget[row]), int(owner[pick]), reports, dimension, seed=seed, draws=draws
-    )
-
-
-def _row(best: Reports, at: int) -> Reports:
-    one = slice(at, at + 1)
-    tabled = best.grid is not None and bool(best.grid[at].any())
-    return Reports(
-        best.kind[one],
-        best.rate[one],
-        best.privacy_budget[one],
-        best.data_size[one],
-        best.grid[one] if tabled and best.grid is not None else None,
-        best.values[one] if tabled and best.values is not None else None,
     )

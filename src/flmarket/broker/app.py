@@ -1,25 +1,26 @@
 """The service: API, pages and worker in one ASGI application."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
+from sqlalchemy import func, select
 
 from flmarket import __version__
 from flmarket.broker.core import Broker
+from flmarket.broker.office.operator import WORKER
 from flmarket.broker.settings import Settings
-from flmarket.broker.web import api, health, pages, problems, streams
-from flmarket.broker.web.auth import Gate
-from flmarket.broker.web.middleware import BodyLimit, Observe, SecureHeaders
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import Lease, TaskRow
+from flmarket.broker.web import api, pages, problems, streams
+from flmarket.broker.web.auth import CurrentBroker, Gate, get_gate
+from flmarket.broker.web.middleware import BodyLimit, Observe
 from flmarket.broker.work.worker import Worker
 from flmarket.client import wire
-
-__all__ = ["create_app"]
 
 API = "/api/v1"
 _ABOUT = (
@@ -27,6 +28,52 @@ _ABOUT = (
     "Money is in whole micro-units. Every ε is per round unless it says total. Send `Idempotency-Key` with writes: "
     "the same key brings the same answer and nothing happens twice."
 )
+
+
+# --- for those who run the service: alive, ready, and in numbers ------------------------------------------------------
+
+_health_routes = APIRouter(tags=["health"])
+
+
+@dataclass(frozen=True)
+class Health:
+    """How the service is."""
+
+    status: str
+
+
+@_health_routes.get("/healthz")
+async def alive() -> Health:
+    """The process answers; it waits for no thread, and no crowd of requests can hold it up."""
+    return Health("ok")
+
+
+@_health_routes.get("/readyz", responses={503: {"model": Health, "description": "Not ready"}})
+def ready(broker: CurrentBroker, response: Response) -> Health:
+    """The database answers, and somebody works the queue if this service should."""
+    try:
+        with broker.database.read() as session:
+            lease = session.get(Lease, WORKER)
+    except Exception:
+        response.status_code = 503
+        return Health("the database does not answer")
+    if broker.settings.run_worker and (lease is None or lease.expires_at < now()):
+        response.status_code = 503
+        return Health("nobody works the queue")
+    return Health("ready")
+
+
+@_health_routes.get("/metrics", response_class=Response, responses=problems.file_response("text/plain"))
+def metrics(request: Request, broker: CurrentBroker) -> Response:
+    """Counters for Prometheus."""
+    broker.metrics.streams.set(get_gate(request).streams.count)
+    with broker.database.read() as session:
+        for state, count in session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)):
+            broker.metrics.tasks.labels(state).set(count)
+    return Response(broker.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+# --- the application --------------------------------------------------------------------------------------------------
 
 
 class _Service(FastAPI):
@@ -73,19 +120,10 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
     )
     app.state.broker, app.state.gate = broker, gate
     problems.install(app)
-    app.include_router(health.router)
-    for router in (
-        api.sign_in_routes,
-        api.account_routes,
-        api.task_routes,
-        streams.router,
-        api.owner_routes,
-        api.audit_routes,
-        api.operator_routes,
-    ):
+    app.include_router(_health_routes)
+    for router in (*api.ROUTERS, streams.router):
         app.include_router(router, prefix=API)
     pages.mount(app)
     app.add_middleware(BodyLimit, most=broker.settings.max_body_bytes)
-    app.add_middleware(SecureHeaders)
     app.add_middleware(Observe, metrics=broker.metrics)
     return app

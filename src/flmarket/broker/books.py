@@ -5,18 +5,16 @@ its whole budget from the buyer's account to the task's, through the ledger's es
 the rest goes back the same way. All ids follow from the task's: a call repeated after a crash changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Self
 
+from flmarket.broker.database import respect_fence
 from flmarket.broker.errors import Conflict
 from flmarket.errors import SettlementError
-from flmarket.ledger import Award, AwardState, Ledger, LedgerCorrupt, format_micros
-from flmarket.privacy import Event, PureDp, Unprotected
+from flmarket.ledger import Award, AwardState, Ledger, LedgerCorrupt, SqlLedger, format_micros
+from flmarket.privacy import Event, PureDp, RecordLevel, Unprotected
 from flmarket.privacy.composition import ApproxTotal
-
-__all__ = ["Books", "shown_epsilon", "slot_account"]
 
 SHOWN_DELTA = 1e-5
 
@@ -28,6 +26,8 @@ def slot_account(task_id: str, slot: int) -> str:
 
 def shown_epsilon(loss: Event) -> float:
     """A loss as the ε that rows and pages show: pure, or at δ = 1e-5 for noise that has no pure one; ∞ for none."""
+    if isinstance(loss, RecordLevel):
+        loss = loss.loss
     if isinstance(loss, PureDp):
         return loss.epsilon
     return float("inf") if isinstance(loss, Unprotected) else ApproxTotal().plus(loss, 1).epsilon(SHOWN_DELTA)
@@ -40,20 +40,15 @@ class Books:
         self.ledger = ledger
 
     @classmethod
-    def open(cls, url: str) -> Books:
+    def open(cls, url: str) -> Self:
         """The ledger in this database."""
-        from flmarket.broker.database import respect_fence
-        from flmarket.ledger import SqlLedger
-
         ledger = SqlLedger(url)
         respect_fence(ledger.engine)
         return cls(ledger)
 
     def close(self) -> None:
         """Give the ledger's connections back."""
-        close = getattr(self.ledger, "close", None)
-        if callable(close):
-            close()
+        getattr(self.ledger, "close", lambda: None)()
 
     def fund(self, task_id: str, buyer: str, amount_micros: int) -> None:
         """The task's budget from the buyer to the task; Conflict, and nothing moved, if she has less or it was dropped.

@@ -4,24 +4,26 @@ Services open their own short transactions instead of taking a session, because 
 of its own: on SQLite, a ledger call inside somebody's open write would wait for itself.
 """
 
-from __future__ import annotations
-
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from flmarket.broker.books import Books
 from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
+from flmarket.broker.requests import TaskRequest
 from flmarket.broker.settings import Settings
-from flmarket.broker.simulations import Simulations
 from flmarket.broker.tables import Role, Secret
+from flmarket.engines import Simulation, Spec
+from flmarket.errors import FlmarketError, InvalidInput
+from flmarket.learning import DataSet, datasets, dimension, models
 
-__all__ = ["Broker", "Metrics", "Party", "Recent", "Role", "Secrets", "require"]
+_KEPT = 16  # simulations
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,67 @@ class Recent:
         return result
 
 
+class Simulations:
+    """Data sets by name, and simulations built from orders, kept for a while because loading data and dealing it out
+    takes longer than a round; safe to share between threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.data_sets = tuple(map(datasets.admit, settings.data_sets))
+        for name in settings.models:
+            models.admit(name)
+        self._data: dict[str, DataSet] = {}
+        self._built: OrderedDict[str, Spec] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def build(self, task_id: str, order: TaskRequest) -> Spec:
+        """The simulation of an order; raises a typed error if it cannot be played."""
+        if order.data.registered not in self.data_sets:
+            raise InvalidInput("data.name", order.data.registered, f"one of {', '.join(self.data_sets)}")
+        if order.model.name not in self.models:
+            raise InvalidInput("model.name", order.model.name, f"one of {', '.join(self.models)}")
+        key = order.model_dump_json(exclude={"task": {"name", "rounds", "budget_per_round"}, "broker": True})
+        data = self._load(order.data.registered)
+        with self._lock:
+            found = self._built.get(key)
+            if found is not None:
+                self._built.move_to_end(key)
+        if found is None:
+            self._check_model(order, data)
+            found = order.market_file(task_id).spec(data=data)
+            found.kind()  # owners, model and market fit together
+            with self._lock:
+                self._built[key] = found
+                while len(self._built) > _KEPT:
+                    self._built.popitem(last=False)
+        if isinstance(found, Simulation):
+            task = replace(found.task, name=task_id, budget_micros=order.budget_micros, rounds=order.task.rounds)
+            return replace(found, task=task)
+        return order.market_file(task_id).spec(data=data)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What may be learned: all that is registered, and what the operator admitted."""
+        return (*models.names(), *self._settings.models)
+
+    def _check_model(self, order: TaskRequest, data: DataSet) -> None:
+        """A typed error unless the model can be built and is not too large."""
+        try:
+            size = dimension(order.model.build(data, order.training.local()))
+        except FlmarketError:
+            raise
+        except Exception as error:  # of a model that takes any settings, or of its framework
+            raise InvalidInput("model", order.model.name, f"settings that it can be built with ({error})") from None
+        if size > self._settings.max_dimension:
+            raise InvalidInput("model", f"{size} parameters", f"at most {self._settings.max_dimension}")
+
+    def _load(self, name: str) -> DataSet:
+        with self._lock:
+            if name not in self._data:
+                self._data[name] = datasets.load(name, self._settings.data_dir, download=False)
+            return self._data[name]
+
+
 @dataclass(frozen=True)
 class Broker:
     """Everything a service function needs."""
@@ -114,25 +177,15 @@ class Broker:
     recent: Recent = field(default_factory=Recent)
 
     @classmethod
-    def open(cls, settings: Settings) -> Broker:
+    def open(cls, settings: Settings) -> Self:
         """Connect, migrate, and check that the books can be read."""
         database = Database(settings.database_url)
         database.upgrade()
-        return cls(
-            settings,
-            database,
-            Books.open(settings.database_url),
-            _secrets(database),
-            Simulations(settings),
-            Metrics(),
-        )
+        with database.read() as session:
+            secrets = Secrets(*(session.get_one(Secret, name).value for name in ("keys", "pseudonyms")))
+        return cls(settings, database, Books.open(settings.database_url), secrets, Simulations(settings), Metrics())
 
     def close(self) -> None:
         """Give all connections back."""
         self.books.close()
         self.database.close()
-
-
-def _secrets(database: Database) -> Secrets:
-    with database.read() as session:
-        return Secrets(*(session.get_one(Secret, name).value for name in ("keys", "pseudonyms")))

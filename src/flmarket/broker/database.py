@@ -8,8 +8,6 @@ A process may lose its right to write while it is not looking (`holders`). Insid
 this thread, the ledger's included, begins with a check of that right, which then holds until the transaction ends.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,8 +22,6 @@ from sqlalchemy.orm import Session
 
 from flmarket.files import keep_private
 from flmarket.ledger.journal import LedgerUnavailable
-
-__all__ = ["Database", "fenced", "is_transient", "respect_fence"]
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_SECONDS = 30

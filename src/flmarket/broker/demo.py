@@ -3,8 +3,6 @@
 Everything goes through the services, as it would from outside; only the finished task is played at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +15,12 @@ from flmarket.broker.tables import PartyRow
 from flmarket.broker.work.worker import Worker
 from flmarket.ledger import MICROS
 
-__all__ = ["DemoParty", "is_empty", "seed_demo"]
-
 _LINK_SECONDS = 7 * 86_400.0
+_PEOPLE = {
+    "buyer": ("Meridian Diagnostics", "Harbour Forms Ltd"),
+    "owner": ("St Anna Clinic", "Lakeside Hospital", "Dr Okafor's practice"),
+    "operator": ("Market desk",),
+}
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,7 @@ def is_empty(broker: Broker) -> bool:
 
 def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty, ...]:
     """Buyers, owners and an operator with a market under way; returns them in that order."""
-    people = tuple(
-        _join(broker, role, name)
-        for role, name in (
-            ("buyer", "Meridian Diagnostics"),
-            ("buyer", "Harbour Forms Ltd"),
-            ("owner", "St Anna Clinic"),
-            ("owner", "Lakeside Hospital"),
-            ("owner", "Dr Okafor's practice"),
-            ("operator", "Market desk"),
-        )
-    )
+    people = tuple(_join(broker, role, name) for role, names in _PEOPLE.items() for name in names)
     meridian, harbour, anna, lakeside, okafor, desk = (one.party for one in people)
     for buyer, units in ((meridian, 120_000), (harbour, 150_000)):
         parties.deposit(broker, desk, buyer.id, units * MICROS)
@@ -67,45 +58,21 @@ def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty,
     live = {"round_seconds": round_seconds}
     registered_only = {"simulated": False, "minimum_bids": 2}
     triage = _post(broker, meridian, "Biopsy triage, autumn", rounds=150, budget=300, seed=1, broker=live)
-    forms = _post(
-        broker,
-        harbour,
-        "Handwritten forms",
-        rounds=120,
-        budget=900,
-        seed=2,
-        data={"name": "digits", "owners": 60, "sigma": 0.5, "minimum": 5},
-        owners={"dropout": 0.2, "faulty": 0.05},
-        bidders=30,
-        broker=live,
-    )
-    _post(
-        broker,
-        meridian,
-        "Second opinion, registered clinics only",
-        rounds=60,
-        budget=80,
-        seed=3,
-        mechanism={"auction": "all-in-capped"},
-        broker=registered_only | live,
-    )
-    stopped = _post(
-        broker,
-        harbour,
-        "Postcode reader",
-        rounds=40,
-        budget=250,
-        seed=4,
-        data={"name": "digits", "owners": 40, "sigma": 0.5},
-    )
+    unreliable: dict[str, Any] = {"owners": {"dropout": 0.2, "faulty": 0.05}, "bidders": 30, "broker": live}
+    digits: dict[str, Any] = {"name": "digits", "owners": 60, "sigma": 0.5, "minimum": 5}
+    forms = _post(broker, harbour, "Handwritten forms", rounds=120, budget=900, seed=2, data=digits, **unreliable)
+    capped: dict[str, Any] = {"mechanism": {"auction": "all-in-capped"}, "broker": registered_only | live}
+    second = "Second opinion, registered clinics only"
+    clinics = _post(broker, meridian, second, rounds=60, budget=80, seed=3, **capped)
+    digits = {"name": "digits", "owners": 40, "sigma": 0.5}
+    stopped = _post(broker, harbour, "Postcode reader", rounds=40, budget=250, seed=4, data=digits)
     tasks.cancel_task(broker, harbour, stopped)
     for owner, kind, rate, epsilon in ((anna, "linear", 0.4, 0.2), (lakeside, "quadratic", 0.7, 0.15)):
         _bid(broker, owner, triage, kind, rate, epsilon)
         _bid(broker, owner, forms, kind, rate, epsilon)
     _bid(broker, okafor, triage, "exponential", 0.2, 0.1)
-    clinics = next(one for one in offers.list_offers(broker, anna).items if one.name.startswith("Second"))
-    _bid(broker, anna, clinics.task_id, "linear", 0.7, 0.1)
-    _bid(broker, lakeside, clinics.task_id, "linear", 0.6, 0.1)
+    _bid(broker, anna, clinics, "linear", 0.7, 0.1)
+    _bid(broker, lakeside, clinics, "linear", 0.6, 0.1)
     for party, auction in ((desk, "posted"), (meridian, "all-in")):
         audits.start_audit(broker, party, AuditRequest(auction=auction, profiles=20))
     return people

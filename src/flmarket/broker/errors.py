@@ -1,10 +1,6 @@
 """What the broker refuses, each with the HTTP status that the API answers."""
 
-from __future__ import annotations
-
 from flmarket.errors import FlmarketError
-
-__all__ = ["BrokerError", "Conflict", "Forbidden", "KeyReused", "NotFound", "TooLarge", "TooMany", "Unauthenticated"]
 
 
 class BrokerError(FlmarketError):

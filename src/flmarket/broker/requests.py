@@ -11,11 +11,10 @@ SuperLink, which owners' SuperNodes are connected to (`work.flower`); the worker
 SuperLink such an order is refused rather than half served.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
@@ -40,31 +39,12 @@ from flmarket import aggregation, auctions, populations, privacy
 from flmarket.aggregation import robust
 from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
-from flmarket.engines.config import (
-    RECOMMENDED,
-    BrokerSection,
-    DataSection,
-    JointSection,
-    MarketConfig,
-    MechanismSection,
-    ModelSection,
-    OwnersSection,
-    RewardSection,
-    SamplingSection,
-    TaskSection,
-    TrainingSection,
-)
+from flmarket.engines import config
 from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.market import kinds
 from flmarket.privacy import PureDp
 from flmarket.trust import task_words
-
-__all__ = [
-    "DEFAULT_CAP_TOTAL", "FLOWER", "SIMULATION", "AuditRequest", "BidHelpRequest", "BidRequest",
-    "CapRequest", "DepositRequest", "ExploreRequest", "KeyRequest", "NodeRequest", "PartyRequest", "SignInRequest",
-    "TaskRequest", "Valuation", "check_playable", "engines", "order_of", "public_terms",
-]  # fmt: skip
 
 # Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
 DEFAULT_CAP_TOTAL = 3.0
@@ -72,8 +52,6 @@ SIMULATION, FLOWER = "simulation", "flower"
 MAX_MONEY = 10**15  # a billion currency units
 MAX_OWNERS, MAX_ROUNDS, MAX_POINTS, MAX_DIMENSION = 2000, 1000, 32, 10**9
 _DAY = 86_400
-
-
 Names = Callable[[], tuple[str, ...]]
 
 
@@ -98,9 +76,14 @@ class _Listed:
 
 def pure_perturbations() -> tuple[str, ...]:
     """Sound randomizers with a pure ε, the currency of the owners' accounts here; and the recommended one."""
-    offered = ((name, privacy.get(name)) for name in privacy.names())
+    return _pure_of(tuple(privacy.names()))
+
+
+@lru_cache(maxsize=8)  # every reading of a stored order checks against it
+def _pure_of(names: tuple[str, ...]) -> tuple[str, ...]:
+    offered = ((name, privacy.get(name)) for name in names)
     pure = (name for name, one in offered if privacy.is_sound(one) and isinstance(one.guarantee(1.0), PureDp))
-    return (RECOMMENDED, *pure)
+    return (config.RECOMMENDED, *pure)
 
 
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -181,7 +164,7 @@ def _whole_micros(amount: float) -> float:
     return amount
 
 
-def _small_settings(section: ModelSection) -> ModelSection:
+def _small_settings(section: config.ModelSection) -> config.ModelSection:
     """A model's own settings may be anything: this bounds what they can cost."""
     given = section.model_extra or {}
     if reserved := given.keys() & {"features", "classes", "local", "shape", "threads"}:
@@ -207,9 +190,8 @@ def _small_range(span: tuple[float, float]) -> tuple[float, float]:
 
 
 def _small_market(settings: dict[str, Any]) -> dict[str, Any]:
-    if len(settings) > 16 or any(
-        not isinstance(one, str | int | float) or len(str(one)) > 80 for one in settings.values()
-    ):
+    short = all(isinstance(one, str | int | float) and len(str(one)) <= 80 for one in settings.values())
+    if len(settings) > 16 or not short:
         raise ValueError("at most 16 settings: numbers and short texts")
     return settings
 
@@ -232,7 +214,7 @@ class TaskRequest(Request):
     kind: Annotated[str, _Listed(kinds.names)] = "auction"
     seed: Seed = 0
     task: Annotated[
-        TaskSection,
+        config.TaskSection,
         _Within(
             name=(MinLen(1), MaxLen(80), Field(pattern=r"^[^\x00-\x1f\x7f]*$")),
             rounds=Le(MAX_ROUNDS),
@@ -243,7 +225,7 @@ class TaskRequest(Request):
         ),
     ]
     data: Annotated[
-        DataSection,
+        config.DataSection,
         _Within(
             name=(MinLen(1), MaxLen(120)),
             train=_NO_FILES,
@@ -254,10 +236,11 @@ class TaskRequest(Request):
             sigma=Le(10),
             minimum=Le(10_000),
             concentration=Le(1000),
+            validation=Le(100_000),
         ),
     ] = _section()
     owners: Annotated[
-        OwnersSection,
+        config.OwnersSection,
         _Within(
             valuations=(MinLen(1), MaxLen(5)),
             rate=AfterValidator(_small_range),
@@ -266,7 +249,7 @@ class TaskRequest(Request):
         ),
     ] = _section()
     mechanism: Annotated[
-        MechanismSection,
+        config.MechanismSection,
         _Within(
             auction=_Listed(auctions.names),
             aggregation=_Listed(aggregation.names),
@@ -275,20 +258,20 @@ class TaskRequest(Request):
             bound_dimension=AfterValidator(_small_dimension),
         ),
     ] = _section()
-    model: Annotated[ModelSection, _Within(_small_settings, name=(MinLen(1), MaxLen(120)))] = _section()
+    model: Annotated[config.ModelSection, _Within(_small_settings, name=(MinLen(1), MaxLen(120)))] = _section()
     training: Annotated[
-        TrainingSection,
+        config.TrainingSection,
         _Within(local_steps=Le(100), local_epochs=Le(100), batch_size=Le(10_000), local_learning_rate=Le(1000)),
     ] = _section()
     sampling: Annotated[
-        SamplingSection, _Within(costs=AfterValidator(_small_range), hard_cap=_Instead(Budget | None, None))
+        config.SamplingSection, _Within(costs=AfterValidator(_small_range), hard_cap=_Instead(Budget | None, None))
     ] = _section()
     reward: Annotated[
-        RewardSection,
+        config.RewardSection,
         _Within(privacy_values=AfterValidator(_small_range), reward=_Instead(Budget | None, None), weight=Le(1e9)),
     ] = _section()
     joint: Annotated[
-        JointSection,
+        config.JointSection,
         _Within(
             selection=_Listed(auctions.names),
             aggregation=_Listed(robust.names),
@@ -303,7 +286,8 @@ class TaskRequest(Request):
     ] = _section()
     market: Annotated[dict[str, Any], AfterValidator(_small_market)] = {}
     broker: Annotated[
-        BrokerSection, _Within(minimum_bids=Le(MAX_OWNERS), round_seconds=Le(_DAY), deadline_seconds=Le(90 * _DAY))
+        config.BrokerSection,
+        _Within(minimum_bids=Le(MAX_OWNERS), round_seconds=Le(_DAY), deadline_seconds=Le(90 * _DAY)),
     ] = _section()
 
     @model_validator(mode="after")
@@ -321,13 +305,11 @@ class TaskRequest(Request):
     @property
     def _most(self) -> tuple[str, float | None]:
         """The key that says what the task, or a round of it, may cost; and its amount."""
-        if self.kind == "reward":
-            return "reward.reward", self.reward.reward
-        if self.kind == "joint":
-            return "joint.budget", self.joint.budget
-        if self.kind == "sampling":
-            return "sampling.hard_cap", self.sampling.hard_cap
-        return "task.budget_per_round", self.task.budget_per_round
+        return {
+            "reward": ("reward.reward", self.reward.reward),
+            "joint": ("joint.budget", self.joint.budget),
+            "sampling": ("sampling.hard_cap", self.sampling.hard_cap),
+        }.get(self.kind, ("task.budget_per_round", self.task.budget_per_round))
 
     @property
     def budget_micros(self) -> int:
@@ -365,23 +347,9 @@ class TaskRequest(Request):
         task = self.task.model_copy(update={"budget_per_round": budget_micros / MICROS})
         return self.model_copy(update={"task": task})
 
-    def market_file(self, task_id: str) -> MarketConfig:
+    def market_file(self, task_id: str) -> config.MarketConfig:
         """The market file of the same order."""
-        return MarketConfig(
-            kind=self.kind,
-            seed=self.seed,
-            task=self.task.model_copy(update={"name": task_id}),
-            data=self.data,
-            owners=self.owners,
-            mechanism=self.mechanism,
-            model=self.model,
-            training=self.training,
-            sampling=self.sampling,
-            reward=self.reward,
-            joint=self.joint,
-            market=self.market,
-            broker=self.broker,
-        )
+        return config.MarketConfig(**dict(self) | {"task": self.task.model_copy(update={"name": task_id})})
 
 
 class Valuation(Request):
@@ -490,6 +458,9 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
     engine, offered = order.broker.engine, engines(settings)
     if engine not in offered:
         raise Conflict(f"this broker does not run {engine} tasks; it runs {', '.join(offered)}")
+    if order.kind == "auction" and order.mechanism.unit == "record" and order.broker.open:
+        what = "false in a task for unit = 'record': registered owners' caps count whole updates"
+        raise InvalidInput("broker.open", True, what)
     if engine == FLOWER and not order.broker.open:
         raise InvalidInput("broker.open", False, "true in a Flower task: its owners are registered ones")
 
@@ -497,7 +468,7 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
 def public_terms(order: TaskRequest) -> dict[str, Any]:
     """What everybody may know of an order, as the API says it."""
     return {
-        "place": task_words(order.broker.engine, order.kind).place,
+        "place": task_words(order.broker.engine, order.kind, order.mechanism.unit).place,
         "data": order.data.registered,
         "auction": order.auction_name,
         "aggregation": order.aggregation_name,

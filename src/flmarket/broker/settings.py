@@ -5,8 +5,6 @@ environment (`FLMARKET_` and its name in capitals), the settings file (TOML), th
 separated by commas.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +14,6 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from flmarket.errors import ConfigError
-
-__all__ = ["Settings"]
 
 
 def _separated(value: Any) -> Any:

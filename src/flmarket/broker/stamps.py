@@ -4,15 +4,11 @@ An identifier is a letter for the kind and 80 random bits, or bits that follow f
 milliseconds since 1970, UTC; the same in every database.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import secrets
 import time
 from datetime import UTC, datetime
-
-__all__ = ["derived_id", "iso", "new_id", "new_secret", "now"]
 
 _BYTES = 10
 

@@ -8,8 +8,6 @@ round decided is copied into `releases` for listing; the ledger remains the auth
                  └─────────┘
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,16 +17,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flmarket.bids import FloatArray
 from flmarket.broker.stamps import iso
-from flmarket.client.wire import ENDED
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-__all__ = [
-    "ACTIVE", "ENDED", "PLAYABLE", "ApiKey", "AuditJob", "AuditLog", "Base", "Bid", "Check", "Event", "FlowerRun",
-    "IdempotentCall", "Lease", "PartyRow", "Release", "Role", "RoundRow", "Secret", "SessionRow", "SignInLink",
-    "Slot", "TaskRow", "as_wire", "vector", "vector_bytes",
-]  # fmt: skip
 
 T = TypeVar("T", bound="DataclassInstance")
 Role = Literal["buyer", "owner", "operator"]

@@ -1,7 +1,5 @@
 """The `flmarket` command. Errors are one line on standard error, and each kind has its exit code."""
 
-from __future__ import annotations
-
 import sys
 
 from flmarket.errors import FlmarketError

@@ -1,15 +1,15 @@
 """The commands and their options; each does its work in a module of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from flmarket import __version__
 from flmarket.cli import flower, ledger
-from flmarket.cli.parties import buyer, owner
+from flmarket.cli.models import model
+from flmarket.cli.parties import Json, buyer, owner
 
 app = typer.Typer(
     name="flmarket",
@@ -22,11 +22,8 @@ app = typer.Typer(
 )
 app.add_typer(ledger.app)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Seed = Annotated[int, typer.Option(min=0, help="Everything random follows from it.")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Where data sets lie; else FLMARKET_DATA, the cache, then a download.")
-]
+Seed = Annotated[int, Option(min=0, help="Everything random follows from it.")]
+DataDir = Annotated[Path | None, Option(help="Where data sets lie; else FLMARKET_DATA, the cache, then a download.")]
 
 
 def _version(value: bool) -> None:
@@ -37,17 +34,15 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Markets in federated learning: auctions, private updates, aggregation and exact payments."""
 
 
 @app.command(epilog="Example: `flmarket demo --out out/demo` and open `out/demo/report.html`.")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for report.html and summary.json.")] = Path("out/demo"),
-    rounds: Annotated[int | None, typer.Option(min=1, help="How many rounds to play.")] = None,
+    out: Annotated[Path, Option(help="Folder for report.html and summary.json.")] = Path("out/demo"),
+    rounds: Annotated[int | None, Option(min=1, help="How many rounds to play.")] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -59,10 +54,10 @@ def demo(
 
 @app.command(epilog="Example: `flmarket run market.toml --out out/run --data-dir ~/data`.")
 def run(
-    market: Annotated[Path, typer.Argument(help="A TOML file that describes the market (docs/how-to.md).")],
-    out: Annotated[Path, typer.Option(help="Folder for report.html and summary.json.")] = Path("out/run"),
+    market: Annotated[Path, Argument(help="A TOML file that describes the market (docs/how-to.md).")],
+    out: Annotated[Path, Option(help="Folder for report.html and summary.json.")] = Path("out/run"),
     data_dir: DataDir = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Overrides the file's seed.")] = None,
+    seed: Annotated[int | None, Option(min=0, help="Overrides the file's seed.")] = None,
     json: Json = False,
 ) -> None:
     """Run the market that a file describes, and write its report."""
@@ -77,24 +72,20 @@ def run(
     "`flmarket compare --data digits --market examples/digits.toml --perturbation laplace-l1 --perturbation privunit`."
 )
 def compare(
-    population: Annotated[str, typer.Option(help="Bidders to draw: see `flmarket mechanisms`.")] = "flm22-iid",
-    data: Annotated[str | None, typer.Option(help="Train on this data set instead, and compare accuracy.")] = None,
-    market: Annotated[
-        Path | None, typer.Option(help="With --data: a TOML file with the settings to vary from.")
-    ] = None,
-    auction: Annotated[list[str] | None, typer.Option(help="Repeat for several; default all.")] = None,
-    aggregation: Annotated[list[str] | None, typer.Option(help="Repeat for several.")] = None,
-    perturbation: Annotated[
-        list[str] | None, typer.Option(help="With --data: repeat for several kinds of noise.")
-    ] = None,
-    factor: Annotated[list[float] | None, typer.Option(min=0, help="Budgets as shares of all costs.")] = None,
-    profiles: Annotated[int, typer.Option(min=1, max=1_000_000, help="Profiles per budget factor.")] = 2000,
-    owners: Annotated[int | None, typer.Option(min=1, help="Owners per profile; default the paper's.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="With --data: runs to average over.")] = 3,
-    rounds: Annotated[int | None, typer.Option(min=1, help="With --data: rounds per run.")] = None,
+    population: Annotated[str, Option(help="Bidders to draw: see `flmarket mechanisms`.")] = "flm22-iid",
+    data: Annotated[str | None, Option(help="Train on this data set instead, and compare accuracy.")] = None,
+    market: Annotated[Path | None, Option(help="With --data: a TOML file with the settings to vary from.")] = None,
+    auction: Annotated[list[str] | None, Option(help="Repeat for several; default all.")] = None,
+    aggregation: Annotated[list[str] | None, Option(help="Repeat for several.")] = None,
+    perturbation: Annotated[list[str] | None, Option(help="With --data: repeat for several kinds of noise.")] = None,
+    factor: Annotated[list[float] | None, Option(min=0, help="Budgets as shares of all costs.")] = None,
+    profiles: Annotated[int, Option(min=1, max=1_000_000, help="Profiles per budget factor.")] = 2000,
+    owners: Annotated[int | None, Option(min=1, help="Owners per profile; default the paper's.")] = None,
+    seeds: Annotated[int, Option(min=1, help="With --data: runs to average over.")] = 3,
+    rounds: Annotated[int | None, Option(min=1, help="With --data: rounds per run.")] = None,
     data_dir: DataDir = None,
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for plot, CSV and page.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for plot, CSV and page.")] = None,
     json: Json = False,
 ) -> None:
     """Auctions × aggregations on one population (error bound) or one data set (accuracy)."""
@@ -114,21 +105,22 @@ def compare(
     "`flmarket audit sampling:optimal --population exponential-costs`."
 )
 def audit(
-    mechanism: Annotated[str, typer.Argument(help="A registered auction, sampling:SCHEME, or package.module:Class.")],
+    mechanism: Annotated[str, Argument(help="A registered auction, sampling:SCHEME, or package.module:Class.")],
     population: Annotated[
-        str | None, typer.Option(help="Bidders to draw: see `flmarket mechanisms`; default flm22-iid or uniform-costs.")
+        str | None, Option(help="Bidders to draw: see `flmarket mechanisms`; default flm22-iid or uniform-costs.")
     ] = None,
-    profiles: Annotated[int, typer.Option(min=1, max=1_000_000, help="Random profiles.")] = 500,
-    owners: Annotated[int | None, typer.Option(min=1, help="Owners per profile; default the paper's.")] = None,
-    search: Annotated[str, typer.Option(help="How hard to look for lies that pay: quick or strong.")] = "quick",
+    profiles: Annotated[int, Option(min=1, max=1_000_000, help="Random profiles.")] = 500,
+    owners: Annotated[int | None, Option(min=1, help="Owners per profile; default the paper's.")] = None,
+    search: Annotated[str, Option(help="How hard to look for lies that pay: quick or strong.")] = "quick",
     seed: Seed = 0,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page here.")] = None,
+    report: Annotated[Path | None, Option(help="Write an HTML page here.")] = None,
+    trust: Annotated[str, Option(help="Compare with the first best of local or secure-aggregation.")] = "local",
     json: Json = False,
 ) -> None:
     """Is it truthful, rational and within budget? Measure what a mechanism claims; ours or anybody's."""
     from flmarket.cli.audit import run_audit
 
-    run_audit(mechanism, population, profiles, owners, search, seed, json, report)
+    run_audit(mechanism, population, profiles, owners, search, seed, json, report, trust)
 
 
 @app.command(
@@ -137,15 +129,15 @@ def audit(
     "where it stopped."
 )
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="flm21, flm22, samp, stack, jdp, beyond, PAPER:ITEM, or all.")],
-    out: Annotated[Path, typer.Option(help="Folder for plots, CSV and the index page.")] = Path("out/reproduce"),
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller data, fewer rounds and seeds.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Runs to average over; default 5.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Tables and figures at a time, a core each.")] = 1,
+    paper: Annotated[str, Argument(help="flm21, flm22, samp, stack, jdp, beyond, PAPER:ITEM, or all.")],
+    out: Annotated[Path, Option(help="Folder for plots, CSV and the index page.")] = Path("out/reproduce"),
+    quick: Annotated[bool, Option("--quick", help="Smaller data, fewer rounds and seeds.")] = False,
+    seeds: Annotated[int | None, Option(min=1, max=1000, help="Runs to average over; default 5.")] = None,
+    jobs: Annotated[int, Option(min=1, max=256, help="Tables and figures at a time, a core each.")] = 1,
     data_dir: DataDir = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is done already.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Run again what is done already.")] = False,
     draws: Annotated[
-        int, typer.Option(min=1, max=20, help="Draw the seeds so often; a verdict that changes is undecided.")
+        int, Option(min=1, max=20, help="Draw the seeds so often; a verdict that changes is undecided.")
     ] = 1,
     json: Json = False,
 ) -> None:
@@ -165,40 +157,36 @@ def reproduce(
     "`flmarket train-auction posted --population flm22-iid --unit 1 --out menu.json`.",
 )
 def train_auction(
-    name: Annotated[
-        str, typer.Argument(help="What to train: posted, cleared-menu, dm-regretnet, … (docs/learned.md).")
-    ],
-    population: Annotated[
-        list[str] | None, typer.Option(help="Bidders to train on; for posted, repeat for several.")
-    ] = None,
-    bids: Annotated[Path | None, typer.Option(help="Instead: a CSV or JSON file of your owners' past bids.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write; default menu.json or NAME.safetensors.")] = None,
+    name: Annotated[str, Argument(help="What to train: posted, cleared-menu, dm-regretnet, … (docs/learned.md).")],
+    population: Annotated[list[str] | None, Option(help="Bidders to train on; for posted, repeat for several.")] = None,
+    bids: Annotated[Path | None, Option(help="Instead: a CSV or JSON file of your owners' past bids.")] = None,
+    out: Annotated[Path | None, Option(help="Where to write; default menu.json or NAME.safetensors.")] = None,
     profiles: Annotated[
-        int | None, typer.Option(min=1, max=200_000, help="Profiles (posted: in all, 3000; networks: per batch).")
+        int | None, Option(min=1, max=200_000, help="Profiles (posted: in all, 3000; networks: per batch).")
     ] = None,
-    generations: Annotated[int, typer.Option(min=1, max=100_000, help="posted: generations of the search.")] = 150,
+    generations: Annotated[int, Option(min=1, max=100_000, help="posted: generations of the search.")] = 150,
     unit: Annotated[
-        float | None, typer.Option(min=0, help="posted: what a record at ε = 1 is typically worth, if known.")
+        float | None, Option(min=0, help="posted: what a record at ε = 1 is typically worth, if known.")
     ] = None,
-    start: Annotated[Path | None, typer.Option(help="posted: go on from this menu.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, max=100_000, help="Networks: epochs at most.")] = None,
-    batches: Annotated[int | None, typer.Option(min=1, max=100_000, help="Networks: batches per epoch.")] = None,
-    misreports: Annotated[int | None, typer.Option(min=1, max=10_000, help="Networks: lies tried per owner.")] = None,
-    regret_weight: Annotated[float | None, typer.Option(min=0, help="Networks: first multiplier of regret.")] = None,
-    owners: Annotated[int, typer.Option(min=1, max=1000, help="Networks: owners per profile.")] = 10,
-    threads: Annotated[int, typer.Option(min=1, max=64, help="Networks: processor threads.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Networks: go on from the checkpoint beside --out.")] = False,
+    start: Annotated[Path | None, Option(help="posted: go on from this menu.")] = None,
+    epochs: Annotated[int | None, Option(min=1, max=100_000, help="Networks: epochs at most.")] = None,
+    batches: Annotated[int | None, Option(min=1, max=100_000, help="Networks: batches per epoch.")] = None,
+    misreports: Annotated[int | None, Option(min=1, max=10_000, help="Networks: lies tried per owner.")] = None,
+    regret_weight: Annotated[float | None, Option(min=0, help="Networks: first multiplier of regret.")] = None,
+    owners: Annotated[int, Option(min=1, max=1000, help="Networks: owners per profile.")] = 10,
+    threads: Annotated[int, Option(min=1, max=64, help="Networks: processor threads.")] = 1,
+    resume: Annotated[bool, Option("--resume", help="Networks: go on from the checkpoint beside --out.")] = False,
     audit_profiles: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Networks: profiles of the final audit; 0 for none.")
+        int, Option(min=0, max=100_000, help="Networks: profiles of the final audit; 0 for none.")
     ] = 100,
     preset: Annotated[
-        str, typer.Option(help="The papers' networks: their whole schedule (paper), or a minute's (short).")
+        str, Option(help="The papers' networks: their whole schedule (paper), or a minute's (short).")
     ] = "paper",
     checkpoints: Annotated[
-        Path | None, typer.Option(help="The papers' networks: where to keep state and curve; goes on from there.")
+        Path | None, Option(help="The papers' networks: where to keep state and curve; goes on from there.")
     ] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=0, help="The papers' networks: stop after so many in all, and write the weights.")
+        int | None, Option(min=0, help="The papers' networks: stop after so many in all, and write the weights.")
     ] = None,
     seed: Seed = 0,
     json: Json = False,
@@ -226,31 +214,29 @@ def train_auction(
 @app.command(epilog="Examples: `flmarket serve --demo`; `flmarket serve --db postgresql+psycopg://user@host/market`.")
 def serve(
     db: Annotated[
-        str | None, typer.Option(envvar="FLMARKET_DB", help="Database address; default SQLite in this folder.")
+        str | None, Option(envvar="FLMARKET_DB", help="Database address; default SQLite in this folder.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Where to listen.")] = 8642,
-    demo: Annotated[bool, typer.Option("--demo", help="A seeded market with tasks running, to look at.")] = False,
+    host: Annotated[str, Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65_535, help="Where to listen.")] = 8642,
+    demo: Annotated[bool, Option("--demo", help="A seeded market with tasks running, to look at.")] = False,
     secure_cookies: Annotated[
-        bool | None, typer.Option("--secure-cookies", help="Set it when behind HTTPS.", show_default=False)
+        bool | None, Option("--secure-cookies", help="Set it when behind HTTPS.", show_default=False)
     ] = None,
-    superlink: Annotated[
-        str | None, typer.Option(help="For Flower tasks: a connection in $FLWR_HOME/config.toml.")
-    ] = None,
-    flower_folder: Annotated[Path | None, typer.Option(help="Where Flower runs keep their state.")] = None,
+    superlink: Annotated[str | None, Option(help="For Flower tasks: a connection in $FLWR_HOME/config.toml.")] = None,
+    flower_folder: Annotated[Path | None, Option(help="Where Flower runs keep their state.")] = None,
     trusted_proxy: Annotated[
         list[str] | None,
-        typer.Option(help="An address or network whose X-Forwarded-For is believed; repeat. Default: nobody's."),
+        Option(help="An address or network whose X-Forwarded-For is believed; repeat. Default: nobody's."),
     ] = None,
     data_dir: DataDir = None,
     settings: Annotated[
-        Path | None, typer.Option(envvar="FLMARKET_SETTINGS", help="A TOML file of settings (see --show-settings).")
+        Path | None, Option(envvar="FLMARKET_SETTINGS", help="A TOML file of settings (see --show-settings).")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting, as name=value; repeat. Or FLMARKET_NAME=value.")
+        list[str] | None, Option("--set", help="Any setting, as name=value; repeat. Or FLMARKET_NAME=value.")
     ] = None,
     show_settings: Annotated[
-        bool, typer.Option("--show-settings", help="Print a settings file with all defaults, and end.")
+        bool, Option("--show-settings", help="Print a settings file with all defaults, and end.")
     ] = False,
 ) -> None:
     """Run the broker: the HTTP service and the web market (docs/broker.md)."""
@@ -272,7 +258,25 @@ def serve(
 
 
 app.add_typer(buyer, name="buyer")
+app.add_typer(model, name="model")
 flower.owner_app.registered_commands += owner.registered_commands  # one `flmarket owner`, at a SuperLink and a broker
+
+
+@app.command(epilog="Examples: `flmarket torture --seed 1 --rounds 20000`; `flmarket torture --hours 8`; a seed that "
+    "failed, again: `flmarket torture --run 1000007`.")  # fmt: skip
+def torture(
+    seed: Annotated[int | None, typer.Option(min=0, help="Where to begin; default the clock's, printed.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Until so many rounds were played.")] = None,
+    hours: Annotated[float | None, typer.Option(min=0.0, help="Until so much time has passed.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes, a core each.")] = 1,
+    world: Annotated[str | None, typer.Option(help="Only this one: nodes or service.")] = None,
+    run: Annotated[int | None, typer.Option(min=0, help="One run alone, told as a story.")] = None,
+    json: Json = False,
+) -> None:
+    """Break it: the whole market in one process, with crashes, lost messages, liars and everything else that fails."""
+    from flmarket.cli.torture import run_torture
+
+    run_torture(seed, rounds, hours, world=world, run=run, jobs=jobs, as_json=json)
 
 
 @app.command(epilog="Example: `flmarket mechanisms --json`.")

@@ -3,15 +3,13 @@
 `sampling:NAME` (or sampling:package.module:Class) audits a client sampling scheme instead of an auction.
 """
 
-from __future__ import annotations
-
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flmarket import auctions
+from flmarket.aggregation import Trust
 from flmarket.audit import AuditReport, ClaimVerdict, SamplingAudit, audit, audit_sampling
 from flmarket.bids import Auction
 from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
@@ -19,8 +17,6 @@ from flmarket.errors import ConfigError, InvalidInput
 from flmarket.registry import imported
 from flmarket.report.audit_page import write_audit, write_sampling_audit
 from flmarket.trust import BIDS_ONLY
-
-__all__ = ["SAMPLING", "check_page", "claims_table", "load_mechanism", "run_audit", "run_sampling_audit", "share_done"]
 
 SAMPLING = "sampling:"
 DEFAULT_POPULATION = "flm22-iid"
@@ -42,39 +38,15 @@ def run_audit(
     seed: int,
     as_json: bool,
     report_path: Path | None,
+    trust: str = "local",
 ) -> None:
     """Audit, show, and write the page if asked to."""
-    if target.startswith(SAMPLING):
-        run_sampling_audit(target, population, profiles, owners, search, seed, as_json, report_path)
-        return
-    mechanism = load_mechanism(target)
-    population = DEFAULT_POPULATION if population is None else population
-    check_page(report_path)
-    with share_done(quiet=as_json) as advance:
-        report = audit(mechanism, population, profiles, owners=owners, search=search, seed=seed, progress=advance)
-    page = None
-    if report_path is not None:
-        page = write_audit(report, report_path, command=_command(target, report, search))
-    if as_json:
-        print_json(report.to_dict() | ({"report": str(page)} if page else {}))
-        return
-    _show(report)
-    show_trust(BIDS_ONLY)
-    if page is not None:
-        print_path("\nreport", page)
-
-
-def check_page(path: Path | None) -> None:
-    """Refuse what cannot be the page of an audit, before the audit."""
-    if path is not None and (path.is_dir() or path.suffix.lower() not in (".html", ".htm")):
-        raise ConfigError("--report", str(path), "a path that ends in .html")
-
-
-@contextmanager
-def share_done(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar to be told the share that is done, with a note."""
-    done = 0
-    with progress(_STEPS, quiet=quiet) as step:
+    mechanism = None if target.startswith(SAMPLING) else load_mechanism(target)
+    if report_path is not None and (report_path.is_dir() or report_path.suffix.lower() not in (".html", ".htm")):
+        raise ConfigError("--report", str(report_path), "a path that ends in .html")
+    found: AuditReport | SamplingAudit
+    with progress(_STEPS, quiet=as_json) as step:
+        done = 0
 
         def advance(share: float, note: str) -> None:
             nonlocal done
@@ -82,7 +54,34 @@ def share_done(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
                 step(note)
                 done += 1
 
-        yield advance
+        if mechanism is None:
+            name, clients = target.removeprefix(SAMPLING), 50 if owners is None else owners
+            scheme, population = imported(name, "mechanism") if ":" in name else name, population or "uniform-costs"
+            found = audit_sampling(
+                scheme, population, profiles, clients=clients, search=search, seed=seed, progress=advance
+            )
+            sizes = f"--profiles {found.draws} --owners {found.clients}"
+        else:
+            population = DEFAULT_POPULATION if population is None else population
+            found = audit(
+                mechanism, population, profiles, owners=owners, search=search, seed=seed, progress=advance,
+                trust=cast(Trust, trust),
+            )  # fmt: skip
+            sizes = f"--profiles {found.profiles} --owners {found.owners}"
+    command = f"flmarket audit {shlex.quote(target)} --population {shlex.quote(population)} {sizes}"
+    command += f" --search {search} --seed {seed}"
+    page = None
+    if report_path is not None and isinstance(found, SamplingAudit):
+        page = write_sampling_audit(found, report_path, command=command)
+    elif report_path is not None and isinstance(found, AuditReport):
+        page = write_audit(found, report_path, command=command)
+    if as_json:
+        print_json(found.to_dict() | ({"report": str(page)} if page else {}))
+        return
+    _show_sampling(found) if isinstance(found, SamplingAudit) else _show(found)
+    show_trust(BIDS_ONLY)
+    if page is not None:
+        print_path("\nreport", page)
 
 
 def load_mechanism(target: str) -> Auction:
@@ -94,12 +93,6 @@ def load_mechanism(target: str) -> Auction:
     if not callable(getattr(made, "run", None)):
         raise InvalidInput("mechanism", target, "a class with run(bids, budget, *, rng=None)")
     return made
-
-
-def _command(target: str, report: AuditReport, search: str) -> str:
-    parts = ["flmarket", "audit", shlex.quote(target), "--population", shlex.quote(report.population)]
-    parts += ["--profiles", str(report.profiles), "--owners", str(report.owners)]
-    return " ".join([*parts, "--search", search, "--seed", str(report.seed)])
 
 
 def claims_table(claims: Sequence[ClaimVerdict]) -> Any:
@@ -122,30 +115,19 @@ def _show(report: AuditReport) -> None:
     )
     for name, found in report.truthful.by_dimension.items():
         label = name.replace("_", " ") + ("" if name in report.truthful.judged else " (not private)")
-        regret.add_row(
-            label,
-            f"{found.mean_regret_over_cost:.4f}",
-            f"{found.max_regret_over_cost:.4f}",
-            f"{found.profiles_with_gain:.1%}",
-            f"{found.owners_with_gain:.1%}",
-        )
+        gained = (f"{found.mean_regret_over_cost:.4f}", f"{found.max_regret_over_cost:.4f}")
+        regret.add_row(label, *gained, f"{found.profiles_with_gain:.1%}", f"{found.owners_with_gain:.1%}")
     screen.print(regret)
     bound = table(
-        "\nError bound against the first best", "budget factor", "reached", "first best", "ratio", "no seller"
-    )
+        "\nError bound against a buyer who knows every cost (first best) or the law of costs only (second, estimated)",
+        "budget factor", "reached", "first best", "ratio", "second best", "ratio", "no seller",
+    )  # fmt: skip
     for row in report.efficiency:
-        bound.add_row(
-            f"{row.budget_factor:g}",
-            f"{row.error_bound:.3g}",
-            f"{row.first_best:.3g}",
-            f"{row.ratio:.2f}",
-            f"{row.nobody_selected:.1%}",
-        )
+        reached = (f"{row.error_bound:.3g}", f"{row.first_best:.3g}", f"{row.ratio:.2f}")
+        second = row.second_best
+        known = ("–", "–") if second is None else (f"{second:.3g}", f"{row.error_bound / second:.2f}")
+        bound.add_row(f"{row.budget_factor:g}", *reached, *known, f"{row.nobody_selected:.1%}")
     screen.print(bound)
-    _show_worst(report)
-
-
-def _show_worst(report: AuditReport) -> None:
     worst, log = report.worst, report.truthful.search
     if worst.gain > 0:
         truth = worst.bids[worst.owner]
@@ -164,35 +146,6 @@ def _show_worst(report: AuditReport) -> None:
     )
 
 
-def run_sampling_audit(
-    target: str,
-    population: str | None,
-    draws: int,
-    clients: int | None,
-    search: str,
-    seed: int,
-    as_json: bool,
-    report_path: Path | None,
-) -> None:
-    """Audit, show, and write the page if asked to."""
-    check_page(report_path)
-    name = target.removeprefix(SAMPLING)
-    scheme = imported(name, "mechanism") if ":" in name else name
-    population, clients = population or "uniform-costs", 50 if clients is None else clients
-    with share_done(quiet=as_json) as advance:
-        found = audit_sampling(scheme, population, draws, clients=clients, search=search, seed=seed, progress=advance)
-    command = f"flmarket audit {target} --population {population} --profiles {draws} --owners {clients} "
-    command += f"--search {search} --seed {seed}"
-    page = None if report_path is None else write_sampling_audit(found, report_path, command=command)
-    if as_json:
-        print_json(found.to_dict() | ({"report": str(page)} if page else {}))
-        return
-    _show_sampling(found)
-    show_trust(BIDS_ONLY)
-    if page is not None:
-        print_path("\nreport", page)
-
-
 def _show_sampling(found: SamplingAudit) -> None:
     screen.print(
         f"[bold]{found.scheme}[/] on {found.draws:,} draws of {found.clients} clients, {found.population}\n",
@@ -204,13 +157,8 @@ def _show_sampling(found: SamplingAudit) -> None:
         "budget", "mean", "worst draw", "mean 1/q", "told the costs",
     )  # fmt: skip
     for row in found.spending:
-        rows.add_row(
-            f"{row.budget_factor:g}",
-            f"{row.mean_ratio:.4f} ± {row.standard_error:.4f}",
-            f"{row.worst_ratio:.4f}",
-            f"{row.objective:.3g}",
-            f"{row.first_best:.3g}",
-        )
+        bill = (f"{row.mean_ratio:.4f} ± {row.standard_error:.4f}", f"{row.worst_ratio:.4f}")
+        rows.add_row(f"{row.budget_factor:g}", *bill, f"{row.objective:.3g}", f"{row.first_best:.3g}")
     screen.print(rows)
     screen.print(
         f"\n[dim]Searched: {found.reports_per_client:,} reports by each of {found.draws * found.clients:,} clients "

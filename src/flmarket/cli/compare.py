@@ -1,7 +1,5 @@
 """`flmarket compare`: one table and one plot for many mechanisms."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,15 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from flmarket import auctions, learning
-from flmarket.cli.markets import DEMO
+from flmarket.cli.markets import demo_config
 from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import InvalidInput, MechanismViolation
 from flmarket.experiments import FACTORS, compare_learning, compare_population, learning_curves
 from flmarket.report import Comparison, write_comparison, write_curves
 from flmarket.trust import BIDS_ONLY, OWNERS_HERE
-
-__all__ = ["compare_on_data", "compare_on_population"]
 
 
 def compare_on_population(
@@ -46,7 +42,8 @@ def compare_on_population(
             seed=seed,
             step=step,
         )
-    page = None if out is None else write_comparison(comparison, out, command=_command(comparison))
+    command = f"flmarket compare --population {population} --profiles {profiles} --seed {seed}"
+    page = None if out is None else write_comparison(comparison, out, command=command)
     if as_json:
         print_json(asdict(comparison) | ({"page": str(page)} if page else {}))
         return
@@ -71,12 +68,12 @@ def compare_on_data(
     as_json: bool,
 ) -> None:
     """Accuracy over rounds, the same owners and bids for every pair."""
-    rules = tuple(aggregation_names or ("opt-aggr",))
     noises = tuple(perturbation_names or ())
     chosen = tuple(auction_names or (("posted",) if noises else ("all-in", "all-in-capped", "m1", "posted")))
     if factors and len(factors) > 1:
         raise InvalidInput("--factor", list(factors), "one budget factor with --data")
-    config = MarketConfig.load(market) if market else MarketConfig.parse(DEMO, source="demo")
+    config = MarketConfig.load(market) if market else demo_config()
+    rules = tuple(aggregation_names or ("opt-aggr" if config.trust == "local" else "secure-opt",))
     changes: dict[str, object] = {} if rounds is None else {"rounds": rounds}
     if factors:
         changes |= {"budget_factor": float(factors[0]), "budget_per_round": None}
@@ -134,27 +131,14 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _by_factor(comparison: Comparison, factors: Sequence[float]) -> object:
-    best = comparison.best()
     title = f"{comparison.title}: mean over {comparison.profiles:,} profiles per budget factor (lower is better)"
     listing = table(title, "auction", "aggregation", *(f"{factor:g}" for factor in factors), "nobody bought", text=2)
-    groups: dict[tuple[str, str], list[float]] = {}
-    cells: dict[tuple[str, str], list[str]] = {}
-    for row in comparison.rows:
-        key = (row.auction, row.aggregation)
-        text = f"{row.error_bound_mean:.2f}"
-        over = " !" if row.spent_share > 1 + 1e-9 else ""
-        cells.setdefault(key, []).append(
-            (f"[bold]{text}[/]" if row.error_bound_mean == best.get(row.budget_factor) else text) + over
-        )
-        groups.setdefault(key, []).append(row.invalid_rate)
-    for key, values in cells.items():
-        listing.add_row(*key, *values, f"{np.mean(groups[key]):.1%}")
-    if any(row.spent_share > 1 + 1e-9 for row in comparison.rows):
+    for pair in dict.fromkeys((row.auction, row.aggregation) for row in comparison.rows):
+        rows = [row for row in comparison.rows if (row.auction, row.aggregation) == pair]
+        marks = [("[bold]{:.2f}[/]" if comparison.leads(row) else "{:.2f}") + " !" * row.overspends for row in rows]
+        cells = [mark.format(row.error_bound_mean) for mark, row in zip(marks, rows, strict=True)]
+        listing.add_row(*pair, *cells, f"{np.mean([row.invalid_rate for row in rows]):.1%}")
+    if any(row.overspends for row in comparison.rows):
         listing.caption = "! spends more than the budget"
         listing.caption_justify = "left"
     return listing
-
-
-def _command(comparison: Comparison) -> str:
-    options = f"--population {comparison.population} --profiles {comparison.profiles} --seed {comparison.seed}"
-    return f"flmarket compare {options}"

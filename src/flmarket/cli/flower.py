@@ -1,119 +1,120 @@
 """`flmarket deploy` and `flmarket owner`: a deployment on this machine, and an owner's side of a real one."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
 import sys
 import tomllib
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from flmarket.cli.output import errors, print_json, print_path, screen, show_trust, table, template
+from flmarket.cli.parties import Json
+from flmarket.errors import ConfigError
 
 if TYPE_CHECKING:
     from flmarket.engines.flower.deployment import Deployment
     from flmarket.engines.flower.files import OwnerFile
     from flmarket.ledger import DurableAccount
 
-__all__ = ["register"]
-
 MOST_NODES = 50
 MARKETS = {"auction": "auctions", "sampling": "client sampling", "reward": "the reward game", "joint": "joint DP"}
-OWNER_TEMPLATE = """\
-# Your side of the market. Paths are relative to this file; `flmarket owner status` shows what you have sold.
-owner = {number}                   # your number, as the broker registered you
-account = "{account}"         # yours in the buyer's ledger: prices must be in escrow for it. A broker says which
-data = "records.npz"        # x (records, features) and y (records,); or a .csv with the class in the last column
-# classes = 2               # how many your records have; without it you bid for tasks with any number of classes
-record = "record"           # your privacy account and journal: keep this folder for ever, and never restore a backup
-# allow_raw = true          # client sampling: your updates may leave without any noise (needs [cap] none = true)
-answer_seconds = 10.0       # answers leave so long after an order came, and time tells nothing; half is for training
-
-[bid]
-valuation = "linear"        # linear, quadratic, sqrt, exponential, step
-rate = 1.0                  # what a record's privacy is worth to you
-privacy_budget = 1.0        # the most ε you sell in one round; in the reward game: the most ρ in one task
-# value = 2.0               # your cost of taking part (sampling, joint DP) or value of privacy (reward game)
-
-[cap]
-epsilon = 3.0               # the most ε you ever sell, to all buyers together. What it means: a suspicion of 50 : 50
-                            # that your records are these and not others becomes at worst e^ε / (1 + e^ε) sure: 95 %
-# delta = 1e-6              # with it: (ε, δ) over your lifetime; joint DP and the reward game need it, or rho instead
-# none = true               # in place of epsilon: no cap at all, the only way to sell updates without noise
-
-# [model]                   # what you train at home, if not the model that is announced
-# kind = "softmax"          # or mlp, mnist-cnn, cifar-cnn (the torch extra), package.module:build
-# steps = 5                 # or epochs
-# batch_size = 32
-# learning_rate = 0.1
-# momentum = 0.9
-"""
-
-MARKET_TEMPLATE = """\
-seed = {seed}
-
-[task]
-name = "tumour-diagnosis"
-rounds = {rounds}
-bidders_per_round = {nodes}
-budget_factor = 0.8
-learning_rate = 0.2
-
-[data]
-name = "breast-cancer"
-owners = {nodes}
-partition = "equal"
-
-[owners]
-privacy_cap = 10.0
-
-[mechanism]
-auction = "posted"
-clip = 0.5
-"""
-
+SECURE = "secure-aggregation"
+# what an account for sums is capped in, and five owners of whom one may go
+_ACCOUNT = ("privacy_cap = 40.0", "privacy_cap = 10.0\nprivacy_cap_delta = 1e-5")
 owner_app = typer.Typer(help="An owner's side: her configuration, her SuperNode, what she has sold.")
 
 
 def register(app: typer.Typer) -> None:
     """Add both to the command."""
     examples = "`flmarket deploy local`, `flmarket deploy local examples/jdp.toml --nodes 4 --rounds 2 --out out/joint`"
+    examples += ", `flmarket deploy local --trust secure-aggregation --out out/sums`"
     app.command(epilog=f"Examples: {examples}.")(deploy)
+    app.command()(new)
     app.add_typer(owner_app, name="owner")
+
+
+def new(name: Annotated[str, typer.Argument(help="The app's name, and that of its folder.")]) -> None:
+    """Write a Flower app that is a market: a PyTorch model, a training loop, and the five lines that sell it."""
+    package, folder = name.replace("-", "_"), Path(name)
+    if not package.isidentifier() or not package.islower():
+        raise ConfigError("name", name, "small letters, digits and dashes, a letter first")
+    if folder.exists():
+        raise ConfigError("name", name, "a folder that does not exist yet")
+    with as_file(files("flmarket.cli") / "templates" / "app") as source:
+        for path in sorted(
+            one for one in source.rglob("*") if one.suffix in (".py", ".toml") or one.name == ".gitignore"
+        ):
+            if {"__pycache__", "record"} & set(path.relative_to(source).parts):
+                continue
+            target = folder / str(path.relative_to(source)).replace("quickstart", package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8").replace('name = "quickstart"', f'name = "{name}"')
+            target.write_text(text.replace("quickstart", package), encoding="utf-8")
+    print_path("app", folder)
+    screen.print(
+        f"Try it: flmarket deploy local {name} --rounds 2 --out out/{name}, or: flwr run {name} local --stream"
+    )
 
 
 def deploy(
     where: Annotated[str, typer.Argument(help="Only local: SuperLink and SuperNodes on this machine.")] = "local",
     market: Annotated[
-        Path | None, typer.Argument(help="A market file of any kind; without one, a small auction.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="A market file of any kind, or the folder of a Flower app; without one, a small auction.",
+            show_default=False,
+        ),
     ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(min=1, max=MOST_NODES, help="Owners, each with a SuperNode; default 3, or what the file says."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; default 3, or what the file says.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; default 3, or what the file or app says.")] = None,
+    run_config: Annotated[
+        str, typer.Option(help="Settings of a Flower app, as `flwr run --run-config` takes them.", show_default=False)
+    ] = "",
     market_file: Annotated[Path | None, typer.Option("--market", hidden=True)] = None,
+    trust: Annotated[
+        str | None,
+        typer.Option(help="local: every update is private by itself. secure-aggregation: only their sum is ever seen."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for keys, owners, logs and the ledger.")] = Path("out/deploy"),
     seconds: Annotated[float, typer.Option(min=10, help="Give up after so long.")] = 900.0,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of the split and what owners ask; noise is never seeded here.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    json: Json = False,
 ) -> None:
-    """Try a real deployment: Flower processes with TLS and keys, real data, secure noise, a durable ledger."""
-    from flmarket.cli.output import errors, print_json
+    """Try a real deployment: Flower processes with TLS and keys, real data, secure noise, a durable ledger.
+
+    A folder whose run was cut off is played on: give the same `--out`, and nothing else.
+    """
     from flmarket.engines.flower.deployment import Deployment
-    from flmarket.errors import ConfigError
 
     if where != "local":
         raise ConfigError("deploy", where, "local; for other machines see docs/flower.md")
-    if (out / "ledger.db").exists():
-        raise ConfigError("--out", str(out), "a folder without a ledger: a deployment starts anew")
     if market is not None and market_file is not None:
         raise ConfigError("--market", str(market_file), "one market file")
-    text = _market_text(market or market_file, nodes, rounds, seed)
+    if trust not in (None, "local", SECURE):
+        raise ConfigError("--trust", trust, f"local or {SECURE}")
+    file = market or market_file
+    if file is not None and file.is_dir():
+        _deploy_app(file, nodes or 3, rounds, run_config, out, seconds)
+        return
+    if run_config:
+        raise ConfigError("--run-config", run_config, "settings of a Flower app: name its folder")
+    if (out / "ledger.db").exists():
+        if (file, nodes, rounds, seed, trust) != (None,) * 5 or not (out / "market.toml").exists():
+            accepted = "a folder without a ledger; or this one alone, to play on what was cut off there"
+            raise ConfigError("--out", str(out), accepted)
+        text = (out / "market.toml").read_text(encoding="utf-8")
+        errors.print(f"playing on in {out}", soft_wrap=True)
+    else:
+        text = _market_text(file, nodes, rounds, seed, trust)
     signal.signal(signal.SIGTERM, _interrupt)
     with Deployment(out, text) as deployment:
         errors.print(f"[bold]{deployment.nodes} owners[/] in {deployment.folder}; every process carries the mark "
@@ -122,7 +123,7 @@ def deploy(
         deployment.start()
         deployment.run()
         errors.print("running; logs are in", str(deployment.folder / "logs"))
-        result = deployment.wait(seconds)
+        result = deployment.wait(seconds, lambda line: errors.print(line, soft_wrap=True, highlight=False))
     facts = _facts(deployment, result)
     if json:
         print_json(facts)
@@ -130,15 +131,40 @@ def deploy(
         _show(facts)
 
 
-def _market_text(file: Path | None, nodes: int | None, rounds: int | None, seed: int | None) -> str:
+def _deploy_app(app: Path, nodes: int, rounds: int | None, settings: str, out: Path, seconds: float) -> None:
+    """Somebody's own Flower app, with its owners as processes; what it says is shown as it comes."""
+    from flmarket.flower.deploy import AppDeployment
+
+    if (out / "logs").exists():
+        raise ConfigError("--out", str(out), "a folder without a deployment: an app starts anew")
+    given = " ".join(filter(None, [settings, "" if rounds is None else f"num-server-rounds={rounds}"]))
+    signal.signal(signal.SIGTERM, _interrupt)
+    with AppDeployment(out, app=app, count=nodes, overrides=given) as deployment:
+        errors.print(f"[bold]{nodes} owners[/] in {deployment.folder}; every process carries the mark "
+                     f"FLMARKET_DEPLOYMENT={deployment.mark}")  # fmt: skip
+        deployment.prepare()
+        deployment.start()
+        deployment.run()
+        deployment.wait(seconds, lambda line: print(line, file=sys.stderr, flush=True))
+    rows = table("Owners", "owner", "private releases", "in total", "cap")
+    for number, account in deployment.accounts().items():
+        with account:
+            rows.add_row(str(number), str(len(list(account.releases()))), f"{account.spent:.4f}", str(account.cap))
+    screen.print(rows)
+
+
+def _market_text(
+    file: Path | None, nodes: int | None, rounds: int | None, seed: int | None, trust: str | None = None
+) -> str:
     """The market to play: the small auction, or a file with what the command line changes in it."""
     import tomli_w
 
     from flmarket.engines.config import MarketConfig
-    from flmarket.errors import ConfigError
 
     if file is None:
-        return MARKET_TEMPLATE.format(seed=seed or 0, rounds=rounds or 3, nodes=nodes or 3)
+        masked = trust == SECURE
+        text = template("market.toml").format(seed=seed or 0, rounds=rounds or 3, nodes=nodes or (5 if masked else 3))
+        return f'trust = "{SECURE}"\n' + text.replace(*_ACCOUNT) if masked else text
     config = MarketConfig.load(file)  # its own errors first
     owners = nodes or config.data.owners
     if owners > MOST_NODES:
@@ -150,7 +176,9 @@ def _market_text(file: Path | None, nodes: int | None, rounds: int | None, seed:
     if bids is not None:  # a path beside the file that was given
         changes["owners", "bids"] = str((file.parent / bids).resolve())
     changed = {key: value for key, value in changes.items() if value is not None}
-    if seed is None and not changed:
+    if trust is not None:
+        values["trust"] = trust
+    elif seed is None and not changed:
         return text
     for (section, key), value in changed.items():
         values.setdefault(section, {})[key] = value
@@ -161,7 +189,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _facts(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
+def _facts(deployment: "Deployment", result: dict[str, Any]) -> dict[str, Any]:
     from flmarket.ledger import SqlLedger
     from flmarket.market import owner_account
 
@@ -183,6 +211,7 @@ def _facts(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
     return {
         "rounds": result["rounds"],
         "accuracy": result["accuracy"],
+        "baseline_accuracy": deployment.spec.data.baseline_accuracy,
         "awards": {state: states.count(state) for state in ("posted", "voided", "expired", "pending")},
         "balances_micros": balances,
         "owners": owners,
@@ -192,25 +221,27 @@ def _facts(deployment: Deployment, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _privacy(account: DurableAccount) -> dict[str, float]:
+def _privacy(account: "DurableAccount") -> dict[str, float]:
     """What an owner has sold and the most she sells, in her cap's own currency; a cap of ∞ is none."""
+    from flmarket.ledger.entry import limit_of
     from flmarket.market.owner import UNLIMITED
-    from flmarket.privacy import Uncapped, ZCdp
+    from flmarket.privacy import RecordLevel, Uncapped, ZCdp
 
     if isinstance(account.cap, Uncapped):
         return {"epsilon_total": account.spent, "epsilon_cap": math.inf}
-    name, limit = ("rho", account.cap.rho) if isinstance(account.cap, ZCdp) else ("epsilon", account.cap.epsilon)
+    inner = account.cap.loss if isinstance(account.cap, RecordLevel) else account.cap
+    name, limit = "rho" if isinstance(inner, ZCdp) else "epsilon", limit_of(account.cap)
     return {f"{name}_total": account.spent, f"{name}_cap": limit if limit < UNLIMITED else math.inf}
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from flmarket.cli.output import screen, show_trust, table
     from flmarket.ledger import format_micros
     from flmarket.trust import AT_OWNERS, AT_OWNERS_RAW
 
     awards = facts["awards"]
     screen.print(
-        f"[bold]{facts['rounds']} rounds[/], accuracy {facts['accuracy'][-1]:.3f}; {awards['posted']} awards paid, "
+        f"[bold]{facts['rounds']} rounds[/], accuracy {facts['accuracy'][-1]:.3f} (always the largest class: "
+        f"{facts['baseline_accuracy']:.3f}); {awards['posted']} awards paid, "
         f"{awards['voided']} voided, {awards['expired']} expired"
     )
     name, sign = ("rho", "ρ") if all("rho_cap" in one for one in facts["owners"]) else ("epsilon", "ε")
@@ -235,17 +266,18 @@ def owner_init(
         str, typer.Option(help="Your account in the buyer's ledger, at a broker your party's id; owner-NUMBER if none.")
     ] = "",
 ) -> None:
-    """Write an owner.toml to fill in, and make a key pair for the SuperNode."""
-    from flmarket.cli.output import print_path, screen
+    """Write an owner.toml to fill in, and make key pairs: for the SuperNode, and for masked sums."""
     from flmarket.engines.flower.certificates import node_keys
-    from flmarket.errors import ConfigError
+    from flmarket.engines.flower.files import write_identity
     from flmarket.market import owner_account
 
     path = folder / "owner.toml"
     if path.exists():
         raise ConfigError("folder", str(folder), "a folder without an owner.toml")
     keys = node_keys(folder, "key")
-    path.write_text(OWNER_TEMPLATE.format(number=number, account=account or owner_account(number)), encoding="utf-8")
+    write_identity(folder)
+    text = template("owner.toml").format(number=number, account=account or owner_account(number))
+    path.write_text(text, encoding="utf-8")
     print_path("configuration", path)
     print_path("public key   ", keys.public)
     screen.print("Send the public key to the broker; it registers it with: flwr supernode register key.pub")
@@ -260,9 +292,8 @@ def owner_run(
     port: Annotated[int, typer.Option(min=1, max=65535, help="A free port on this machine, for its own use.")] = 9094,
 ) -> None:
     """Check the configuration and the data, then become the SuperNode that serves the market."""
-    from flmarket.cli.output import errors
     from flmarket.engines.flower.files import OwnerFile
-    from flmarket.engines.flower.play import QUIET
+    from flmarket.engines.flower.ray_runtime import QUIET
 
     path = file.resolve()
     own = OwnerFile.load(path)
@@ -279,12 +310,8 @@ def owner_run(
 
 
 @owner_app.command("status")
-def owner_status(
-    file: Annotated[Path, typer.Argument(help="Your owner.toml.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-) -> None:
+def owner_status(file: Annotated[Path, typer.Argument(help="Your owner.toml.")], json: Json = False) -> None:
     """What you have sold so far, by your own record."""
-    from flmarket.cli.output import print_json, screen, show_trust, table
     from flmarket.engines.flower.files import OwnerFile
     from flmarket.ledger import DurableAccount
     from flmarket.privacy import PureDp, event_to_dict
@@ -314,7 +341,7 @@ def owner_status(
     screen.print(rows)
 
 
-def _takes_part(own: OwnerFile) -> str:
+def _takes_part(own: "OwnerFile") -> str:
     """Which markets a file is for, and what keeps her out of the others."""
     out = own.stays_out()
     lines = [f"takes part in: {', '.join(MARKETS[market] for market, why in out.items() if not why)}"]

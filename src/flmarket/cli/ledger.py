@@ -1,11 +1,9 @@
 """`flmarket ledger …`: check the books, look into them, hand out receipts and check those."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain
@@ -15,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flmarket import ledger
-from flmarket.cli.output import print_json, print_path, screen, table
+from flmarket.cli.output import answer, print_json, print_path, screen, table
+from flmarket.cli.parties import Json
 from flmarket.errors import ConfigError, InvalidInput
-from flmarket.ledger import Award, Entry, Head, LedgerCorrupt, Receipt, Release, SealedReceipt, format_micros
+from flmarket.ledger import Award, Head, LedgerCorrupt, Receipt, Release, SealedReceipt, format_micros
 from flmarket.privacy import event_to_dict
 
 if TYPE_CHECKING:
-    from flmarket.broker.office.reconcile import Finding
+    from flmarket.client.wire import Finding
     from flmarket.ledger import SqlLedger
-
-__all__ = ["app"]
 
 app = typer.Typer(
     name="ledger",
@@ -37,7 +34,6 @@ app = typer.Typer(
 Database = Annotated[
     str | None, typer.Option("--db", help="sqlite:///FILE or postgresql+psycopg://…; else FLMARKET_LEDGER, market.db.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 KnownHead = Annotated[Path | None, typer.Option("--head", help="A head that was published or kept before (JSON).")]
 OutFile = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the screen.")]
 
@@ -83,10 +79,12 @@ def show(
     with _open(db) as books:
         everything = account is None and award is None
         found = books.entries(max(0, books.head().size - last) if everything else 0)
-        entries = [entry for entry in found if _touches(entry, account, award)][-last:]
-    if json:
-        print_json({"entries": [entry.to_dict() for entry in entries]})
-        return
+        entries = [
+            entry
+            for entry in found
+            if account in (None, entry.line.debit, entry.line.credit, entry.line.owner)
+            and award in (None, entry.line.ref)
+        ][-last:]
     listing = table("Entries", "entry", "time (UTC)", "kind", "id", "from", "to", "amount", "hash", text=6)
     for entry in entries:
         line = entry.line
@@ -94,7 +92,7 @@ def show(
         time = datetime.fromtimestamp(entry.time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
         parties = (line.debit or line.owner or "", line.credit or "")
         listing.add_row(str(entry.seq), time, line.kind, line.ref, *parties, moved, entry.hash[:12])
-    screen.print(listing)
+    answer(json, {"entries": [entry.to_dict() for entry in entries]}, listing)
 
 
 @app.command(epilog="Example: `flmarket ledger balance owner-3 --db sqlite:///market.db --json`.")
@@ -108,15 +106,12 @@ def balance(
         balances = dict(books.balances()) if account is None else {account: books.balance(account)}
         caps = {name: cap for name in balances if (cap := books.cap(name)) is not None}
         spent = {name: books.privacy_spent(name) for name in caps}
-    if json:
-        privacy = {name: {"spent": spent[name], "cap": event_to_dict(cap)} for name, cap in caps.items()}
-        print_json({"balances_micros": balances, "privacy": privacy})
-        return
     listing = table("Balances", "account", "balance", "privacy spent (total)", "cap")
     for name, amount in sorted(balances.items()):
         given = (f"{spent[name]:.6g}", str(caps[name])) if name in caps else ("", "")
         listing.add_row(name, format_micros(amount), *given)
-    screen.print(listing)
+    privacy = {name: {"spent": spent[name], "cap": event_to_dict(cap)} for name, cap in caps.items()}
+    answer(json, {"balances_micros": balances, "privacy": privacy}, listing)
 
 
 @app.command(
@@ -147,13 +142,10 @@ def export(db: Database = None, out: OutFile = None) -> None:
     with _open(db) as books:
         head = books.head()
         entries = (_line(entry.to_dict()) for entry in books.entries(0, head.size))
-        lines = chain(entries, [_line({"head": head.to_dict()})])
-        if out is None:
-            _write(lines, sys.stdout)
-            return
-        with out.open("w", encoding="utf-8") as file:
-            _write(lines, file)
-    print_path("journal", out)
+        with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in chain(entries, [_line({"head": head.to_dict()})]))
+    if out is not None:
+        print_path("journal", out)
 
 
 @app.command(epilog="Example: `flmarket ledger head > head.json`.")
@@ -169,8 +161,7 @@ def head(
 @app.command(epilog="Example: `flmarket ledger migrate --db sqlite:///market.db`.")
 def migrate(db: Database = None) -> None:
     """Make the tables, or bring those of an older version up to date."""
-    books = _open(db, create=True, upgrade=True)
-    books.close()
+    _open(db, create=True, upgrade=True).close()
     screen.print("the ledger is up to date")
 
 
@@ -226,7 +217,7 @@ def _compare(carried: Head, known: Head | None) -> None:
         screen.print(text, soft_wrap=True, highlight=False)
 
 
-def _broker_findings(books: SqlLedger) -> tuple[Finding, ...] | None:
+def _broker_findings(books: "SqlLedger") -> "tuple[Finding, ...] | None":
     """What a broker's rows in this database say otherwise; None if it is no broker's."""
     from sqlalchemy import inspect
 
@@ -252,12 +243,7 @@ def _story(award: Award, release: Release | None) -> dict[str, Any]:
     }
 
 
-def _touches(entry: Entry, account: str | None, award: str | None) -> bool:
-    line = entry.line
-    return account in (None, line.debit, line.credit, line.owner) and award in (None, line.ref)
-
-
-def _open(db: str | None, *, create: bool = False, upgrade: bool = False) -> SqlLedger:
+def _open(db: str | None, *, create: bool = False, upgrade: bool = False) -> "SqlLedger":
     url = db or os.environ.get("FLMARKET_LEDGER") or "sqlite:///market.db"
     return ledger.SqlLedger(url, create=create, upgrade=upgrade)
 
@@ -279,7 +265,3 @@ def _read_head(path: Path | None) -> Head | None:
 
 def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _write(lines: Iterable[str], file: Any) -> None:
-    file.writelines(f"{line}\n" for line in lines)

@@ -1,28 +1,38 @@
 """`flmarket demo` and `flmarket run`: simulate a market of any kind, show a summary, write the report."""
 
-from __future__ import annotations
-
 import shlex
-from dataclasses import asdict
+import tomllib
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table
+from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table, template
 from flmarket.engines import JdpResult, JdpTraining, Simulation, Spec, StackelbergResult, StackelbergTraining, run
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.files import write_files
 from flmarket.learning import dimension
 from flmarket.ledger import format_micros
-from flmarket.market import AuctionSpec, MarketResult
-from flmarket.report import summarize, summarize_sampled, write_report, write_sampled
+from flmarket.market import AuctionSpec, MarketResult, Rounds
+from flmarket.market.kinds.joint import JointKind
+from flmarket.report import said, summarize, summarize_sampled, write_report, write_sampled
+from flmarket.report.model_card import model_zip
 from flmarket.report.view import Table
-from flmarket.trust import CLIENTS_HERE, OWNERS_HERE, RAW_HERE, RECORDS_HERE, TrustWords
+from flmarket.trust import (
+    AUCTION_RECORDS_HERE,
+    CLIENTS_HERE,
+    OWNERS_HERE,
+    RAW_HERE,
+    RECORDS_HERE,
+    SUMS_HERE,
+    TrustWords,
+)
 
-__all__ = ["DEMO", "run_demo", "run_jdp", "run_market", "run_sampled", "show_run"]
-
+MODEL = "model.zip"
+_UNITS = {"update": "an owner's whole update", "record": "any one record"}
 _MAX_USERS = 2_000  # in the page's table; users.csv has all
 DEMO_STORY = (
     "Sixty hospitals of different sizes hold patient records they may not share. A buyer wants a model that tells "
@@ -30,24 +40,18 @@ DEMO_STORY = (
     "costs them; the auction picks whom to buy from and at what price; winners’ updates are clipped and noised, and "
     "paid on delivery."
 )
-DEMO: dict[str, Any] = {
-    "task": {
-        "name": "tumour-diagnosis",
-        "rounds": 25,
-        "bidders_per_round": 40,
-        "budget_factor": 1.0,
-        "learning_rate": 0.2,
-    },
-    "data": {"name": "breast-cancer", "owners": 60, "partition": "power-law", "sigma": 0.5, "minimum": 3},
-    "owners": {"privacy_budget": [0.2, 1.0], "privacy_cap": 10.0, "dropout": 0.02, "faulty": 0.005},
-    "mechanism": {"auction": "posted", "aggregation": "opt-aggr", "perturbation": "recommended", "clip": 0.5},
-}
+
+
+def demo_config(**changes: Any) -> MarketConfig:
+    """The demo's market, with other values for its task or its seed."""
+    values = tomllib.loads(template("demo.toml"))
+    seed = {"seed": changes.pop("seed")} if "seed" in changes else {}
+    return MarketConfig.parse(values | {"task": values["task"] | changes} | seed, source="demo")
 
 
 def run_demo(out: Path, rounds: int | None, seed: int, as_json: bool) -> None:
     """The market of README on data bundled with scikit-learn."""
-    task = DEMO["task"] | ({"rounds": rounds} if rounds else {})
-    config = MarketConfig.parse(DEMO | {"task": task, "seed": seed}, source="demo")
+    config = demo_config(seed=seed, **({"rounds": rounds} if rounds else {}))
     command = f"flmarket demo --seed {seed}" + (f" --rounds {rounds}" if rounds else "")
     _play(config.simulation(), out, as_json, story=DEMO_STORY, command=command)
 
@@ -58,14 +62,9 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     command = f"flmarket run {shlex.quote(market.name)} --seed {config.seed}"
-    if config.kind == "reward":
-        _play_game(config, out, data_dir, as_json, command, market.parent)
-        return
-    if config.kind == "joint":
-        run_jdp(config, out, data_dir, as_json, command, market.parent)
-        return
-    if config.kind == "sampling":
-        run_sampled(config, out, data_dir, as_json, command, market.parent)
+    kinds = {"reward": _play_game, "joint": run_jdp, "sampling": run_sampled}
+    if config.kind in kinds:
+        kinds[config.kind](config, out, data_dir, as_json, command, market.parent)
         return
     _play(config.spec(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
 
@@ -79,22 +78,42 @@ def _play(spec: Spec, out: Path, as_json: bool, *, story: str | None, command: s
     if isinstance(spec, AuctionSpec):
         sold = f" {spec.auction.name}" if isinstance(spec, Simulation) else ""
         about += f"{sold}, aggregation {spec.aggregation.name}, noise {spec.perturbation.name}"
-        trust = RAW_HERE if spec.unprotected else OWNERS_HERE
+        trust = OWNERS_HERE if spec.secure is None else SUMS_HERE
+        trust = RAW_HERE if spec.unprotected else AUCTION_RECORDS_HERE if kind.unit == "record" else trust
     if not as_json:
         errors.print(f"[bold]{spec.name}[/]: {spec.partition.owners} owners of {spec.data.name}, {about}")
     with progress(kind.rounds, quiet=as_json) as step:
-        result = run(spec, progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
+        result = run(
+            spec,
+            progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
+            finished=partial(write_model, spec, out, trust),
+        )
     path = write_report(result, out, story=story, command=command, trust=trust)
     if as_json:
-        print_json(summarize(result) | {"report": str(path), "trust": asdict(trust)})
+        print_json(summarize(result) | {"report": str(path), "model": str(out / MODEL)} | said(trust))
     else:
         show_run(result, path, trust)
+        print_path("model      ", out / MODEL)
+
+
+def write_model(spec: Spec, out: Path, trust: TrustWords, rounds: Rounds, statements: Sequence[str] = ()) -> None:
+    """model.zip beside the report: what was bought, with all that it takes to use it."""
+    parts = {name: getattr(spec, name, None) for name in ("auction", "aggregation", "perturbation")}
+    names = {name: str(part.name) for name, part in parts.items() if part is not None and hasattr(part, "name")}
+    content = model_zip(
+        rounds.kind, spec.data, rounds.ledger, trust, rounds_played=len(rounds.records), names=names,
+        statements=statements,
+    )  # fmt: skip
+    write_files(out, {MODEL: content})
 
 
 def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path) -> None:
     training = config.stackelberg_training(data_dir=data_dir, base=base)
     with progress(training.rounds, quiet=as_json) as step:
-        played = training.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
+        played = training.run(
+            progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
+            finished=partial(write_model, training, out, RECORDS_HERE),
+        )
     result = played.market_result()
     largest = float(played.epsilon.max(initial=0.0))
     story = (
@@ -109,7 +128,7 @@ def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: 
     if as_json:
         users = {"rho": played.rho.tolist(), "epsilon": played.epsilon.tolist(), "delta": training.delta}
         game = {"reward_micros": played.reward_micros, "server_utility": played.server_utility}
-        print_json(summarize(result) | {"report": str(path), "users": users | game, "trust": asdict(RECORDS_HERE)})
+        print_json(summarize(result) | {"report": str(path), "users": users | game} | said(RECORDS_HERE))
         return
     show_run(result, path, RECORDS_HERE)
     rows = table("Who takes part", "user", "ρ total", f"ε at δ = {training.delta:g}", "paid")
@@ -151,30 +170,40 @@ def _write_users(training: StackelbergTraining, played: StackelbergResult, out: 
 def show_run(result: MarketResult, path: Path, trust: TrustWords = OWNERS_HERE) -> None:
     """The run in some lines, the last of which say what is private."""
     facts = summarize(result)
-    rows = table("", "", "", text=2)
-    rows.show_header = False
     paid, budget = format_micros(result.spent_micros), format_micros(result.budget_micros)
     delivered = facts["awards"]
     unit, kept = "ρ" if result.currency == "rho" else "ε", result.currency
     most, total = (
         "∞" if facts[name] is None else f"{facts[name]:.3g}" for name in (f"{kept}_per_round_max", f"{kept}_total_max")
     )
-    for name, value in (
+    rows = (
         ("accuracy", f"{facts['final_accuracy']:.3f} (always the larger class: {facts['baseline_accuracy']:.3f})"),
         ("paid", f"{paid} of {budget} ({result.spent_micros / max(result.budget_micros, 1):.0%})"),
         ("owners paid", f"{facts['owners_paid']} of {facts['owners']}"),
         ("awards", f"{delivered['posted']} delivered, {delivered['voided']} voided, {delivered['expired']} expired"),
-        ("privacy", f"at most {unit} = {most} per round, {total} total"),
-    ):
+        ("privacy", f"at most {unit} = {most} per round, {total} total{_as_epsilon(facts)}, of {_UNITS[result.unit]}"),
+    )
+    _show_facts(rows, path, trust)
+
+
+def _show_facts(facts: Iterable[tuple[str, str]], path: Path, trust: TrustWords) -> None:
+    rows = table("", "", "", text=2)
+    rows.show_header = False
+    for name, value in facts:
         rows.add_row(f"[bold]{name}[/]", value)
     screen.print(rows)
     show_trust(trust)
     print_path("report     ", path)
 
 
-def run_jdp(
-    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path = Path()
-) -> None:
+def _as_epsilon(facts: dict[str, Any]) -> str:
+    """A total in ρ as (ε, δ), where it is of an owner in sums."""
+    if "rho_total_max" not in facts or facts.get("epsilon_total_max") is None:
+        return ""
+    return f": ε = {facts['epsilon_total_max']:.3g} at δ = {facts['delta']:g}"
+
+
+def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path) -> None:
     """Train, write report.html, summary.json and clients.csv, and print the privacy statement."""
     training = config.jdp_training(data_dir=data_dir, base=base)
     if not as_json:
@@ -184,7 +213,10 @@ def run_jdp(
             f"{dimension(training.model):,} parameters"
         )
     with progress(training.rounds, quiet=as_json) as step:
-        trained = training.run(progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"))
+        trained = training.run(
+            progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
+            finished=partial(_write_joint, training, out),
+        )
     if not trained.rounds:
         raise InvalidInput("joint.budget", training.budget, "enough for at least one client")
     result = trained.market_result()
@@ -204,16 +236,23 @@ def run_jdp(
                 )
             } | {"statement": list(trained.privacy.sentences())},
         }  # fmt: skip
-        print_json(summarize(result) | {"report": str(path), "jdp": facts, "trust": asdict(CLIENTS_HERE)})
+        print_json(summarize(result) | {"report": str(path), "jdp": facts} | said(CLIENTS_HERE))
         return
     show_run(result, path, CLIENTS_HERE)
     for sentence in trained.privacy.sentences():
         screen.print(f"[bold]private[/]      {sentence}", highlight=False)
 
 
+def _write_joint(training: JdpTraining, out: Path, rounds: Rounds) -> None:
+    assert isinstance(rounds.kind, JointKind)
+    if rounds.records:
+        write_model(training, out, CLIENTS_HERE, rounds, rounds.kind.privacy().sentences())
+
+
 def _jdp_story(training: JdpTraining, trained: JdpResult) -> str:
     chosen = trained.selection
-    paid = format_micros(_paid(trained))
+    # what left the server's account: voided awards do not
+    paid = sum(int(chosen.paid_micros[i]) for i in chosen.clients if i not in trained.voided)
     attack = ""
     if training.adversary is not None:
         attack = (
@@ -223,15 +262,10 @@ def _jdp_story(training: JdpTraining, trained: JdpResult) -> str:
     end = "once the accuracy was reached" if trained.stopped else "after the last round"
     return (
         f"{training.partition.owners} clients named a cost; {training.auction.name} chose {chosen.clients.size} of "
-        f"them for {paid}, paid {end}. {attack}Each round they train, clip, add noise and upload; the server "
-        f"combines uploads by {training.aggregation.name}. On this page ε stands for the zCDP budget ρ of a whole "
-        f"client. {' '.join(trained.privacy.sentences())}"
+        f"them for {format_micros(paid)}, paid {end}. {attack}Each round they train, clip, add noise and upload; the "
+        f"server combines uploads by {training.aggregation.name}. On this page ε stands for the zCDP budget ρ of a "
+        f"whole client. {' '.join(trained.privacy.sentences())}"
     )
-
-
-def _paid(trained: JdpResult) -> int:
-    """What left the server's account: voided awards do not."""
-    return sum(int(trained.selection.paid_micros[i]) for i in trained.selection.clients if i not in trained.voided)
 
 
 def _clients(training: JdpTraining, trained: JdpResult) -> str:
@@ -249,7 +283,7 @@ def _clients(training: JdpTraining, trained: JdpResult) -> str:
 
 
 def run_sampled(
-    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path = Path()
+    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path
 ) -> None:
     """Train, write report.html, summary.json and clients.csv, and show the run in a few lines."""
     if out.exists() and not out.is_dir():
@@ -261,18 +295,19 @@ def run_sampled(
             f"{training.rounds} rounds, scheme {training.scheme}"
         )
     with progress(training.rounds, quiet=as_json) as step:
-        result = training.run(progress=lambda r: step(f"round {r.index + 1}: loss {r.loss:.3f}"))
+        result = training.run(
+            progress=lambda r: step(f"round {r.index + 1}: loss {r.loss:.3f}"),
+            finished=partial(write_model, training, out, RAW_HERE),
+        )
     path = write_sampled(result, out, command=command)
     facts = summarize_sampled(result)
     if as_json:
         print_json(facts | {"report": str(path)})
         return
-    rows = table("", "", "", text=2)
-    rows.show_header = False
     rounds, budget = len(result.rounds), training.budget_micros or 0
     expected, paid = format_micros(int(result.expected_micros)), format_micros(result.spent_micros // rounds)
     cap = "" if result.hard_cap_micros is None else f", never above {format_micros(result.hard_cap_micros)}"
-    for name, value in (
+    rows = (
         ("loss", f"{result.rounds[-1].loss:.4g} (before training {result.initial_loss:.4g})"),
         ("accuracy", f"{facts['final_accuracy']:.3f} (always the larger class: {facts['baseline_accuracy']:.3f})"),
         ("a round costs", f"{paid} on average, {expected} expected, budget {format_micros(budget)}{cap}"),
@@ -281,8 +316,5 @@ def run_sampled(
             f"{facts['clients_paid']} of {facts['clients']}, average q {facts['average_participation']:.3f}",
         ),
         ("rules", "all kept" if all(facts["guarantees"].values()) else "[bold red]broken: see the report[/]"),
-    ):
-        rows.add_row(f"[bold]{name}[/]", value)
-    screen.print(rows)
-    show_trust(RAW_HERE)
-    print_path("report     ", path)
+    )
+    _show_facts(rows, path, RAW_HERE)

@@ -1,6 +1,6 @@
 """`flmarket mechanisms`: what there is, and what each promises."""
 
-from __future__ import annotations
+from dataclasses import asdict
 
 from flmarket import aggregation, auctions, learning, populations, privacy
 from flmarket.aggregation import robust
@@ -8,14 +8,6 @@ from flmarket.auctions import learned
 from flmarket.bids import Guarantee
 from flmarket.cli.output import print_json, screen, table
 from flmarket.learning import adversaries
-
-__all__ = ["list_mechanisms"]
-
-
-def _papers() -> list[str]:
-    """The papers' networks that have weights: they serve ten owners, and are left out where any number may bid."""
-    return [name for name, population in learned.PAPERS.items() if population in learned.weight_names(name)]
-
 
 _MARK = {
     Guarantee.EXACT: "[green]exact[/]",
@@ -35,20 +27,14 @@ def list_mechanisms(as_json: bool) -> None:
         "models": list(learning.models.names()),
         "data_sets": list(learning.names()),
     }
-    promises = {name: auctions.get(name).guarantees for name in (*auctions.names(), *_papers())}
+    # the papers' networks that have weights serve ten owners, and are not listed where any number may bid
+    papers = [name for name, population in learned.PAPERS.items() if population in learned.weight_names(name)]
+    promises = {name: auctions.get(name).guarantees for name in (*auctions.names(), *papers)}
     if as_json:
         print_json(
             {
                 "auctions": [
-                    {
-                        "name": name,
-                        "truthful": promise.truthful,
-                        "rational": promise.rational,
-                        "budget_feasible": promise.budget_feasible,
-                        "assumes": promise.assumes,
-                        "source": promise.source,
-                        "about": auctions.about(name),
-                    }
+                    {"name": name, **asdict(promise), "about": auctions.about(name)}
                     for name, promise in promises.items()
                 ],
                 **others,

@@ -1,10 +1,9 @@
 """What the commands share: consoles, progress bars, tables, and JSON that machines can rely on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from rich.table import Table
 from flmarket.files import jsonable
 from flmarket.trust import TrustWords
 
-__all__ = ["errors", "print_json", "print_path", "progress", "screen", "show_trust", "table"]
-
 screen = Console()
 errors = Console(stderr=True)  # progress and remarks, so that standard output stays clean for --json
 
@@ -24,6 +21,14 @@ errors = Console(stderr=True)  # progress and remarks, so that standard output s
 def print_json(value: Any) -> None:
     """One strict JSON object on standard output; infinities become null."""
     print(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False))
+
+
+def answer(as_json: bool, value: Any, *shown: Any) -> None:
+    """The value as JSON, or else what is shown to people."""
+    if as_json:
+        print_json(value)
+    for one in () if as_json else shown:
+        screen.print(one)
 
 
 def print_path(label: str, path: Path) -> None:
@@ -34,6 +39,11 @@ def print_path(label: str, path: Path) -> None:
 def show_trust(trust: TrustWords) -> None:
     """Where records and noise are, and what is private against whom."""
     screen.print(f"[bold]{trust.place}[/]: {trust.text}", highlight=False)
+
+
+def template(name: str) -> str:
+    """One of the files that commands start from."""
+    return (files("flmarket.cli") / "templates" / name).read_text(encoding="utf-8")
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """`flmarket buyer …` and `flmarket owner …`: a broker's customers at the command line, through `flmarket.client`."""
 
-from __future__ import annotations
-
 import json as json_module
 import tomllib
 from dataclasses import asdict
@@ -10,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flmarket.cli.output import print_json, print_path, screen, show_trust, table
+from flmarket.cli.output import answer, print_json, print_path, screen, show_trust, table
 from flmarket.errors import ConfigError, MissingDependency
 from flmarket.ledger import format_micros
 from flmarket.trust import AT_BROKER, AT_OWNERS, task_words
 
 if TYPE_CHECKING:
     from flmarket.client import BrokerClient, Task
-
-__all__ = ["buyer", "owner"]
 
 buyer = typer.Typer(help="Post tasks at a broker, watch them, and fetch the model.", no_args_is_help=True)
 owner = typer.Typer(help="Sell private updates at a broker: offers, bids, statement.", no_args_is_help=True)
@@ -54,15 +50,12 @@ def tasks(url: Url = _URL, key: Key = "", json: Json = False) -> None:
     """My tasks, newest first."""
     with _client(url, key) as client:
         found = list(client.tasks())
-    if json:
-        print_json({"tasks": [asdict(task) for task in found]})
-        return
     shown = table("Tasks", "id", "name", "state", "rounds", "spent", "escrow", "accuracy", text=3)
     for task in found:
         accuracy = "–" if task.accuracy is None else f"{task.accuracy:.3f}"
         amounts = (format_micros(task.spent_micros), format_micros(task.escrow_micros))
         shown.add_row(task.id, task.name, task.state, f"{task.rounds_done}/{task.rounds}", *amounts, accuracy)
-    screen.print(shown)
+    answer(json, {"tasks": [asdict(task) for task in found]}, shown)
 
 
 @buyer.command("task")
@@ -91,24 +84,25 @@ def bill(task_id: TaskId, url: Url = _URL, key: Key = "", json: Json = False) ->
     """What was paid for."""
     with _client(url, key) as client:
         found = client.bill(task_id)
-    if json:
-        print_json(asdict(found))
-        return
     shown = table(f"Bill of {task_id} ({found.state})", "round", "budget", "spent", "deliveries", text=0)
     for line in found.lines:
         amounts = (format_micros(line.budget_micros), format_micros(line.spent_micros))
         shown.add_row(str(line.index), *amounts, str(line.deliveries))
-    screen.print(shown)
-    screen.print(
+    sums = (
         f"escrow {format_micros(found.escrow_micros)} = spent {format_micros(found.spent_micros)} "
         f"+ refunded {format_micros(found.refunded_micros)} + left {format_micros(found.left_micros)}"
     )
+    answer(json, asdict(found), shown, sums)
 
 
-@buyer.command("model", epilog="Example: `flmarket buyer model t_… --out model.safetensors`.")
+@buyer.command(
+    "model", epilog="Example: `flmarket buyer model t_… --out model.zip`, then `flmarket model card model.zip`."
+)
 def model(
     task_id: TaskId,
-    out: Annotated[Path, typer.Option(help="A file that ends in .npz or .safetensors.")] = Path("model.npz"),
+    out: Annotated[
+        Path, typer.Option(help="A .zip with all that it takes to use it; or .npz or .safetensors, its weights.")
+    ] = Path("model.zip"),
     url: Url = _URL,
     key: Key = "",
 ) -> None:
@@ -131,9 +125,6 @@ def explore(
 
     with _client(url, key) as client:
         points = client.explore(_read(file), [to_micros("--budget", one) for one in budget], accuracy=accuracy)
-    if json:
-        print_json({"points": [asdict(point) for point in points]})
-        return
     columns = ("budget", "error bound", "spent", "winners", "mean ε per round", "accuracy")
     shown = table("A round at each budget", *columns, text=0)
     for point in points:
@@ -141,7 +132,7 @@ def explore(
         guess = "–" if point.accuracy is None else f"{point.accuracy:.3f}"
         amounts = (format_micros(point.budget_micros), bound, format_micros(point.spent_micros))
         shown.add_row(*amounts, f"{point.winners:.1f}", f"{point.mean_epsilon:.2f}", guess)
-    screen.print(shown)
+    answer(json, {"points": [asdict(point) for point in points]}, shown)
 
 
 @buyer.command("account")
@@ -149,10 +140,8 @@ def account(url: Url = _URL, key: Key = "", json: Json = False) -> None:
     """My money."""
     with _client(url, key) as client:
         found = client.account()
-    if json:
-        print_json(asdict(found))
-    else:
-        screen.print(f"balance {format_micros(found.balance_micros)}, in escrow {format_micros(found.escrow_micros)}")
+    held = f"balance {format_micros(found.balance_micros)}, in escrow {format_micros(found.escrow_micros)}"
+    answer(json, asdict(found), held)
 
 
 @owner.command("offers")
@@ -160,18 +149,15 @@ def offers(url: Url = _URL, key: Key = "", json: Json = False) -> None:
     """Tasks that I can sell to."""
     with _client(url, key) as client:
         found = list(client.offers())
-    if json:
-        print_json({"offers": [asdict(one) for one in found]})
-        return
     shown = table("Offers", "id", "name", "auction", "truthful", "rounds", "budget a round", "places", "where", text=4)
     for one in found:
         place = f"mine: {one.slot}" if one.slot is not None else f"{one.places_free} free"
         budget = format_micros(one.budget_micros_per_round)
         played = f"{one.rounds_done}/{one.rounds}"
         shown.add_row(one.task_id, one.name, one.auction, one.truthful, played, budget, place, one.place)
-    screen.print(shown)
+    answer(json, {"offers": [asdict(one) for one in found]}, shown)
     for trust in (AT_BROKER, AT_OWNERS):
-        if any(one.place == trust.place for one in found):
+        if not json and any(one.place == trust.place for one in found):
             show_trust(trust)
 
 
@@ -189,10 +175,9 @@ def bid(
     """Bid on a task, or replace the bid; it counts in every round."""
     with _client(url, key) as client:
         placed = client.bid(task_id, {"kind": kind, "rate": rate}, privacy_budget=epsilon, data_size=records)
-    if json:
-        print_json(asdict(placed))
-    else:
-        screen.print(f"bid placed: up to ε = {placed.privacy_budget:g} per round on {placed.data_size} records")
+    what = f"bid placed: up to ε = {placed.privacy_budget:g} per round on {placed.data_size} records"
+    answer(json, asdict(placed), what)
+    if not json:
         show_trust(AT_BROKER)  # in other tasks owners' own nodes bid
 
 
@@ -222,10 +207,8 @@ def advise(
         found = client.bid_help(
             valuation, privacy_budget=epsilon, rounds=rounds, auction=auction, population=population
         )
-    if json:
-        print_json(asdict(found))
-    else:
-        screen.print(f"{found.words}\n\nWith what you gave up before: {found.epsilon_words}")
+    answer(json, asdict(found), f"{found.words}\n\nWith what you gave up before: {found.epsilon_words}")
+    if not json:
         show_trust(AT_BROKER)
 
 
@@ -243,19 +226,14 @@ def statement(
             print_path("statement", csv)
             return
         found = client.statement()
-    if json:
-        print_json(asdict(found))
-        return
     shown = table("Statement", "time", "task", "where", "round", "ε, round", "ε, total", "paid", "state", text=3)
     for one in found.releases[-50:]:
         spent = (f"{one.epsilon:.3f}", f"{one.epsilon_total:.3f}")
         shown.add_row(
             one.at, one.task_name, one.place, str(one.index), *spent, format_micros(one.paid_micros), one.state
         )
-    screen.print(shown)
-    screen.print(
-        f"earned {format_micros(found.earned_micros)} for {found.deliveries} deliveries. {found.privacy.words}"
-    )
+    earned = f"earned {format_micros(found.earned_micros)} for {found.deliveries} deliveries. {found.privacy.words}"
+    answer(json, asdict(found), shown, earned)
 
 
 @owner.command("cap")
@@ -268,13 +246,10 @@ def cap(
     """Show, or set, the most ε that I give up in total."""
     with _client(url, key) as client:
         found = client.privacy() if total is None else client.set_cap(total)
-    if json:
-        print_json(asdict(found))
-    else:
-        screen.print(found.words)
+    answer(json, asdict(found), found.words)
 
 
-def _client(url: str, key: str) -> BrokerClient:
+def _client(url: str, key: str) -> "BrokerClient":
     try:
         from flmarket.client import BrokerClient
     except ImportError as error:
@@ -297,7 +272,7 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _show_task(task: Task, json: bool) -> None:
+def _show_task(task: "Task", json: bool) -> None:
     if json:
         print_json(asdict(task))
         return
@@ -310,7 +285,7 @@ def _show_task(task: Task, json: bool) -> None:
     show_trust(task_words(task.request["broker"]["engine"], task.request["kind"]))
 
 
-def _watch(client: BrokerClient, task_id: str) -> None:
+def _watch(client: "BrokerClient", task_id: str) -> None:
     for event in client.follow(task_id):
         if event.kind == "settled":
             data = event.data

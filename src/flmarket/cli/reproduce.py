@@ -1,13 +1,11 @@
 """`flmarket reproduce`: the tables and figures of a paper, next to what it printed, with a verdict for each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from flmarket.cli.output import errors, print_json, print_path, screen, show_trust, table
-from flmarket.experiments.claims import PAPERS, JudgedClaim, judge
+from flmarket.experiments.claims import PAPERS, judge
 from flmarket.experiments.units import (
     SEEDS,
     Finished,
@@ -20,10 +18,9 @@ from flmarket.experiments.units import (
     select,
 )
 from flmarket.report import write_reproduction
+from flmarket.report.formatting import count
 from flmarket.report.reproduction import ClaimRow, PaperSection
 from flmarket.trust import PAPERS_HERE
-
-__all__ = ["run_reproduction"]
 
 _COLOURS = {"reproduced": "green", "differs": "yellow", "undecided": "cyan", "not run": "dim"}
 
@@ -90,16 +87,21 @@ def _with_progress(
 
 
 def _sections(finished: Sequence[Finished]) -> list[PaperSection]:
-    order = list(papers())
+    order, size = list(papers()), ("full", "quick")
     judged = judge(item for one in finished for item in one.items)
     return [
         PaperSection(
             paper,
             PAPERS[paper].title if paper in PAPERS else paper,
             PAPERS[paper].source if paper in PAPERS else "",
-            tuple(_row(one) for one in judged if one.claim.paper == paper),
             tuple(
-                asdict(item) | {"settings": _settings(one)}
+                ClaimRow(one.claim.where, one.claim.text, one.verdict, one.items, one.reasons)
+                for one in judged
+                if one.claim.paper == paper
+            ),
+            tuple(
+                asdict(item)
+                | {"settings": f"{size[one.quick]} run, {count(one.seeds, 'seed')}, {one.seconds:.0f} s of a core"}
                 for one in finished
                 if one.unit.paper == paper
                 for item in one.items
@@ -108,13 +110,3 @@ def _sections(finished: Sequence[Finished]) -> list[PaperSection]:
         for paper in order
         if any(one.unit.paper == paper for one in finished)
     ]
-
-
-def _row(judged: JudgedClaim) -> ClaimRow:
-    return ClaimRow(judged.claim.where, judged.claim.text, judged.verdict, judged.items, judged.reasons)
-
-
-def _settings(finished: Finished) -> str:
-    size = "quick run" if finished.quick else "full run"
-    seeds = "1 seed" if finished.seeds == 1 else f"{finished.seeds} seeds"
-    return f"{size}, {seeds}, {finished.seconds:.0f} s"

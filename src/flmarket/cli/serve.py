@@ -1,7 +1,5 @@
 """`flmarket serve`: the broker on this machine, with an empty market or the demo's."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import tempfile
@@ -16,8 +14,6 @@ from flmarket.trust import market_words
 
 if TYPE_CHECKING:
     from flmarket.broker.demo import DemoParty
-
-__all__ = ["serve", "show_settings"]
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -91,7 +87,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _welcome(broker: object, address: str, demo: bool) -> tuple[DemoParty, ...]:
+def _welcome(broker: object, address: str, demo: bool) -> "tuple[DemoParty, ...]":
     """Say where the market is and how to sign in; returns the people of a demo."""
     from flmarket.broker.core import Broker
     from flmarket.broker.demo import is_empty, seed_demo

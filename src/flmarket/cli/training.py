@@ -1,7 +1,5 @@
 """`flmarket train-auction`: fit a learned auction to a population, with progress, checkpoints and resume."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +12,7 @@ from flmarket.auctions.posted import LINEAR, Menu
 from flmarket.auctions.posted.training import Trainer
 from flmarket.cli.output import print_json, print_path, progress, screen
 from flmarket.errors import InvalidInput, MissingDependency
-
-__all__ = ["LearningOptions", "train_auction", "train_network"]
+from flmarket.populations import read_bids
 
 
 def train_auction(
@@ -73,6 +70,19 @@ class LearningOptions:
     iterations: int | None = None  # at most, in all, counting those of the checkpoint
 
 
+@dataclass(frozen=True)
+class _Job:
+    """One training as it was asked for: whose bids, with what, and where it goes."""
+
+    population: str | None
+    source: Any
+    options: LearningOptions
+    seed: int
+    out: Path
+    command: str
+    as_json: bool
+
+
 def train_network(
     preset_name: str,
     population: str | None,
@@ -87,6 +97,7 @@ def train_network(
         import torch
     except ImportError:
         raise MissingDependency("torch", "torch") from None
+    from flmarket.auctions.learned.training.data import Source
     from flmarket.auctions.learned.training.presets import FORMER_PRESETS, PAPER_PRESETS, paper_preset, preset
 
     preset_name = FORMER_PRESETS.get(preset_name, preset_name)
@@ -107,36 +118,26 @@ def train_network(
         schedule = replace(schedule, regret=replace(schedule.regret, multiplier=options.regret_weight))
     torch.set_num_threads(options.threads)
     command = _command(preset_name, population, bids, options, seed)
-    train = _train_paper if paper else _train
-    train(replace(chosen, schedule=schedule), population, bids, options, seed, out, command, as_json)
+    source = Source(population, None if bids is None else read_bids(bids), owners=options.owners)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    job = _Job(population, source, options, seed, out, command, as_json)
+    (_train_paper if paper else _train)(replace(chosen, schedule=schedule), job)
 
 
-def _train(
-    chosen: Any,
-    population: str | None,
-    bids: Path | None,
-    options: LearningOptions,
-    seed: int,
-    out: Path,
-    command: str,
-    as_json: bool,
-) -> None:
+def _train(chosen: Any, job: _Job) -> None:
     from flmarket.auctions.learned import weights
     from flmarket.auctions.learned.training import trainer as training
-    from flmarket.auctions.learned.training.data import Source
-    from flmarket.populations import read_bids
 
-    source = Source(population, None if bids is None else read_bids(bids), owners=options.owners)
-    trainer = training.Trainer(chosen, source, seed=seed)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    options, out = job.options, job.out
+    trainer = training.Trainer(chosen, job.source, seed=job.seed)
     checkpoint, metrics = out.with_suffix(".checkpoint"), out.with_suffix(".csv")
     if options.resume and checkpoint.exists():
         trainer.resume(checkpoint)
     elif metrics.exists():
         metrics.unlink()  # of an earlier run
-    provenance: dict[str, Any] = {"command": command, "seed": seed, "epoch": trainer.best_epoch, "seconds": 0.0}
+    provenance: dict[str, Any] = {"command": job.command, "seed": job.seed, "epoch": trainer.best_epoch, "seconds": 0.0}
     began = time.process_time()
-    with progress(chosen.schedule.epochs, quiet=as_json) as step:
+    with progress(chosen.schedule.epochs, quiet=job.as_json) as step:
         for _ in range(trainer.epoch):
             step("resumed")
         for epoch in trainer.run():
@@ -152,7 +153,7 @@ def _train(
     best = trainer.auction()
     provenance["validation"] = asdict(trainer.measure(trainer.best))
     if options.audit_profiles:
-        provenance["audit"] = _audited(best, source, population, options.audit_profiles, seed)
+        provenance["audit"] = _audited(best, job)
     weights.save(out, chosen.settings, dict(best.parameters), provenance)
     checkpoint.unlink(missing_ok=True)
     found = provenance["validation"]
@@ -160,7 +161,7 @@ def _train(
         f"error bound {found['bound']:.4f}, nobody sells in {found['empty']:.2%}, regret {found['regret']:.4f} of cost "
         f"(few lies; best epoch {provenance['epoch']}, {provenance['seconds']:.0f} s of processor time)"
     )
-    _show(words, provenance, out, as_json)
+    _show(words, provenance, job)
 
 
 SAVE_EVERY = 120.0  # seconds between checkpoints
@@ -180,29 +181,17 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(one, handler)
 
 
-def _train_paper(
-    chosen: Any,
-    population: str | None,
-    bids: Path | None,
-    options: LearningOptions,
-    seed: int,
-    out: Path,
-    command: str,
-    as_json: bool,
-) -> None:
+def _train_paper(chosen: Any, job: _Job) -> None:
     """One of the papers' networks: goes on from its checkpoint, if there is one, and may be stopped at any time."""
-    from flmarket.auctions.learned.training.data import Source
     from flmarket.auctions.learned.training.papers import PaperTrainer
-    from flmarket.populations import read_bids
 
+    options = job.options
     if options.owners != chosen.settings.owners:
         chosen = replace(chosen, settings=replace(chosen.settings, owners=options.owners))
-    source = Source(population, None if bids is None else read_bids(bids), owners=options.owners)
-    trainer = PaperTrainer(chosen, source, seed=seed)
-    folder = out.parent if options.checkpoints is None else options.checkpoints
-    for needed in (folder, out.parent):
-        needed.mkdir(parents=True, exist_ok=True)
-    called = f"{chosen.name}-{population or 'bids'}"
+    trainer = PaperTrainer(chosen, job.source, seed=job.seed)
+    folder = job.out.parent if options.checkpoints is None else options.checkpoints
+    folder.mkdir(parents=True, exist_ok=True)
+    called = f"{chosen.name}-{job.population or 'bids'}"
     checkpoint, curve = folder / f"{called}.checkpoint", folder / f"{called}.csv"
     if checkpoint.exists():
         trainer.resume(checkpoint)
@@ -212,7 +201,7 @@ def _train_paper(
         trainer.write_curve(curve)
 
     saved, end = time.monotonic(), trainer.total if options.iterations is None else options.iterations
-    with _asked_to_stop() as stop, progress(trainer.total, quiet=as_json) as step:
+    with _asked_to_stop() as stop, progress(trainer.total, quiet=job.as_json) as step:
         for _ in range(trainer.iteration):
             step("resumed")
         for done in trainer.run(end):
@@ -227,35 +216,33 @@ def _train_paper(
     if stopped:
         screen.print(f"stopped at iteration {trainer.iteration} of {trainer.total}; the same command goes on")
         return
-    _write_paper(trainer, population, options, command, out, as_json)
+    _write_paper(trainer, job)
 
 
-def _write_paper(
-    trainer: Any, population: str | None, options: LearningOptions, command: str, out: Path, as_json: bool
-) -> None:
+def _write_paper(trainer: Any, job: _Job) -> None:
     from flmarket.auctions.learned import weights
     from flmarket.auctions.learned.training.papers import by_the_papers, deployed
 
     auction, schedule = trainer.auction(), trainer.preset.schedule
     bound, empty = deployed(auction, *trainer.held_out, seed=trainer.seed)
     provenance: dict[str, Any] = {
-        "command": command, "seed": trainer.seed, "iterations": trainer.iteration, "scheduled": trainer.total,
+        "command": job.command, "seed": trainer.seed, "iterations": trainer.iteration, "scheduled": trainer.total,
         "validation_is_flat": trainer.flat, "seconds": round(trainer.seconds, 1),
         "deployed": {"bound": bound, "empty": empty},
         "papers_metric": asdict(by_the_papers(auction, schedule, *trainer.held_out, seed=trainer.seed)),
     }  # fmt: skip
-    if options.audit_profiles:
-        provenance["audit"] = _audited(auction, trainer.source, population, options.audit_profiles, trainer.seed)
-    weights.save(out, auction.settings, dict(auction.parameters), provenance)
+    if job.options.audit_profiles:
+        provenance["audit"] = _audited(auction, job)
+    weights.save(job.out, auction.settings, dict(auction.parameters), provenance)
     found = provenance["papers_metric"]
     words = (
         f"{trainer.iteration:,} of {trainer.total:,} iterations; error bound {bound:.3f}, nobody sells in {empty:.2%}; "
         f"by the papers' metric rgt {found['rgt']:.4f}, irv {found['irv']:.4f}"
     )
-    _show(words, provenance, out, as_json)
+    _show(words, provenance, job)
 
 
-def _audited(auction: Any, source: Any, population: str | None, profiles: int, seed: int) -> dict[str, Any]:
+def _audited(auction: Any, job: _Job) -> dict[str, Any]:
     """The strong search on a sample, for the record; docs/learned.md has the figures of full audits."""
     import numpy as np
 
@@ -263,11 +250,12 @@ def _audited(auction: Any, source: Any, population: str | None, profiles: int, s
 
     # the search alone: how good the auction is was measured on the validation profiles
     strong = replace(STRENGTHS["strong"], efficiency_profiles=0, structure_profiles=10)
-    given = population or source.draw(np.random.default_rng((seed, 3)), profiles)[0]
-    report = audit(auction, given, profiles=profiles, search=strong, seed=seed)
+    profiles = job.options.audit_profiles
+    given = job.population or job.source.draw(np.random.default_rng((job.seed, 3)), profiles)[0]
+    report = audit(auction, given, profiles=profiles, search=strong, seed=job.seed)
     overall = report.truthful.overall
     return {
-        "population": population or "the history's bids",
+        "population": job.population or "the history's bids",
         "search": "strong",
         "profiles": profiles,
         "mean_regret_over_cost": overall.mean_regret_over_cost,
@@ -292,11 +280,11 @@ def _command(preset_name: str, population: str | None, bids: Path | None, option
     return " ".join([*words, f"--seed {seed}"])
 
 
-def _show(words: str, provenance: dict[str, Any], out: Path, as_json: bool) -> None:
-    if as_json:
-        print_json({**provenance, "weights": str(out)})
+def _show(words: str, provenance: dict[str, Any], job: _Job) -> None:
+    if job.as_json:
+        print_json({**provenance, "weights": str(job.out)})
         return
     screen.print(words)
     if "audit" in provenance:
         screen.print(f"audited: regret {provenance['audit']['mean_regret_over_cost']:.4f} of cost, strong search")
-    print_path("weights", out)
+    print_path("weights", job.out)

@@ -3,8 +3,7 @@
 Needs httpx and pydantic (`flmarket[client]`), and nothing of the broker.
 """
 
-from flmarket.client.client import BrokerClient
-from flmarket.client.errors import BrokerRefused, BrokerUnreachable
+from flmarket.client.client import BrokerClient, BrokerRefused, BrokerUnreachable
 from flmarket.client.wire import (
     Account,
     Audit,
@@ -20,24 +19,9 @@ from flmarket.client.wire import (
     Round,
     Statement,
     Task,
-)
+)  # fmt: skip
 
 __all__ = [
-    "Account",
-    "Audit",
-    "Bid",
-    "BidAdvice",
-    "Bill",
-    "BrokerClient",
-    "BrokerRefused",
-    "BrokerUnreachable",
-    "BudgetPoint",
-    "Offer",
-    "Party",
-    "Privacy",
-    "Progress",
-    "Release",
-    "Round",
-    "Statement",
-    "Task",
-]
+    "Account", "Audit", "Bid", "BidAdvice", "Bill", "BrokerClient", "BrokerRefused", "BrokerUnreachable", "BudgetPoint",
+    "Offer", "Party", "Privacy", "Progress", "Release", "Round", "Statement", "Task",
+]  # fmt: skip

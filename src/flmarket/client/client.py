@@ -4,8 +4,6 @@ Every write carries an idempotency key, so a request that was lost on the way is
 twice. Reads and writes are tried again when the broker does not answer or asks to slow down; a refusal is not.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid
@@ -19,14 +17,29 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from flmarket.client import wire
-from flmarket.client.errors import BrokerRefused, BrokerUnreachable
-
-__all__ = ["BrokerClient"]
+from flmarket.errors import FlmarketError
 
 T = TypeVar("T")
 
 _AGAIN = (429, 502, 503, 504)
 _LONGEST_WAIT = 10.0
+
+
+class BrokerUnreachable(FlmarketError):
+    """The broker did not answer, also not when asked again."""
+
+    exit_code = 11
+
+
+class BrokerRefused(FlmarketError):
+    """The broker said no: `status` is HTTP's, `fields` maps each field that was not accepted to the reason."""
+
+    exit_code = 12
+
+    def __init__(self, status: int, detail: str, fields: Mapping[str, str] | None = None) -> None:
+        self.status, self.detail, self.fields = status, detail, dict(fields or {})
+        reasons = "; ".join(f"{field}: {reason}" for field, reason in self.fields.items())
+        super().__init__(f"{detail} ({reasons})" if reasons else detail)
 
 
 class BrokerClient:
@@ -74,8 +87,7 @@ class BrokerClient:
 
     def tasks(self) -> Iterator[wire.Task]:
         """My tasks, newest first."""
-        for document in self._pages("/tasks"):
-            yield _read(wire.Task, document)
+        return self._pages(wire.Task, "/tasks")
 
     def task(self, task_id: str) -> wire.Task:
         """One task."""
@@ -105,14 +117,15 @@ class BrokerClient:
         """What was paid for."""
         return _read(wire.Bill, self._get(f"/tasks/{_part(task_id)}/bill"))
 
-    def model(self, task_id: str, *, format: Literal["npz", "safetensors"] = "npz") -> bytes:
-        """The trained model as a file's bytes."""
+    def model(self, task_id: str, *, format: Literal["zip", "npz", "safetensors"] = "npz") -> bytes:
+        """The trained model as a file's bytes: its weights, or a zip with all that it takes to use them."""
         return self._request("GET", f"/tasks/{_part(task_id)}/model", params={"format": format}).content
 
     def save_model(self, task_id: str, path: str | Path) -> Path:
         """The trained model as a file; its ending chooses the format."""
         target = Path(path)
-        content = self.model(task_id, format="safetensors" if target.suffix == ".safetensors" else "npz")
+        formats: dict[str, Literal["zip", "safetensors"]] = {".zip": "zip", ".safetensors": "safetensors"}
+        content = self.model(task_id, format=formats.get(target.suffix, "npz"))
         target.write_bytes(content)
         return target
 
@@ -144,8 +157,7 @@ class BrokerClient:
 
     def offers(self) -> Iterator[wire.Offer]:
         """Tasks that I can sell to."""
-        for document in self._pages("/offers"):
-            yield _read(wire.Offer, document)
+        return self._pages(wire.Offer, "/offers")
 
     def bid(
         self, task_id: str, valuation: Mapping[str, Any], *, privacy_budget: float, data_size: int | None = None
@@ -198,14 +210,12 @@ class BrokerClient:
         headers = {"Idempotency-Key": key or str(uuid.uuid4())}
         return self._request(method, path, body=body, headers=headers).json()
 
-    def _pages(self, path: str) -> Iterator[Mapping[str, Any]]:
-        before: str | None = None
-        while True:
-            page = self._get(path, {} if before is None else {"before": before})
-            yield from page["items"]
-            before = page["next"]
-            if before is None:
-                return
+    def _pages(self, kind: type[T], path: str) -> Iterator[T]:
+        page = self._get(path)
+        yield from (_read(kind, one) for one in page["items"])
+        while page["next"] is not None:
+            page = self._get(path, {"before": page["next"]})
+            yield from (_read(kind, one) for one in page["items"])
 
     def _request(
         self,

@@ -7,19 +7,8 @@ for the broker to judge (`broker.requests`).
 What would break it: a field that changes its meaning. New fields may come; a client ignores those it does not know.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
-
-__all__ = [
-    "ENDED", "Account", "Audit", "AuditPage", "Award", "Bid", "BidAdvice", "Bill", "BillLine", "BudgetPoint",
-    "Catalogue", "Claim", "EpsilonWords", "Exploration", "FieldProblem", "Finding", "Key", "KeyPage", "KindLine",
-    "LedgerCheck", "LedgerEntry", "LedgerHead", "LedgerPage", "LogLine", "LogPage", "Market", "MarketTask",
-    "Mechanism", "NewKey",
-    "Offer", "OfferPage", "Operations", "Party", "PartyPage", "Privacy", "Problem", "Progress", "Receipt",
-    "ReceiptPage", "Release", "Round", "RoundDetail", "RoundPage", "Session", "Statement", "Task", "TaskPage",
-]  # fmt: skip
 
 ENDED = ("finished", "cancelled", "expired", "failed")  # states of a task in which nothing more happens
 
@@ -180,6 +169,74 @@ class Progress:
     at: str = ""
 
 
+# --- parties ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Party:
+    """Somebody who may sign in. Owners in Flower tasks have a SuperNode, and a number that their `owner.toml` names."""
+
+    id: str
+    role: str
+    name: str
+    active: bool
+    created_at: str
+    node_id: str | None
+    owner_number: int | None
+
+
+@dataclass(frozen=True)
+class PartyPage:
+    """Some parties; `next` is the cursor of the following page."""
+
+    items: tuple[Party, ...]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class Key:
+    """An API key without its secret."""
+
+    id: str
+    label: str
+    created_at: str
+    revoked_at: str | None
+
+
+@dataclass(frozen=True)
+class KeyPage:
+    """All keys of a party."""
+
+    items: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class NewKey:
+    """A fresh key, shown this once."""
+
+    id: str
+    label: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Session:
+    """A signed-in browser: send `csrf` as the header X-CSRF-Token with every write."""
+
+    party: Party
+    csrf: str
+    expires_at: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """A party's money: what she holds, and what her running tasks have in escrow."""
+
+    account: str
+    balance_micros: int
+    escrow_micros: int
+
+
 # --- owners -----------------------------------------------------------------------------------------------------------
 
 
@@ -319,74 +376,6 @@ class BidAdvice:
     def epsilon_words(self) -> str:
         """What all that she gave up means with it."""
         return self.epsilon.words
-
-
-# --- parties ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Party:
-    """Somebody who may sign in. Owners in Flower tasks have a SuperNode, and a number that their `owner.toml` names."""
-
-    id: str
-    role: str
-    name: str
-    active: bool
-    created_at: str
-    node_id: str | None
-    owner_number: int | None
-
-
-@dataclass(frozen=True)
-class PartyPage:
-    """Some parties; `next` is the cursor of the following page."""
-
-    items: tuple[Party, ...]
-    next: str | None
-
-
-@dataclass(frozen=True)
-class Key:
-    """An API key without its secret."""
-
-    id: str
-    label: str
-    created_at: str
-    revoked_at: str | None
-
-
-@dataclass(frozen=True)
-class KeyPage:
-    """All keys of a party."""
-
-    items: tuple[Key, ...]
-
-
-@dataclass(frozen=True)
-class NewKey:
-    """A fresh key, shown this once."""
-
-    id: str
-    label: str
-    key: str
-
-
-@dataclass(frozen=True)
-class Session:
-    """A signed-in browser: send `csrf` as the header X-CSRF-Token with every write."""
-
-    party: Party
-    csrf: str
-    expires_at: str
-
-
-@dataclass(frozen=True)
-class Account:
-    """A party's money: what she holds, and what her running tasks have in escrow."""
-
-    account: str
-    balance_micros: int
-    escrow_micros: int
 
 
 # --- the market -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from flmarket import aggregation, auctions, privacy
-from flmarket.aggregation import robust
+from flmarket.aggregation import Trust, robust
 from flmarket.bids import BidProfile, FloatArray, Kind, Valuations
 from flmarket.engines.config_types import Cap, NonNegative, Positive, Probability, Range, Section
 from flmarket.engines.memory import JdpTraining, SampledTraining, Simulation, Spec, StackelbergTraining
@@ -40,16 +40,19 @@ from flmarket.learning.adversaries import Adversary
 from flmarket.learning.data import Scaling
 from flmarket.ledger import to_micros
 from flmarket.market import PrivacyCap, Task, kinds
+from flmarket.market.descent import reach
 from flmarket.market.kinds.sampling import decaying_rate
 from flmarket.populations import read_bids
-from flmarket.privacy.joint import LocalPerturbation
+from flmarket.privacy import RecordNoise
+from flmarket.privacy.joint import LocalPerturbation, upload_epsilon
+from flmarket.privacy.secure_sum import SecureAggregation
 from flmarket.sampling import TruncatedExponential, Uniform
 from flmarket.sampling.prior_independent import terms
 
-__all__ = ["RECOMMENDED", "MarketConfig"]
-
 RECOMMENDED = "recommended"
 DEFAULT_DATA = "breast-cancer"
+# kinds of market that need no more of a round's updates than their sum
+SUMMED = ("auction",)
 T = TypeVar("T")
 
 Family = Literal["linear", "quadratic", "sqrt", "exponential", "step"]
@@ -64,13 +67,15 @@ class TaskSection(Section):
     budget_per_round: NonNegative | None = None
     budget_factor: NonNegative | None = None
     learning_rate: Positive = 0.1
+    last_learning_rate: Positive | None = None
 
 
 class DataSection(Section):
     """Which data, and how it is spread over owners.
 
     A registered name or `package.module:load`; or one's own files, relative to the market file: CSV or Parquet with the
-    column of the classes, or npz.
+    column of the classes, or npz. `centre` is taken from every feature after scaling. `validation` of the test records,
+    drawn by the seed, choose the best of the models and test none.
     """
 
     name: str | None = None
@@ -78,6 +83,8 @@ class DataSection(Section):
     test: str | None = None
     label: str | None = None
     scaling: Scaling | None = None
+    centre: Annotated[float, Field(ge=-1e9, le=1e9)] = 0.0
+    validation: Annotated[int, Field(ge=0, strict=True)] = 0
     owners: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 60
     partition: Literal["power-law", "dirichlet", "equal"] = "power-law"
     sigma: NonNegative = 2.0
@@ -102,6 +109,14 @@ class DataSection(Section):
         train, test = (None if name is None else base / name for name in (self.train, self.test))
         assert train is not None
         return from_files(train, test, label=self.label, scaling=self.scaling, name=self.name or "")
+
+    def taken(self, data: DataSet, seed: int) -> DataSet:
+        """The data, centred, with its validation records put aside."""
+        if self.centre:
+            data = data.centred(self.centre)
+        if not self.validation:
+            return data
+        return data.holding_out(self.validation, stream(seed, purpose=Purpose.EVALUATION))
 
     def split(self, data: DataSet, seed: int) -> Partition:
         """Deal the training records out to owners."""
@@ -144,7 +159,10 @@ class OwnersSection(Section):
 class MechanismSection(Section):
     """Auction, aggregation and noise by name. `bound_dimension = 1` is the papers' error bound.
 
-    "recommended" is the perturbation of least noise for the model's size at the owners' median privacy budget.
+    "recommended" is the perturbation of least noise for the model's size at the owners' median privacy budget. With
+    secure aggregation it is the noise that all have in common, and weights are `secure-opt`'s unless others are named.
+    `unit = "record"` protects any one record instead of the whole update: every record's gradient is clipped to `clip`,
+    every local step noised; ε of bids, awards and caps is then for a record, at `delta`.
     """
 
     auction: str = "posted"
@@ -152,10 +170,26 @@ class MechanismSection(Section):
     perturbation: str = "recommended"
     clip: Positive = 1.0
     bound_dimension: Literal["model"] | Annotated[int, Field(ge=1)] = "model"
+    unit: Literal["update", "record"] = "update"
+    delta: Annotated[float, Field(gt=0, lt=0.5)] = 1e-5
+
+    @model_validator(mode="after")
+    def _noise_of_its_unit(self) -> Self:
+        if self.unit == "record" and self.perturbation not in (RECOMMENDED, RecordNoise.name):
+            raise ValueError(f'perturbation = "{RecordNoise.name}", or none, with unit = "record": others hide updates')
+        return self
+
+    def record_noise(self, local: LocalTraining) -> RecordNoise:
+        """The noise that protects records in this local work."""
+        steps = local.steps if local.epochs is None else local.epochs  # on all records an epoch is a step
+        return RecordNoise(clip=self.clip, delta=self.delta, steps=steps, rate=reach(local))
 
 
 class TrainingSection(Section):
-    """What owners compute, and whether the buyer averages models."""
+    """What owners compute, and whether the buyer averages models.
+
+    `normalised` updates are scaled to the clip, short ones too: what is sold is a direction.
+    """
 
     local_steps: Annotated[int, Field(ge=1, strict=True)] = 1
     local_epochs: Annotated[int, Field(ge=1, strict=True)] | None = None
@@ -164,6 +198,7 @@ class TrainingSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     optimizer: Literal["sgd", "adam"] = "sgd"
     average: bool = False
+    normalised: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -181,6 +216,21 @@ class TrainingSection(Section):
             momentum=usual if self.momentum is None else self.momentum,
             optimizer=self.optimizer,
         )
+
+
+class SecureSection(Section):
+    """With `trust = "secure-aggregation"`: how many of a round's sellers must stay, and how many may collude.
+
+    With fewer than `survivors` of them the round is void; the noise is sized for as many, less `colluders`, who may
+    show theirs to the broker. Both are shares of the sellers.
+    """
+
+    survivors: Annotated[float, Field(ge=0.5, le=1)] = 0.8
+    colluders: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def policy(self) -> SecureAggregation:
+        """As markets take it."""
+        return SecureAggregation(survivors=self.survivors, colluders=self.colluders)
 
 
 class ModelSection(Section):
@@ -245,7 +295,8 @@ class JointSection(Section):
     """Robust joint-DP learning, with `kind = "joint"`: one auction for the whole training, then robust rounds.
 
     `selection` is the auction that picks clients by their costs. Settings that the named aggregation does not take are
-    refused. ε is `epsilon` for one upload and `choice_epsilon` for one choice (by default the same, as in the paper).
+    refused. ε is `epsilon` for one upload, or `epsilon_total` for those of all rounds, of one `noise_unit`;
+    `choice_epsilon` is for one choice, by default that of an upload, as in the paper.
     """
 
     selection: str = "m1"
@@ -257,6 +308,7 @@ class JointSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     threads: Annotated[int, Field(ge=1, le=256, strict=True)] = 1
     epsilon: Positive = 100.0
+    epsilon_total: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=0.5)] = 1e-5
     clipped: Literal["update", "parameters"] = "update"
     calibration: Literal["analytic", "paper"] = "analytic"
@@ -277,9 +329,14 @@ class JointSection(Section):
     adversary_target: Annotated[int, Field(ge=0, strict=True)] | None = None
     adversary_factor: Positive | None = None
 
-    def rule(self) -> robust.RobustAggregation:
+    def upload(self, rounds: int) -> float:
+        """ε of one upload of so many."""
+        total = self.epsilon_total
+        return self.epsilon if total is None else upload_epsilon(total, self.delta, rounds)
+
+    def rule(self, rounds: int = 1) -> robust.RobustAggregation:
         """The aggregation with the settings that were given."""
-        choice = {"epsilon": self.choice_epsilon or self.epsilon, "validation": self.validation}
+        choice = {"epsilon": self.choice_epsilon or self.upload(rounds), "validation": self.validation}
         given: dict[str, Any] = {
             "sensitivity": self.sensitivity,
             "k": self.leave_out,
@@ -303,6 +360,10 @@ class JointSection(Section):
 
     def check_names(self) -> None:
         """Refuse unknown names and settings before any data is read."""
+        if self.epsilon_total is not None and "epsilon" in self.model_fields_set:
+            raise ConfigError(
+                "joint.epsilon_total", self.epsilon_total, "epsilon for one upload, or this for all of them"
+            )
         auctions.get(auctions.admit(self.selection))
         self.rule()
         self.malicious()
@@ -322,15 +383,11 @@ class JointSection(Section):
             budget=budget,
             auction=auctions.get(self.selection),
             model=model,
-            aggregation=self.rule(),
+            aggregation=self.rule(rounds),
             perturbation=LocalPerturbation(
-                clip=clip,
-                delta=self.delta,
-                clipped=self.clipped,
-                calibration=self.calibration,
-                unit=self.noise_unit,
+                clip=clip, delta=self.delta, clipped=self.clipped, calibration=self.calibration, unit=self.noise_unit
             ),
-            epsilon=self.epsilon,
+            epsilon=self.upload(rounds),
             adversary=adversary,
             adversaries=count,
             mixing=self.mixing,
@@ -418,6 +475,7 @@ class MarketConfig(Section):
 
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
     kind: str = "auction"
+    trust: Trust = "local"
     task: TaskSection
     data: DataSection = DataSection()
     owners: OwnersSection = OwnersSection()
@@ -425,6 +483,7 @@ class MarketConfig(Section):
     model: ModelSection = ModelSection()
     training: TrainingSection = TrainingSection()
     broker: BrokerSection = BrokerSection()
+    secure: SecureSection = SecureSection()
     reward: RewardSection = RewardSection()
     joint: JointSection = JointSection()
     sampling: SamplingSection = SamplingSection()
@@ -460,6 +519,10 @@ class MarketConfig(Section):
                 raise ValueError("task.budget_per_round in the sampling market: what a round may cost in expectation")
         elif self.kind != "reward" and given != 1:
             raise ValueError("give either task.budget_per_round or task.budget_factor")
+        if self.trust != "local" and self.kind not in SUMMED:
+            raise ValueError(f"local trust: {self.kind} looks at single updates (sums are for {', '.join(SUMMED)})")
+        if self.trust == "local" and self.secure.model_fields_set:
+            raise ValueError('trust = "secure-aggregation" with secure: it has no meaning where trust is local')
         if self.market and self.kind in ("auction", "sampling", "reward", "joint"):
             raise ValueError(f"market is for kinds of one's own; {self.kind} has its own section")
         return self
@@ -506,21 +569,29 @@ class MarketConfig(Section):
         self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
     ) -> Simulation:
         """Load the data, deal it out, draw the bids and build the mechanisms."""
-        mechanism = self.mechanism
+        mechanism, secure = self.mechanism, None if self.trust == "local" else self.secure.policy()
         auction = auctions.get(auctions.admit(mechanism.auction))  # names are checked before any data is read
-        aggregation.get(aggregation.admit(mechanism.aggregation))
-        if mechanism.perturbation != RECOMMENDED:
+        named = secure is None or "aggregation" in mechanism.model_fields_set
+        rule = mechanism.aggregation if named else "secure-opt"
+        aggregation.get(aggregation.admit(rule))
+        if mechanism.perturbation != RECOMMENDED and mechanism.unit == "update":
             privacy.get(privacy.admit(mechanism.perturbation))
         self.model.check_name()
-        data = self.data.load(data_dir, base) if data is None else data
+        data = self.data.taken(self.data.load(data_dir, base) if data is None else data, self.seed)
         split = self.data.split(data, self.seed)
         bids = self.owners.profile(split.sizes, self.seed, base)
         model = self.model.build(data, self.training.local())
         size = dimension(model)
-        noise = mechanism.perturbation
-        if noise == RECOMMENDED:
-            noise = privacy.recommend(size, float(np.median(bids.privacy_budget))).name
-        perturbation = privacy.get(noise, clip=mechanism.clip)
+        perturbation: privacy.Perturbation
+        if mechanism.unit == "record":
+            perturbation = mechanism.record_noise(self.training.local())
+        else:
+            noise = mechanism.perturbation
+            if noise == RECOMMENDED and secure is None:
+                noise = privacy.recommend(size, float(np.median(bids.privacy_budget))).name
+            elif noise == RECOMMENDED:
+                noise = privacy.DistributedGaussian.name
+            perturbation = privacy.get(noise, clip=mechanism.clip)
         return Simulation(
             task=self._task(),
             data=data,
@@ -528,10 +599,11 @@ class MarketConfig(Section):
             bids=bids,
             auction=auction,
             aggregation=aggregation.get(
-                mechanism.aggregation,
-                clip=mechanism.clip,
+                rule,
+                clip=getattr(perturbation, "length", mechanism.clip),
                 dimension=size if mechanism.bound_dimension == "model" else mechanism.bound_dimension,
                 perturbation=perturbation if mechanism.bound_dimension == "model" else None,
+                excess=1.0 if secure is None else secure.excess,
             ),
             perturbation=perturbation,
             cap=self._cap,
@@ -541,6 +613,8 @@ class MarketConfig(Section):
             dropout=self.owners.dropout,
             faulty=self.owners.faulty,
             seed=self.seed,
+            secure=secure,
+            normalised=self.training.normalised,
         )
 
     @property
@@ -559,7 +633,7 @@ class MarketConfig(Section):
         if self.data.partition != "equal":
             raise ConfigError("data.partition", self.data.partition, '"equal" in the reward game')
         self.model.check_name()
-        data = self.data.load(data_dir, base) if data is None else data
+        data = self.data.taken(self.data.load(data_dir, base) if data is None else data, self.seed)
         game = self.reward
         values = stream(self.seed, purpose=Purpose.BIDS).uniform(*game.privacy_values, self.data.owners)
         return StackelbergTraining(
@@ -588,9 +662,11 @@ class MarketConfig(Section):
         self.joint.check_names()  # before any data is read
         model = self.model if self.joint.model is None else ModelSection(name=self.joint.model)
         model.check_name()
-        data = self.data.load(data_dir, base) if data is None else data
+        if self.data.validation:
+            raise ConfigError("data.validation", self.data.validation, "joint.validation in this kind of market")
+        data = self.data.taken(self.data.load(data_dir, base) if data is None else data, self.seed)
         local = self.training.local(self.joint.momentum)
-        if local.batch_size is None:
+        if local.batch_size is None and self.joint.noise_unit == "client":
             local = replace(local, batch_size=32)
         return self.joint.training(
             data=data,
@@ -610,7 +686,7 @@ class MarketConfig(Section):
         self.sampling.cost_distribution()  # refused before any data is read
         self.model.check_name()
         assert self.task.budget_per_round is not None  # checked with the file; for the type checker
-        data = self.data.load(data_dir, base) if data is None else data
+        data = self.data.taken(self.data.load(data_dir, base) if data is None else data, self.seed)
         return self.sampling.training(
             data=data,
             partition=self.data.split(data, self.seed),
@@ -631,6 +707,7 @@ class MarketConfig(Section):
             budget_micros=None if budget is None else to_micros("budget_per_round", budget),
             budget_factor=self.task.budget_factor,
             learning_rate=self.task.learning_rate,
+            last_learning_rate=self.task.last_learning_rate,
         )
 
 

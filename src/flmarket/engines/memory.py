@@ -36,21 +36,11 @@ from flmarket.market.record import MemoryRecord, Offer
 from flmarket.market.round import Prove, Rounds, new_task
 from flmarket.market.store import MemoryStore, RoundStore
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
-from flmarket.privacy import PrivacyAccount
-
-__all__ = [
-    "JdpTraining",
-    "MemoryOwners",
-    "SampledTraining",
-    "Simulation",
-    "Spec",
-    "StackelbergTraining",
-    "play",
-    "run",
-]
+from flmarket.privacy import PrivacyAccount, rho_of_epsilon
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[RoundRecord], None]
+Finished = Callable[[Rounds], None]  # is shown the rounds once they are played: kind, ledger, records
 
 
 class Spec(Protocol):
@@ -217,11 +207,7 @@ def _trained(works: list[Work]) -> Sequence[object]:
 
 
 def play(
-    spec: Spec,
-    *,
-    ledger: Ledger | None = None,
-    store: RoundStore | None = None,
-    progress: Progress | None = None,
+    spec: Spec, *, ledger: Ledger | None = None, store: RoundStore | None = None, progress: Progress | None = None
 ) -> tuple[Rounds, MemoryOwners]:
     """Play a described market with its owners in this process. Without a store, `ledger` must not have the task yet."""
     books = new_task(ledger, spec.name) if store is None or ledger is None else ledger
@@ -231,9 +217,13 @@ def play(
     return rounds, owners
 
 
-def run(spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None = None) -> MarketResult:
+def run(
+    spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None = None, finished: Finished | None = None
+) -> MarketResult:
     """Play a described market of any kind, and tell it as a market: rounds, and every owner's statement."""
     rounds, owners = play(spec, ledger=ledger, progress=progress)
+    if finished is not None:
+        finished(rounds)
     bids, paid = Counter[int](), Counter[int]()
     for record in rounds.records:
         bids.update(record.bidders.tolist())
@@ -241,18 +231,21 @@ def run(spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None =
             record.bidders.tolist(), record.price_micros.tolist(), record.state, strict=True
         ):
             paid[owner] += price if state is AwardState.POSTED else 0
+    cap, trust = getattr(spec, "cap", PrivacyCap()), getattr(spec, "trust", "local")
+    secure = trust != "local"  # losses in a sum are counted in ρ, and so is what caps them
     statements = tuple(
         OwnerStatement(
             owner=i,
             data_size=size,
             bids=bids[i],
-            releases=owners.record(i).account.books.releases,
+            releases=books.releases,
             refusals=owners.refusals[i],
             paid_micros=paid[i],
-            loss_total=owners.record(i).account.books.spent,
-            loss_cap=getattr(spec, "cap", PrivacyCap()).epsilon,
+            loss_total=books.rho if secure else books.spent,
+            loss_cap=float(rho_of_epsilon(cap.epsilon, delta=cap.delta)) if secure and cap.delta else cap.epsilon,
         )
         for i, size in enumerate(spec.partition.sizes.tolist())
+        for books in (owners.record(i).account.books,)
     )
     kind, parts = rounds.kind, {name: getattr(spec, name, None) for name in ("auction", "aggregation", "perturbation")}
     names = {name: getattr(part, "name", "") for name, part in parts.items()}
@@ -260,7 +253,7 @@ def run(spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None =
     return MarketResult(
         getattr(spec, "task", whole), names["auction"] if kind.name == AuctionKind.name else kind.name,
         names["aggregation"], names["perturbation"], spec.data.name, spec.seed, tuple(rounds.records), statements,
-        kind.buyers_model, spec.data.baseline_accuracy,
+        kind.buyers_model, spec.data.baseline_accuracy, trust, cap.delta,
     )  # fmt: skip
 
 
@@ -268,9 +261,11 @@ def run(spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None =
 class Simulation(AuctionSpec):
     """An auction market that can be played in this process."""
 
-    def run(self, ledger: Ledger | None = None, progress: Progress | None = None) -> MarketResult:
+    def run(
+        self, ledger: Ledger | None = None, progress: Progress | None = None, finished: Finished | None = None
+    ) -> MarketResult:
         """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
-        return run(self, ledger=ledger, progress=progress)
+        return run(self, ledger=ledger, progress=progress, finished=finished)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -278,26 +273,36 @@ class SampledTraining(SamplingSpec):
     """A sampling market that can be played in this process."""
 
     def run(
-        self, progress: Callable[[SampledRound], None] | None = None, ledger: Ledger | None = None
+        self,
+        progress: Callable[[SampledRound], None] | None = None,
+        ledger: Ledger | None = None,
+        finished: Finished | None = None,
     ) -> SampledResult:
         """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
         owners, kind = MemoryOwners(self), self.kind()
         tell = None if progress is None else lambda record: progress(self.result(kind, [record]).rounds[0])
         rounds = Rounds(kind, owners, new_task(ledger, self.name), MemoryStore(), progress=tell)
-        return self.result(kind, rounds.play())
+        result = self.result(kind, rounds.play())
+        if finished is not None:
+            finished(rounds)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StackelbergTraining(RewardSpec):
     """A reward game that can be played in this process."""
 
-    def run(self, progress: Progress | None = None, ledger: Ledger | None = None) -> StackelbergResult:
+    def run(
+        self, progress: Progress | None = None, ledger: Ledger | None = None, finished: Finished | None = None
+    ) -> StackelbergResult:
         """Announce, collect ρ, train, pay; at R = 0 nobody takes part, nothing is trained and nobody is paid.
 
         `ledger` must not have this task yet.
         """
         rounds, owners = play(self, ledger=ledger, progress=progress)
         assert isinstance(rounds.kind, RewardKind)
+        if finished is not None:
+            finished(rounds)
         return self.result(rounds.kind, rounds.records, owners.records)
 
 
@@ -305,7 +310,9 @@ class StackelbergTraining(RewardSpec):
 class JdpTraining(JointSpec):
     """A joint-DP training that can be played in this process."""
 
-    def run(self, progress: Progress | None = None, ledger: Ledger | None = None) -> JdpResult:
+    def run(
+        self, progress: Progress | None = None, ledger: Ledger | None = None, finished: Finished | None = None
+    ) -> JdpResult:
         """Select, hold the prices, train, pay; if nobody is chosen nothing is trained and nobody is paid.
 
         `ledger` must not have this task yet.
@@ -313,4 +320,6 @@ class JdpTraining(JointSpec):
         _ = self.selection  # refused before anything is booked
         rounds, owners = play(self, ledger=ledger, progress=progress)
         assert isinstance(rounds.kind, JointKind)
+        if finished is not None:
+            finished(rounds)
         return self.result(rounds.kind, rounds.records, owners.records)

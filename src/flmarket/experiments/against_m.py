@@ -16,8 +16,6 @@ from flmarket.errors import MissingDependency
 from flmarket.experiments.items import Check, Item, Job, from_checks, line
 from flmarket.experiments.verdicts import trend
 
-__all__ = ["SHORT", "fig10", "short_training"]
-
 SIZES = (1, 2, 4, 8, 16)
 POPULATION = "flm22-iid"
 # epochs, batches an epoch, profiles a batch, steps of the search for lies

@@ -21,8 +21,6 @@ from flmarket.experiments.verdicts import Estimate, judged
 from flmarket.learning import DataSet, load
 from flmarket.report import Curve
 
-__all__ = ["ITEMS"]
-
 POPULATION = "flm22-iid"
 ENTRANTS = ("posted", "all-in", "all-in-capped", "m1", "cleared-menu")
 FACTORS = (0.1, 0.5, 1.0)

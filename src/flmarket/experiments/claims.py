@@ -13,8 +13,6 @@ from fnmatch import fnmatchcase
 from flmarket.experiments.items import Item
 from flmarket.experiments.verdicts import Verdict, combined
 
-__all__ = ["CLAIMS", "PAPERS", "Claim", "JudgedClaim", "Paper", "judge"]
-
 
 @dataclass(frozen=True)
 class Paper:
@@ -121,7 +119,12 @@ CLAIMS = (
     Claim("jdp", "Fig. 3", "Accuracy: no attack ≥ the method under attack > plain averaging.", ("jdp-fig3*#order",)),
     Claim("jdp", "Fig. 3", "The attack costs averaging 4 to 5 points, the method 1 to 2.", ("jdp-fig3*#gap",)),
     Claim("jdp", "Fig. 3", "So it does with the adversary's step doubled.", ("jdp-fig3*#boosted",)),
-    Claim("jdp", "Fig. 4", "Accuracy grows with ε and, up to a point, with the number of clients.", ("jdp-fig4*",)),
+    Claim(
+        "jdp",
+        "Fig. 4",
+        "Accuracy grows with ε and, up to a point, with the number of clients.",
+        ("jdp-fig4*", "jdp-fig3*#epsilon"),
+    ),
     Claim("jdp", "Fig. 5", "Accuracy grows with the size of the groups.", ("jdp-fig5#size",)),
     Claim("jdp", "Fig. 5", "Leave-one-out is better than any partition.", ("jdp-fig5#leave-one-out",)),
 )

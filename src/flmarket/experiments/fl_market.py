@@ -31,11 +31,6 @@ from flmarket.experiments.verdicts import Estimate, Finding, missing
 from flmarket.learning import DataSet
 from flmarket.report import Curve
 
-__all__ = [
-    "FIRST_BEST", "BoundCurve", "DrawnBudget", "bounds", "contenders", "fall", "few_tests", "floor", "gaps", "labelled",
-    "lines", "no_weights", "profiles", "trained", "without",
-]  # fmt: skip
-
 FIRST_BEST = "first best"
 LEARNED = (*learned.PAPERS, *learned.DEFAULTS)
 RUNS = "market-runs"  # folder of finished trainings inside the output folder

@@ -29,8 +29,6 @@ from flmarket.experiments.items import Check, Item, Job, Reproduction, from_chec
 from flmarket.experiments.verdicts import Estimate, Finding, judged, trend
 from flmarket.learning import DataSet, load
 
-__all__ = ["ITEMS", "PRINTED_TABLE"]
-
 Curves = Mapping[tuple[str, str], fl.BoundCurve]  # by auction and rule
 POPULATIONS = {"low": "flm21-low", "high": "flm21-high"}
 MULTIPLES = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)

@@ -23,8 +23,6 @@ from flmarket.experiments.items import Check, Item, Job, Reproduction, from_chec
 from flmarket.experiments.verdicts import Estimate, Finding, judged
 from flmarket.learning import DataSet, load
 
-__all__ = ["ITEMS", "PRINTED_TABLE"]
-
 Curves = Mapping[tuple[str, str], fl.BoundCurve]  # by auction and rule
 POPULATIONS = {"iid": "flm22-iid", "niid": "flm22-niid"}
 FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
@@ -283,10 +281,4 @@ def table1(job: Job) -> tuple[Item, ...]:
     )
 
 
-ITEMS: dict[str, Reproduction] = {
-    "fig7": fig7,
-    "fig8": fig8,
-    "fig9": fig9,
-    "fig10": against_m.fig10,
-    "table1": table1,
-}
+ITEMS: dict[str, Reproduction] = {"fig7": fig7, "fig8": fig8, "fig9": fig9, "fig10": against_m.fig10, "table1": table1}

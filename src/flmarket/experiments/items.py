@@ -27,8 +27,6 @@ from flmarket.experiments.verdicts import Finding, Verdict, combined
 from flmarket.files import write_files
 from flmarket.report import Curve, CurveSet, write_curves
 
-__all__ = ["Check", "Item", "Job", "Reproduction", "Step", "from_checks", "line"]
-
 Step = Callable[[str], None]
 
 

@@ -3,9 +3,13 @@
 Finished runs are kept in the output folder (`Job.kept`), so an interrupted figure goes on where it stopped, and figures
 share the runs they have in common. Raise `VERSION` when the engine changes what a setting means.
 
-Runs of one seed share records, partition, starting point, mini-batches and noise, whatever the rule or the attack, so
-differences between curves are paired. Everybody who bids is chosen (equal costs, ample budget): the figures are about
-training, and Figure 2 is about selection.
+Runs of one seed share records, partition, starting point and noise, whatever the rule or the attack, so differences
+between curves are paired. Everybody who bids is chosen (equal costs, ample budget): the figures are about training, and
+Figure 2 is about selection.
+
+Every record is protected (`unit="record"`): its gradient is clipped at each of `steps` steps on all of a client's
+records in each of `rounds` rounds, and `epsilon` is what all of them together cost it, at δ = 1e-5. Settings are chosen
+with `tuning`, which measures on training records that no client holds, and with seeds that no figure uses.
 """
 
 from __future__ import annotations
@@ -26,12 +30,11 @@ from flmarket.engines import JdpTraining
 from flmarket.experiments.items import Job
 from flmarket.learning import DataSet, LocalTraining, Model, Purpose, adversaries, load, models, partition, stream
 from flmarket.learning.adversaries import Adversary
-from flmarket.privacy.joint import LocalPerturbation
-
-__all__ = ["RUNS", "Measured", "Setting", "accuracies", "measure"]
+from flmarket.privacy.joint import LocalPerturbation, upload_epsilon
 
 RUNS = "jdp-runs"  # folder of finished runs inside the output folder
-VERSION = 2
+VERSION = 3
+DELTA = 1e-5
 CHOICES = ("leave-one-out", "leave-k-out", "partition")
 
 
@@ -39,21 +42,21 @@ CHOICES = ("leave-one-out", "leave-k-out", "partition")
 class Setting:
     """Everything that decides a run but the seed; `rule` settings beyond the usual are pairs of name and value.
 
-    `factor`, if not 1, is how much the adversary boosts her step.
+    `epsilon` is one record's (or, for another `unit`, one client's) over all rounds. `factor`, if not 1, is how much
+    the adversary boosts her step.
     """
 
     data: str = "mnist"
     model: str = "softmax"
     clients: int = 20
     records_per_client: int = 300
-    rounds: int = 8
-    steps: int = 15
-    batch_size: int = 32
-    learning_rate: float = 0.01
+    rounds: int = 4
+    steps: int = 1
+    learning_rate: float = 0.5
+    momentum: float = 0.0
     clip: float = 1.0
-    epsilon: float = 1.0
+    epsilon: float = 8.0
     unit: Literal["client", "record"] = "record"
-    calibration: Literal["analytic", "paper"] = "paper"
     rule: str = "average"
     sensitivity: Literal["record", "client", "paper"] = "paper"
     options: tuple[tuple[str, int], ...] = ()
@@ -63,12 +66,18 @@ class Setting:
     target: int = 2
     validation: int = 500
     test: int = 2000
+    tuning: bool = False
+
+    @property
+    def epsilon_per_round(self) -> float:
+        """Of one upload."""
+        return upload_epsilon(self.epsilon, DELTA, self.rounds)
 
     def aggregation(self) -> robust.RobustAggregation:
         """The rule; ours choose with ε_E = ε_L, as in the paper."""
         given: dict[str, Any] = dict(self.options)
         if self.rule in CHOICES:
-            given |= {"epsilon": self.epsilon, "validation": self.validation, "sensitivity": self.sensitivity}
+            given |= {"epsilon": self.epsilon_per_round, "validation": self.validation, "sensitivity": self.sensitivity}
         return robust.get(self.rule, **given)
 
     def attack(self) -> Adversary | None:
@@ -81,7 +90,7 @@ class Setting:
     def local_model(self, data: DataSet) -> Model:
         """Softmax regression, or a network with as many threads as this process may use."""
         local = LocalTraining(
-            learning_rate=self.learning_rate, batch_size=self.batch_size, steps=self.steps, momentum=0.9
+            learning_rate=self.learning_rate, batch_size=None, steps=self.steps, momentum=self.momentum
         )  # fmt: skip
         allowed = os.environ.get("OMP_NUM_THREADS", "")
         threads = int(allowed) if allowed.isdigit() else os.cpu_count() or 1
@@ -90,12 +99,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run leaves behind; ε's are what the noise guarantees for a client's whole data set, at δ = 1e-5."""
+    """What a run leaves behind; ε's are the account's, for one record (or one client) at δ = 1e-5."""
 
     accuracy: float
     included: float | None  # how often an adversary's upload counted
-    client_epsilon_per_round: float
-    client_epsilon_total: float
+    epsilon_per_round: float
+    epsilon_total: float
 
 
 def accuracies(job: Job, title: str, settings: Sequence[Setting], runs: range) -> dict[Setting, FloatArray]:
@@ -125,8 +134,8 @@ def _run(setting: Setting, seed: int, data_dir: Path | None) -> Measured:
         auction=auctions.get("m1"),
         model=setting.local_model(data),
         aggregation=setting.aggregation(),
-        perturbation=LocalPerturbation(clip=setting.clip, unit=setting.unit, calibration=setting.calibration),
-        epsilon=setting.epsilon,
+        perturbation=LocalPerturbation(clip=setting.clip, unit=setting.unit, delta=DELTA),
+        epsilon=setting.epsilon_per_round,
         adversary=attack,
         adversaries=0 if attack is None else setting.adversaries,
         mixing=setting.rule in CHOICES,  # the others are the usual methods, as usually run
@@ -137,10 +146,7 @@ def _run(setting: Setting, seed: int, data_dir: Path | None) -> Measured:
     included = result.adversaries_included
     privacy = result.privacy
     return Measured(
-        result.accuracy,
-        None if np.isnan(included) else included,
-        privacy.client_per_round,
-        privacy.client_total,
+        result.accuracy, None if np.isnan(included) else included, privacy.client_per_round, privacy.client_total
     )
 
 
@@ -148,11 +154,11 @@ def _subset(name: str, data_dir: Path | None, records: int, setting: Setting, se
     """Random records for training and for the server, other ones for every seed."""
     data = _loaded(name, data_dir)
     draw = np.random.default_rng((seed, 20230101))
-    train = draw.permutation(len(data.y_train))[:records]
-    test = draw.permutation(len(data.y_test))[: setting.validation + setting.test]
-    return DataSet(
-        data.name, data.x_train[train], data.y_train[train], data.x_test[test], data.y_test[test], data.classes
-    )
+    train, wanted = draw.permutation(len(data.y_train)), setting.validation + setting.test
+    x, y = (data.x_train, data.y_train) if setting.tuning else (data.x_test, data.y_test)
+    test = train[records : records + wanted] if setting.tuning else draw.permutation(len(y))[:wanted]
+    mine = train[:records]
+    return DataSet(data.name, data.x_train[mine], data.y_train[mine], x[test], y[test], data.classes)
 
 
 @lru_cache(maxsize=2)

@@ -21,8 +21,6 @@ from flmarket.bids import BidProfile, FloatArray
 from flmarket.experiments.items import Check, Item, Job, from_checks, line
 from flmarket.experiments.verdicts import Estimate, Finding, combined, judged, trend
 
-__all__ = ["figure_2", "selection_curves"]
-
 Found = dict[str, dict[str, FloatArray]]
 UNIT = 500.0
 BUDGETS = tuple(10.0 * k for k in range(1, 11))

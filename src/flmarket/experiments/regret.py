@@ -29,8 +29,6 @@ from flmarket.report.curves import Bar, BarSet, write_bars
 if TYPE_CHECKING:
     from flmarket.auctions.learned.training.papers import PapersMetric
 
-__all__ = ["audited", "measured_by_the_papers", "regret_table"]
-
 PRIVATE = ("value", "privacy_budget")
 PROFILES = {True: 20, False: 60}  # quick, full; of all seeds together
 SAMPLED_PROFILES = 30  # at most, where an auction draws lots: every lie is judged over 32 draws

@@ -37,8 +37,6 @@ from flmarket.sampling import TruncatedExponential, Uniform
 from flmarket.sampling.figures import average_participation, learning_curve
 from flmarket.sampling.prior_independent import known_scheme, terms
 
-__all__ = ["FULL", "ITEMS", "QUICK", "Scale"]
-
 Family = Literal["uniform", "exponential"]
 C_MIN, C_MAX, BUDGET, L2, FIRST_RATE, LOCAL_STEPS = 0.5, 10.0, 1.0, 1e-4, 0.2, 5
 FAMILIES: dict[Family, Uniform | TruncatedExponential] = {

@@ -24,8 +24,6 @@ from flmarket.games import Stackelberg, families, verify_equilibrium
 from flmarket.games.figures import PAPER_SETTINGS, against_users, against_value_range
 from flmarket.games.stackelberg import NoiseAccount
 
-__all__ = ["FIGURES", "ITEMS", "Figure"]
-
 Series = Mapping[NoiseAccount, Mapping[str, FloatArray]]  # what is measured, (runs, points)
 
 ACCOUNTS: tuple[NoiseAccount, ...] = get_args(NoiseAccount)

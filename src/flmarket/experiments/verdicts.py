@@ -24,8 +24,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betaincinv, stdtrit
 
-__all__ = ["LEVEL", "Estimate", "Finding", "Verdict", "agreed", "combined", "exact", "judged", "missing", "trend"]
-
 Verdict = Literal["reproduced", "differs", "undecided", "not run"]
 LEVEL = 0.99
 

@@ -1,7 +1,5 @@
 """Posted-reward games (STACK): a reward in, equilibrium privacy budgets and payments out."""
 
-from __future__ import annotations
-
 from flmarket.games.contest import CostFamily, families, family
 from flmarket.games.stackelberg import Equilibrium, Stackelberg, noise_multiplier, noise_scale, zcdp_of_noise
 from flmarket.games.verification import best_deviations, best_response_dynamics, verify_equilibrium

@@ -32,9 +32,8 @@ The paper prints e^{νρ}, which charges 1 for an arbitrarily small ρ. With tha
 equilibrium at all (docs/errata.md E17), so the cost here starts at 0.
 """
 
-from __future__ import annotations
-
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
@@ -43,95 +42,50 @@ from scipy.special import wrightomega
 from flmarket.bids import FloatArray
 from flmarket.registry import Registry
 
-__all__ = [
-    "CostFamily",
-    "ExponentialCost",
-    "LinearCost",
-    "QuadraticCost",
-    "equilibrium",
-    "families",
-    "family",
-    "linear_shares",
-]
 
-
-class CostFamily(Protocol):
+@dataclass(frozen=True)
+class CostFamily:
     """A convex privacy cost with c(ν, 0) = 0."""
 
-    @property
-    def name(self) -> str:
-        """The registered name."""
-
-    def cost(self, value: FloatArray, rho: FloatArray) -> FloatArray:
-        """c(ν, ρ)."""
-
-    def reply(self, value: FloatArray, total: float, reward: float) -> FloatArray:
-        """The ρ that is optimal when all users together offer `total`; 0 for those who stay out."""
-
-    def break_even(self, value: FloatArray, reward: float) -> FloatArray:
-        """The ρ that costs the whole reward: no user ever wants more."""
+    name: str
+    cost: Callable[[FloatArray, FloatArray], FloatArray]
+    """c(ν, ρ)."""
+    reply: Callable[[FloatArray, float, float], FloatArray]
+    """The ρ that is optimal when all users together offer a total, at a reward; 0 for those who stay out."""
+    break_even: Callable[[FloatArray, float], FloatArray]
+    """The ρ that costs the whole reward: no user ever wants more."""
 
 
-class LinearCost:
-    """c = νρ: Algorithm 2's case."""
-
-    name = "linear"
-
-    def cost(self, value: FloatArray, rho: FloatArray) -> FloatArray:
-        """c(ν, ρ)."""
-        return value * rho
-
-    def reply(self, value: FloatArray, total: float, reward: float) -> FloatArray:
-        """The optimal ρ at this total."""
-        return np.maximum(total - value * total**2 / reward, 0.0)
-
-    def break_even(self, value: FloatArray, reward: float) -> FloatArray:
-        """The ρ that costs the whole reward."""
-        return reward / value
+def _exponential_reply(value: FloatArray, total: float, reward: float) -> FloatArray:
+    kept = wrightomega(value * total + np.log(value**2 * (total**2 / reward))) / value
+    return np.asarray(np.maximum(total - kept, 0.0))
 
 
-class QuadraticCost:
-    """c = νρ²: the first bit of privacy is free, so everybody takes part."""
-
-    name = "quadratic"
-
-    def cost(self, value: FloatArray, rho: FloatArray) -> FloatArray:
-        """c(ν, ρ)."""
-        return value * rho**2
-
-    def reply(self, value: FloatArray, total: float, reward: float) -> FloatArray:
-        """The optimal ρ at this total."""
-        return total * reward / (reward + 2.0 * value * total**2)
-
-    def break_even(self, value: FloatArray, reward: float) -> FloatArray:
-        """The ρ that costs the whole reward."""
-        return np.sqrt(reward / value)
-
-
-class ExponentialCost:
-    """c = e^{νρ} − 1."""
-
-    name = "exponential"
-
-    def cost(self, value: FloatArray, rho: FloatArray) -> FloatArray:
-        """c(ν, ρ)."""
-        return np.expm1(value * rho)
-
-    def reply(self, value: FloatArray, total: float, reward: float) -> FloatArray:
-        """The optimal ρ at this total."""
-        kept = wrightomega(value * total + np.log(value**2 * (total**2 / reward))) / value
-        return np.asarray(np.maximum(total - kept, 0.0))
-
-    def break_even(self, value: FloatArray, reward: float) -> FloatArray:
-        """The ρ that costs the whole reward."""
-        return np.asarray(np.log1p(reward) / value)
-
-
+_FAMILIES = (
+    CostFamily(
+        "linear",  # Algorithm 2's case
+        cost=lambda value, rho: value * rho,
+        reply=lambda value, total, reward: np.maximum(total - value * total**2 / reward, 0.0),
+        break_even=lambda value, reward: reward / value,
+    ),
+    CostFamily(
+        "quadratic",  # the first bit of privacy is free, so everybody takes part
+        cost=lambda value, rho: value * rho**2,
+        reply=lambda value, total, reward: total * reward / (reward + 2.0 * value * total**2),
+        break_even=lambda value, reward: np.sqrt(reward / value),
+    ),
+    CostFamily(
+        "exponential",
+        cost=lambda value, rho: np.expm1(value * rho),
+        reply=_exponential_reply,
+        break_even=lambda value, reward: np.asarray(np.log1p(reward) / value),
+    ),
+)
 _registry: Registry[CostFamily] = Registry("cost")
 family = _registry.get
 families = _registry.names
-for _factory in (LinearCost, QuadraticCost, ExponentialCost):
-    _registry.register(_factory.name, _factory)
+for _family in _FAMILIES:
+    _registry.register(_family.name, lambda made=_family: made)
 
 
 def linear_shares(values: FloatArray) -> tuple[FloatArray, float]:

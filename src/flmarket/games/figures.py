@@ -5,8 +5,6 @@ independent draws of the users (the paper does not say over how many). `noise_ac
 the trends of the paper's Figure 3; its printed utility gives the opposite ones (`flmarket.games.stackelberg`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -15,8 +13,6 @@ import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.games.stackelberg import NoiseAccount, Stackelberg
-
-__all__ = ["PAPER_SETTINGS", "EquilibriumSeries", "against_users", "against_value_range"]
 
 
 class PaperSettings(TypedDict):
@@ -29,13 +25,7 @@ class PaperSettings(TypedDict):
     weight: float
 
 
-PAPER_SETTINGS: PaperSettings = {
-    "records": 1000,
-    "dimension": 1000,
-    "learning_rate": 0.1,
-    "rounds": 500,
-    "weight": 20.0,
-}
+PAPER_SETTINGS = PaperSettings(records=1000, dimension=1000, learning_rate=0.1, rounds=500, weight=20.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +81,5 @@ def _play(users: int, value_max: float, seed: list[int], noise_account: NoiseAcc
     # the same quantiles at every point of the axis: neighbouring points differ by the axis, not by luck
     values = 1.0 + (value_max - 1.0) * np.random.default_rng(seed).random(users)
     outcome = Stackelberg(values, noise_account=noise_account, **PAPER_SETTINGS).outcome()
-    return (
-        float(outcome.participants.sum()),
-        outcome.server_utility,
-        float(outcome.utilities.mean()),
-        float(outcome.utilities.std()),
-        outcome.reward,
-    )
+    users_get = outcome.utilities
+    return float(outcome.participants.sum()), outcome.server_utility, users_get.mean(), users_get.std(), outcome.reward

@@ -44,8 +44,6 @@ What would break it: gradients that are not clipped to L. The paper asks for an 
 gradients change, not how large they are (docs/errata.md E5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -58,20 +56,6 @@ from flmarket.bids import EXACT, NONE, FloatArray, Guarantees, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games import contest
 from flmarket.privacy.events import checked_number
-
-__all__ = [
-    "Equilibrium",
-    "NoiseAccount",
-    "Stackelberg",
-    "accuracy_term",
-    "linear_gradient",
-    "linear_optimum",
-    "noise_multiplier",
-    "noise_scale",
-    "noisy_units",
-    "searched_optimum",
-    "zcdp_of_noise",
-]
 
 
 def noise_scale(rho: ArrayLike, *, rounds: int, records: ArrayLike, clip: float = 1.0) -> FloatArray:

@@ -8,8 +8,6 @@ first-order conditions nor Algorithm 2 do.
 `best_response_dynamics` is the naive way to an equilibrium, users replying in turn: for cross-checks on small games.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -17,9 +15,6 @@ from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games.stackelberg import Stackelberg
 from flmarket.privacy.events import checked_number
-
-__all__ = ["best_deviations", "best_response_dynamics", "verify_equilibrium"]
-
 
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 _CHUNK_ENTRIES = 200_000
@@ -39,7 +34,9 @@ def best_deviations(
     profile, amount = checked_array("rho", rho), checked_number("reward", reward, 0.0, 1e15)
     if profile.shape != (game.n,):
         raise InvalidInput("rho", profile.shape, f"one privacy budget for each of {game.n} users")
-    others = _sum_of_others(profile)
+    # Σ_{j≠i} ρ_j as sums from both sides: exact zeros where all others are out, no cancellation
+    before = np.concatenate(([0.0], np.cumsum(profile)[:-1]))
+    others = before + np.concatenate((np.cumsum(profile[::-1])[::-1][1:], [0.0]))
     choice, best = np.empty(game.n), np.empty(game.n)
     rows = max(1, _CHUNK_ENTRIES // points)
     for start in range(0, game.n, rows):
@@ -61,13 +58,6 @@ def best_response_dynamics(
         if np.abs(rho - before).max() <= tolerance * rho.sum():
             break
     return rho
-
-
-def _sum_of_others(profile: FloatArray) -> FloatArray:
-    """Σ_{j≠i} ρ_j as sums from both sides: exact zeros where all others are out, no cancellation."""
-    before = np.concatenate(([0.0], np.cumsum(profile)[:-1]))
-    after = np.concatenate((np.cumsum(profile[::-1])[::-1][1:], [0.0]))
-    return np.asarray(before + after)
 
 
 def _search(

@@ -8,8 +8,9 @@ SciPy only; the two bundled data sets need scikit-learn (the `app` extra), Parqu
 from typing import Any
 
 from flmarket.learning import datasets, partition
-from flmarket.learning.data import Encoding, Pool, Records
-from flmarket.learning.datasets import DataSet, from_files, load, names
+from flmarket.learning.data import DataSet, Encoding, Pool, Records
+from flmarket.learning.data.files import from_files
+from flmarket.learning.datasets import load, names
 from flmarket.learning.model import (
     LocalTraining,
     Model,
@@ -22,6 +23,7 @@ from flmarket.learning.model import (
     dimension,
     fedavg,
     fedsgd,
+    local_training,
     models,
     train_many,
     updates,
@@ -66,6 +68,7 @@ __all__ = [
     "from_named",
     "load",
     "load_parameters",
+    "local_training",
     "models",
     "names",
     "partition",

@@ -16,8 +16,6 @@ Not covered: adversaries who see the others' uploads and fit theirs to the defen
 accuracy alone. A rule that passes here is not safe against those.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -26,17 +24,6 @@ import numpy as np
 from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
 from flmarket.registry import Registry
-
-__all__ = [
-    "Adversary",
-    "DirtyLabel",
-    "LabelFlip",
-    "RandomNoise",
-    "ScaledUpdate",
-    "SignFlip",
-    "get",
-    "names",
-]
 
 
 @runtime_checkable
@@ -48,28 +35,16 @@ class Adversary(Protocol):
         """The registered name."""
 
     def labels(self, y: IntArray, classes: int) -> IntArray:
-        """The labels she trains on instead of y."""
-
-    def upload(self, honest: FloatArray, public: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """What she sends instead of her clipped and noised upload; `public` is the last model everybody has."""
-
-
-class _Honest:
-    """Changes nothing; adversaries override what they change."""
-
-    def labels(self, y: IntArray, classes: int) -> IntArray:
-        """Her own labels."""
-        del classes
+        """The labels she trains on instead of y; her own unless she lies about them."""
         return y
 
     def upload(self, honest: FloatArray, public: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """What the protocol asks for."""
-        del public, rng
+        """What she sends instead of her clipped and noised upload; `public` is the last model everybody has."""
         return honest
 
 
 @dataclass(frozen=True)
-class DirtyLabel(_Honest):
+class DirtyLabel(Adversary):
     """Every record is called `target` (the paper: the digit 2, or cat, which is class 3)."""
 
     target: int = 2
@@ -87,7 +62,7 @@ class DirtyLabel(_Honest):
 
 
 @dataclass(frozen=True)
-class LabelFlip(_Honest):
+class LabelFlip(Adversary):
     """The classes in reverse order; with an odd number of them the middle one keeps its label."""
 
     name: str = "label-flip"
@@ -98,7 +73,7 @@ class LabelFlip(_Honest):
 
 
 @dataclass(frozen=True)
-class _Crafted(_Honest):
+class _Crafted(Adversary):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -127,7 +102,6 @@ class SignFlip(_Crafted):
 
     def upload(self, honest: FloatArray, public: FloatArray, rng: np.random.Generator) -> FloatArray:
         """The public model minus `factor` times the honest step."""
-        del rng
         return np.asarray(public - self.factor * (honest - public))
 
 
@@ -145,7 +119,6 @@ class ScaledUpdate(DirtyLabel):
 
     def upload(self, honest: FloatArray, public: FloatArray, rng: np.random.Generator) -> FloatArray:
         """The public model plus `factor` times the poisoned step."""
-        del rng
         return np.asarray(public + self.factor * (honest - public))
 
 

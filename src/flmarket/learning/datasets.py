@@ -8,6 +8,7 @@
 | bank-marketing | 32,950 + 8,238 | 62 | 2 | bank-additional-full.csv |
 | mnist, fashion-mnist | 60,000 + 10,000 | 784 | 10 | four idx files |
 | emnist | 112,800 + 18,800 | 784 | 47 | four idx files of the balanced split; not downloaded |
+| debian-sections | 6,460 + 1,645 | 384 | 14 | train.csv, test.csv; not downloaded |
 | cifar10 | 10,000 + 2,000 (subset) | 3,072 | 10 | cifar10_subset_10k_2k.npz or cifar-10-binary.tar.gz |
 
 Files may be gzipped. They are looked for in `data_dir/<name>`, `data_dir`, the same under the directory that
@@ -44,9 +45,10 @@ for one subset that fits, the first 1,000 training and 200 test images of each c
 an npz of the subset or cut from the official archive in the binary format; that in the Python format is pickled, and
 unpickling a file that a user was given runs whatever its author put there. What would break the subset's meaning: an
 npz of other images under the same name; only its shape and classes are checked.
-"""
 
-from __future__ import annotations
+**Debian sections**: one-line descriptions of the packages of Debian 12 with the section each stands in, turned into the
+384 numbers of a frozen sentence model (`data.sentences`, the extra `text`), which are kept in the cache.
+"""
 
 import hashlib
 import io
@@ -67,6 +69,7 @@ from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import ConfigError, InvalidInput, MissingDependency
 from flmarket.learning.data import DataSet, Encoding, Table, stratified_split
 from flmarket.learning.data.files import (
+    SOURCES,
     SPLIT_SEED,
     TEST_SHARE,
     Columns,
@@ -74,14 +77,12 @@ from flmarket.learning.data.files import (
     RemoteFile,
     Source,
     check_finite,
-    from_files,
     read_bytes,
     read_csv,
     read_npz,
 )
+from flmarket.learning.data.sentences import embedded
 from flmarket.registry import Registry
-
-__all__ = ["DataSet", "about", "admit", "as_data_set", "from_files", "load", "names", "register"]
 
 _registry: Registry[Any] = Registry("data set", "flmarket.data", offers=("locator",))
 names = _registry.names
@@ -106,15 +107,9 @@ def as_data_set(name: str, loaded: Any, classes: Sequence[str] | None = None) ->
         raise InvalidInput(name, type(loaded).__name__, f"a DataSet, or (training, test) records ({error})") from None
     known = classes or getattr(loaded[0], "classes", None)
     most = int(max(y_train.max(initial=0), y_test.max(initial=0))) + 1
-    return DataSet(
-        name,
-        x_train.reshape(len(x_train), -1),
-        y_train,
-        x_test.reshape(len(x_test), -1),
-        y_test,
-        classes=tuple(map(str, range(most) if known is None else known)),
-        shape=x_train.shape[1:] if x_train.ndim > 2 else (),
-    )
+    classes, shape = tuple(map(str, range(most) if known is None else known)), x_train.shape[1:]
+    flat = [x.reshape(len(x), -1) for x in (x_train, x_test)]
+    return DataSet(name, flat[0], y_train, flat[1], y_test, classes, shape=shape if x_train.ndim > 2 else ())
 
 
 def _arrays(part: Any) -> tuple[FloatArray, IntArray]:
@@ -165,25 +160,14 @@ def _digits() -> DataSet:
 
 # --- Bank Marketing ---------------------------------------------------------------------------------------------------
 
-BANK_NUMERIC = (
-    *("age", "campaign", "pdays", "previous", "emp.var.rate", "cons.price.idx", "cons.conf.idx", "euribor3m"),
-    "nr.employed",
-)
-BANK_CATEGORICAL = (
-    *("job", "marital", "education", "default", "housing", "loan", "contact", "month", "day_of_week", "poutcome"),
-)
-BANK_FILE = "bank-additional-full.csv"
-BANK_MARKETING = Source.of(
-    "bank-marketing",
-    {BANK_FILE: "74adfc578bf77a7ff4bb1ba4a9f8709d9e3c6907342959c2c8416847e0afb4d8"},
-    "https://archive.ics.uci.edu/static/public/222/bank+marketing.zip",
-    unpack=("bank-additional.zip", BANK_FILE),
-)
+BANK_MARKETING = Source.known("bank-marketing")
+BANK_NUMERIC = tuple(SOURCES["bank-marketing"]["numeric"].split())
+BANK_CATEGORICAL = tuple(SOURCES["bank-marketing"]["categorical"].split())
 
 
 @register("bank-marketing", about="Did a client of a Portuguese bank subscribe a term deposit? 62 features.")
 def _bank_marketing(locator: Locator) -> DataSet:
-    path = locator.locate(BANK_MARKETING)[BANK_FILE]
+    (path,) = locator.locate(BANK_MARKETING).values()
     columns: Columns = dict(read_csv(path, ";", (*BANK_NUMERIC, *BANK_CATEGORICAL, "y")))
     answers = columns["y"]
     if not np.isin(answers, ("no", "yes")).all():
@@ -209,41 +193,15 @@ def _bank_marketing(locator: Locator) -> DataSet:
 
 # --- NSL-KDD ----------------------------------------------------------------------------------------------------------
 
-CLASSES = ("normal", "DoS", "Probe", "R2L", "U2R")
-_FAMILIES = {
-    "normal": "normal",
-    "DoS": "apache2 back land mailbomb neptune pod processtable smurf teardrop udpstorm worm",
-    "Probe": "ipsweep mscan nmap portsweep saint satan",
-    "R2L": "ftp_write guess_passwd httptunnel imap multihop named phf sendmail snmpgetattack snmpguess spy "
-    "warezclient warezmaster xlock xsnoop",
-    "U2R": "buffer_overflow loadmodule perl ps rootkit sqlattack xterm",
-}
+NSL_KDD = Source.known("nsl-kdd")
+_FAMILIES = SOURCES["nsl-kdd"]["families"]
+CLASSES = tuple(_FAMILIES)
 FAMILY = {label: CLASSES.index(family) for family, labels in _FAMILIES.items() for label in labels.split()}
-_COLUMN_NAMES = (
-    "duration protocol_type service flag src_bytes dst_bytes land wrong_fragment urgent hot "
-    "num_failed_logins logged_in num_compromised root_shell su_attempted num_root num_file_creations "
-    "num_shells num_access_files num_outbound_cmds is_host_login is_guest_login count srv_count serror_rate "
-    "srv_serror_rate rerror_rate srv_rerror_rate same_srv_rate diff_srv_rate srv_diff_host_rate "
-    "dst_host_count dst_host_srv_count dst_host_same_srv_rate dst_host_diff_srv_rate "
-    "dst_host_same_src_port_rate dst_host_srv_diff_host_rate dst_host_serror_rate dst_host_srv_serror_rate "
-    "dst_host_rerror_rate dst_host_srv_rerror_rate label difficulty"
-)
-COLUMNS = tuple(_COLUMN_NAMES.split())
+COLUMNS = tuple(SOURCES["nsl-kdd"]["columns"].split())
 TEXT = ("protocol_type", "service", "flag", "label")
 CATEGORICAL = TEXT[:3]
 NUMERIC = tuple(name for name in COLUMNS[:41] if name not in CATEGORICAL)
 _ROW = np.dtype([(name, "U24" if name in TEXT else "f8") for name in COLUMNS])
-
-# A mirror: the publisher's own page asks for a form. The checksums were compared across independent copies.
-_HOME = "https://raw.githubusercontent.com/jmnwong/NSL-KDD-Dataset/master/"
-NSL_KDD = Source.of(
-    "nsl-kdd",
-    {
-        "KDDTrain+.txt": "1b86d2f957b33082081bba410fe129b475efebcc13c9014c3f447c8271aadf95",
-        "KDDTest+.txt": "fa46b0935342616aa83b7c2578db355b6a7aaabbc492248172c7a1e8b7ab8f84",
-    },
-    _HOME + "{}",
-)
 
 
 @register("nsl-kdd", about="Network connections, normal or one of four families of attack; 122 features.")
@@ -279,38 +237,25 @@ def _families(rows: Table, path: Path) -> IntArray:
     return np.array([FAMILY[str(label)] for label in labels], dtype=np.int64)[codes]
 
 
+# --- Debian sections --------------------------------------------------------------------------------------------------
+
+DEBIAN_SECTIONS = Source("debian-sections", tuple(RemoteFile(f"{part}.csv", "", "") for part in ("train", "test")))
+
+
+@register("debian-sections", about="In which of 14 sections is a Debian package? Descriptions as MiniLM vectors.")
+def _debian_sections(locator: Locator) -> DataSet:
+    paths = replace(locator, download=False).locate(DEBIAN_SECTIONS)
+    parts = [read_csv(paths[f"{part}.csv"], ",", ("section", "description")) for part in ("train", "test")]
+    classes = tuple(str(name) for name in np.unique(np.concatenate([part["section"] for part in parts])))
+    x = [embedded(part["description"].tolist(), DEBIAN_SECTIONS.name) for part in parts]
+    y = [np.searchsorted(classes, part["section"]) for part in parts]
+    source = "package index of Debian 12 (main, amd64); test by source package"
+    return DataSet("debian-sections", x[0], y[0], x[1], y[1], classes, source, "DFSG-free")
+
+
 # --- MNIST, Fashion-MNIST, EMNIST -------------------------------------------------------------------------------------
 
-TRAIN_X, TRAIN_Y = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-TEST_X, TEST_Y = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
-MNIST = Source.of(
-    "mnist",
-    {
-        TRAIN_X: "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        TRAIN_Y: "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        TEST_X: "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        TEST_Y: "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-    },
-    "https://ossci-datasets.s3.amazonaws.com/mnist/{}.gz",
-)
-FASHION_MNIST = Source.of(
-    "fashion-mnist",
-    {
-        TRAIN_X: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        TRAIN_Y: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        TEST_X: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        TEST_Y: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    },
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{}.gz",  # no https there; the checksums protect
-)
-EMNIST = Source(
-    "emnist",
-    tuple(
-        RemoteFile(f"emnist-balanced-{part}-{kind}-ubyte", "", "")
-        for part in ("train", "test")
-        for kind in ("images-idx3", "labels-idx1")
-    ),
-)
+MNIST, FASHION_MNIST, EMNIST = map(Source.known, ("mnist", "fashion-mnist", "emnist"))
 _EMNIST = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 _FASHION = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -396,12 +341,7 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 1_000, 200
 ARCHIVE = "cifar-10-binary.tar.gz"
 BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 BATCH_BYTES = 10_000 * 3_073
-CIFAR10 = Source.of(
-    "cifar10",
-    {ARCHIVE: "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
-    "https://www.cs.toronto.edu/~kriz/{}",
-    stand_ins=("cifar10_subset_10k_2k.npz", "cifar10.npz"),
-)
+CIFAR10 = Source.known("cifar10")
 
 Bytes = NDArray[np.uint8]
 

@@ -25,8 +25,6 @@ wildly different scale: the gradient's norm then says more about units than abou
 thing; the loaders in `data` scale for that reason.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +35,7 @@ from itertools import repeat
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike
 from scipy.special import expit, softmax
 
@@ -44,25 +43,6 @@ from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
 from flmarket.learning.data import Pool, Records
 from flmarket.registry import Registry
-
-__all__ = [
-    "LocalTraining",
-    "Model",
-    "SoftmaxRegression",
-    "accuracies",
-    "accuracy",
-    "at_rate",
-    "balanced_accuracy",
-    "checked_parameters",
-    "clipped_gradients",
-    "dimension",
-    "fedavg",
-    "fedsgd",
-    "models",
-    "train_many",
-    "updates",
-    "visits",
-]
 
 Optimizer = Literal["sgd", "adam"]
 STACK_BELOW = 32  # records; measured: stacking wins clearly at 8, is even at 32 to 64
@@ -116,7 +96,8 @@ class Model(Protocol):
 
     More is used where a model has it: `train_many(parameters, data, rngs)`, local work of many owners at once;
     `accuracies(candidates, data)`, of many parameter vectors; `dtype`, its own numbers (float64 if not); `local`, the
-    `LocalTraining` that it does, looked up in every call (`at_rate` swaps it).
+    `LocalTraining` that it does, looked up in every call (`at_rate` swaps it); `predict(parameters, x)`, the classes of
+    records without labels, which is what makes a bought model of use.
 
     Markets that protect single records need `record_gradients(parameters, data)` too: the gradient of each record's own
     loss, (records, p), not clipped, NaN in a record's row if it has none.
@@ -126,10 +107,10 @@ class Model(Protocol):
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Named shapes, in the order in which they lie in the flat vector."""
 
-    def initial(self, seed: int | np.random.Generator = 0) -> FloatArray:
+    def initial(self, seed: int | Generator = 0) -> FloatArray:
         """Where training starts."""
 
-    def train(self, parameters: ArrayLike, data: Records, rng: np.random.Generator) -> FloatArray:
+    def train(self, parameters: ArrayLike, data: Records, rng: Generator) -> FloatArray:
         """Where one owner's local work ends; her update is the difference."""
 
     def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
@@ -168,9 +149,7 @@ def dimension(model: Model) -> int:
     return sum(math.prod(shape) for shape in model.tensors.values())
 
 
-def train_many(
-    model: Model, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[np.random.Generator]
-) -> FloatArray:
+def train_many(model: Model, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[Generator]) -> FloatArray:
     """Where each owner's local work ends, (owners, p), from a common start (p,) or her own (owners, p)."""
     together = getattr(model, "train_many", None)
     if together is not None:
@@ -179,9 +158,7 @@ def train_many(
     return np.stack([model.train(start, data[i], rngs[i]) for i, start in enumerate(starts)])
 
 
-def updates(
-    model: Model, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[np.random.Generator]
-) -> FloatArray:
+def updates(model: Model, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[Generator]) -> FloatArray:
     """What a server subtracts for each owner, (owners, p): the mean gradient where softmax regression's local work is
     one step on all records, else start minus end. An owner's row is the same bits whoever else is there."""
     if isinstance(model, SoftmaxRegression) and model.local.is_gradient:
@@ -192,10 +169,11 @@ def updates(
 
 def at_rate(model: Model, learning_rate: float) -> Model:
     """The same model with another local learning rate."""
-    return with_local(model, replace(_local(model), learning_rate=learning_rate))
+    return with_local(model, replace(local_training(model), learning_rate=learning_rate))
 
 
-def _local(model: Model) -> LocalTraining:
+def local_training(model: Model) -> LocalTraining:
+    """What the model does at an owner's; models that train in their own way do not say."""
     local = getattr(model, "local", None)
     if not isinstance(local, LocalTraining):
         raise InvalidInput("model", type(model).__name__, "a model with a field `local`, its LocalTraining")
@@ -212,15 +190,19 @@ def with_local(model: Model, local: LocalTraining) -> Model:
 def clipped_gradients(model: Model, parameters: ArrayLike, data: Sequence[Records], clip: float) -> FloatArray:
     """Each owner's mean of her records' gradients, every one clipped to L2 norm `clip` first, (owners, p).
 
+    At common parameters (p,), or at each owner's own (owners, p).
+
     A record whose gradient cannot be had (a class that the model lacks, an overflow, a record that makes the model
     raise) counts as zero, by itself: replacing one of m records moves the mean by at most 2·clip/m, whatever it holds.
     That a model fails whatever the records hold is found with records of zeros, before any is touched, and raised.
+    A model's `clipped_sum(parameters, data, clip)`, if it has one and does not answer None, is taken for the sum.
     """
     if not (np.isfinite(clip) and clip > 0):
         raise InvalidInput("clip", clip, "a finite number above 0")
-    start = checked_parameters(parameters, dimension(model), rows=1)[0]
+    common = np.ndim(parameters) < 2
+    starts = checked_parameters(parameters, dimension(model), rows=1 if common else len(data))
     if isinstance(model, SoftmaxRegression):
-        return model.clipped_gradients(start, Pool.of(data), clip)
+        return model.clipped_gradients(starts[0] if common else starts, Pool.of(data), clip)
     gradients = getattr(model, "record_gradients", None)
     if gradients is None:
         accepted = "a model with record_gradients(parameters, data), since every record's gradient is clipped here"
@@ -228,19 +210,27 @@ def clipped_gradients(model: Model, parameters: ArrayLike, data: Sequence[Record
     if not data or min(map(len, data)) < 1:
         raise InvalidInput("data", "nobody, or nothing of somebody", "one or more records of each owner")
 
-    def found(x: FloatArray, y: IntArray) -> FloatArray:
-        rows = np.array(gradients(start, Records(x, y)), dtype=np.float64)
+    def found(start: FloatArray, x: FloatArray, y: IntArray) -> FloatArray:
+        rows = np.require(gradients(start, Records(x, y)), np.float64, "W")
         if rows.shape != (len(y), start.size):
             raise InvalidInput("record_gradients", rows.shape, f"shape {(len(y), start.size)}")
         return rows
 
-    found(np.zeros((2, data[0].x.shape[1])), np.zeros(2, dtype=np.int64))
-    at_once, means = max(1, min(256, GRADIENT_VALUES // start.size)), np.zeros((len(data), start.size))
-    for mean, own in zip(means, data, strict=True):
+    size = starts.shape[1]
+    found(starts[0], np.zeros((2, data[0].x.shape[1])), np.zeros(2, dtype=np.int64))
+    short = getattr(model, "clipped_sum", lambda *_: None)
+    at_once, means = max(1, min(128, GRADIENT_VALUES // size)), np.zeros((len(data), size))
+    for mean, start, own in zip(means, np.broadcast_to(starts, means.shape), data, strict=True):
+        at_start = partial(found, start)
         for first in range(0, len(own), at_once):
-            rows = _each_by_itself(found, own.x[first : first + at_once], own.y[first : first + at_once])
+            part = Records(own.x[first : first + at_once], own.y[first : first + at_once])
+            summed = short(start, part, clip)
+            if summed is not None:
+                mean += summed / len(own)
+                continue
+            rows = _each_by_itself(at_start, part.x, part.y)
             with np.errstate(over="ignore", invalid="ignore"):
-                norms = np.linalg.norm(rows, axis=1)
+                norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
             rows[~np.isfinite(norms)] = 0.0
             mean += (clip / np.fmax(norms, clip) / len(own)) @ rows
     return means
@@ -300,7 +290,7 @@ def checked_records(x: ArrayLike, y: ArrayLike, features: int, classes: int | No
     return rows, labels.astype(np.int64, copy=False)
 
 
-def visits(rng: np.random.Generator, records: int, steps: int, size: int) -> IntArray:
+def visits(rng: Generator, records: int, steps: int, size: int) -> IntArray:
     """Which records each step uses, shape (steps, size)."""
     if size >= records:
         return np.tile(np.arange(records), (steps, 1))
@@ -311,7 +301,7 @@ def visits(rng: np.random.Generator, records: int, steps: int, size: int) -> Int
     return np.concatenate(passes).reshape(steps, size)
 
 
-def _owners(data: Sequence[Records], rngs: Sequence[np.random.Generator]) -> int:
+def _owners(data: Sequence[Records], rngs: Sequence[Generator]) -> int:
     if not len(data) == len(rngs) >= 1:
         raise InvalidInput("rngs", f"{len(rngs)} generators", f"{len(data)}, one for each owner, and an owner at least")
     return len(data)
@@ -361,18 +351,16 @@ class SoftmaxRegression:
         """Length of the parameter vector."""
         return (self.features + 1) * self.outputs
 
-    def initial(self, seed: int | np.random.Generator = 0) -> FloatArray:
+    def initial(self, seed: int | Generator = 0) -> FloatArray:
         """All zeros: the loss is convex, so the start does not matter and nothing is drawn."""
         del seed
         return np.zeros(self.dimension)
 
-    def train(self, parameters: ArrayLike, data: Records, rng: np.random.Generator) -> FloatArray:
+    def train(self, parameters: ArrayLike, data: Records, rng: Generator) -> FloatArray:
         """Where one owner's local work ends."""
         return np.asarray(self.train_many(parameters, [data], [rng])[0])
 
-    def train_many(
-        self, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[np.random.Generator]
-    ) -> FloatArray:
+    def train_many(self, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[Generator]) -> FloatArray:
         """Where each owner's local work ends, (owners, p), from a common start (p,) or her own (owners, p)."""
         start = checked_parameters(parameters, self.dimension, rows=_owners(data, rngs))
         return _trained(self, start[0] if np.ndim(parameters) == 1 else start, Pool.of(data), self.local, rngs)
@@ -482,9 +470,9 @@ class SoftmaxRegression:
         else:
             means = np.empty((owners, self.dimension))
             for some, x_block, y_block in _equal_blocks(Pool(x, y, data.offsets), np.arange(owners)):
-                means[some] = self._clipped_block(params, x_block, y_block, clip)
-        for part, at in zip(self._split(means), self._split(params), strict=True):
-            if self.l2 and (self.penalise_biases or at.ndim == 2):
+                means[some] = self._clipped_block(params if params.ndim == 1 else params[some], x_block, y_block, clip)
+        for place, (part, at) in enumerate(zip(self._split(means), self._split(params), strict=True)):
+            if self.l2 and (self.penalise_biases or place == 0):
                 part += self.l2 * at
         return means
 
@@ -529,7 +517,7 @@ def fedavg(
     steps: int,
     learning_rate: float,
     batch_size: int | None = None,
-    rngs: Sequence[np.random.Generator] | None = None,
+    rngs: Sequence[Generator] | None = None,
 ) -> FloatArray:
     """Every owner's pseudo-gradient (start minus end) after `steps` local steps, shape (owners, dimension).
 
@@ -542,11 +530,7 @@ def fedavg(
 
 
 def _trained(
-    model: SoftmaxRegression,
-    start: FloatArray,
-    data: Pool,
-    local: LocalTraining,
-    rngs: Sequence[np.random.Generator] | None,
+    model: SoftmaxRegression, start: FloatArray, data: Pool, local: LocalTraining, rngs: Sequence[Generator] | None
 ) -> FloatArray:
     """Where every owner ends, (owners, p); those of as many steps and records a step go together."""
     x, y = checked_records(data.x, data.y, model.features, model.classes)

@@ -12,8 +12,6 @@ pay for it). What would break it: reading `records` of one partition against the
 nothing ties them but the number of records.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +21,6 @@ from flmarket.bids import IntArray
 from flmarket.errors import InvalidInput
 from flmarket.learning.streams import whole
 from flmarket.populations import log_normal_sizes
-
-__all__ = ["Partition", "dirichlet", "equal", "iid_power_law"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +40,7 @@ class Partition:
         object.__setattr__(self, "offsets", offsets)
 
     @classmethod
-    def from_owners(cls, owner_of_record: ArrayLike, owners: int) -> Partition:
+    def from_owners(cls, owner_of_record: ArrayLike, owners: int) -> "Partition":
         """The partition in which record i belongs to `owner_of_record[i]`."""
         owner = _integers("owner_of_record", owner_of_record)
         if owner.size and not 0 <= owner.min() <= owner.max() < owners:

@@ -10,8 +10,6 @@ neighbouring rounds and owners give unrelated streams. Simulation only: noise th
 be seeded.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from flmarket.errors import InvalidInput
-
-__all__ = ["OwnerStreams", "Purpose", "stream"]
 
 # Seed and key must fill a fixed number of 32-bit words, or two different keys could spell the same words.
 SEED_LIMIT = 1 << 128
@@ -67,8 +63,8 @@ class OwnerStreams(Sequence[np.random.Generator]):
     @overload
     def __getitem__(self, index: SupportsIndex) -> np.random.Generator: ...
     @overload
-    def __getitem__(self, index: slice) -> OwnerStreams: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> np.random.Generator | OwnerStreams:
+    def __getitem__(self, index: slice) -> "OwnerStreams": ...
+    def __getitem__(self, index: SupportsIndex | slice) -> "np.random.Generator | OwnerStreams":
         if isinstance(index, slice):
             return OwnerStreams(self.seed, self.round_index, self.owners[index], self.purpose)
         owner = self.owners[operator.index(index)]

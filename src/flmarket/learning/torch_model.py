@@ -14,23 +14,9 @@ channels-last layout for both convolutional networks, grouped convolutions are s
 the smaller (benchmarks/bench_neural.py), and `torch.compile` did not pay when tried. Splitting one client's convolution
 over cores is avoided, as it slows down severalfold whenever another process has one of them.
 
-The convolutional networks are those of Zhang et al., A Robust Game-Theoretical Federated Learning Framework with Joint
-Differential Privacy, TKDE: two convolutions and two dense layers with dropout for MNIST, six convolutions with
-max-pooling for CIFAR-10. The paper does not print widths. These are small on purpose: noise for privacy grows with the
-number of parameters, and channel counts in multiples of eight fill a processor's vector registers. The CIFAR-10 network
-pools after its first, second and fourth convolution: 3 instead of 10 million multiplications an image for pooling after
-every second one. Of three placings tried it was the cheapest and the least accurate: 53 % on the test images after five
-passes over the subset's 10,000, against 56 % (every second) and 54 % (first, third, sixth); one seed, rate 0.01. A
-convolution's weights lie in the vector as (out, row, column, in). Seen as (out, in, row, column) that is PyTorch's
-"channels last" layout without a copy, and so is an image whose colours lie together, which is how a `DataSet` has them;
-pooling is several times faster in it.
-
-What would break it: pixels that are not scaled to 0 to 1, as the networks' centring assumes, or images in another order
-(all red, all green, all blue), which have the right number of values and train to nothing; and a learning rate that
-makes training diverge: the parameters come back as they are, infinite or not a number, and the next call refuses them.
+What would break it: a learning rate that makes training diverge: the parameters come back as they are, infinite or not
+a number, and the next call refuses them.
 """
-
-from __future__ import annotations
 
 import copy
 import math
@@ -58,7 +44,7 @@ except ModuleNotFoundError as error:
         raise
     raise MissingDependency("torch", "torch") from None
 
-from flmarket.bids import FloatArray
+from flmarket.bids import FloatArray, IntArray
 from flmarket.learning.data import Records
 from flmarket.learning.model import (
     LocalTraining,
@@ -68,8 +54,7 @@ from flmarket.learning.model import (
     dimension,
     visits,
 )
-
-__all__ = ["CIFAR_CNN", "MNIST_CNN", "Network", "TorchModel", "cnn", "mlp"]
+from flmarket.learning.networks import Network, network
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -152,6 +137,23 @@ class TorchModel:
         rows[~fits] = np.nan
         return rows
 
+    def clipped_sum(self, parameters: FloatArray, data: Records, clip: float) -> FloatArray | None:
+        """The sum of records' clipped gradients by the network's own short cut; None where it has none."""
+        if not isinstance(self.template, Network):
+            return None
+        x, y = checked_records(data.x, data.y, self.features, None)
+        fits = (y >= 0) & (y < self.classes)
+        inputs, labels = self._inputs(x), torch.from_numpy(np.where(fits, y, 0))
+
+        def work(vector: FloatArray) -> FloatArray:
+            module, leaves = self._holding(vector)
+            for leaf in leaves:
+                leaf.requires_grad_(False)
+            assert isinstance(module, Network)
+            return module.eval().clipped_sum(inputs, labels, torch.from_numpy(fits), clip)
+
+        return self._each(work, parameters[None])[0]
+
     @cached_property
     def _maps(self) -> bool:
         """Whether `vmap` can take the module, tried without anybody's records: not with operations in place."""
@@ -174,7 +176,7 @@ class TorchModel:
             return functional.cross_entropy(self._checked(scores, 1), label[None])
 
         found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(trained, inputs, labels)
-        return np.concatenate([found[name].flatten(1).numpy().astype(np.float64) for name in trained], axis=1)
+        return np.asarray(torch.cat([found[name].flatten(1) for name in trained], dim=1).double().numpy())
 
     def _looped(self, vector: FloatArray, inputs: Tensor, labels: Tensor) -> FloatArray:
         module, leaves = self._holding(vector)
@@ -200,6 +202,12 @@ class TorchModel:
             "balanced_accuracy": balanced_accuracy(labels.numpy(), guessed.numpy()),
             "loss": float(np.nan_to_num(sum(sums) / len(labels), nan=np.inf, posinf=np.inf)),
         }
+
+    def predict(self, parameters: ArrayLike, x: ArrayLike) -> IntArray:
+        """The class with the highest score; a tie goes to the lower class."""
+        start, rows = checked_parameters(parameters, self.dimension, rows=1), np.asarray(x, dtype=np.float64)
+        unknown = Records(rows, np.zeros(len(rows), dtype=np.int64))
+        return np.asarray(self._each(lambda row: self._scores(row, unknown), start)[0][0].argmax(1).numpy())
 
     def accuracies(self, candidates: ArrayLike, data: Records) -> FloatArray:
         """Share of the records that each parameter vector gets right, (k,)."""
@@ -405,122 +413,6 @@ def _dense(widths: Sequence[int]) -> nn.Module:
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-class Convolution(nn.Module):
-    """Square convolution, max-pooling of 2 × 2 where asked, then ReLU; weights are (out, row, column, in)."""
-
-    def __init__(self, inputs: int, outputs: int, *, kernel: int, padding: int, pool: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(outputs, kernel, kernel, inputs))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-        self.padding, self.pool = padding, pool
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (b, in, h, w) to images; pooling first, as ReLU commutes with it and has less to do after."""
-        x = functional.conv2d(x, self.weight.movedim(-1, 1), self.bias, padding=self.padding)
-        return functional.relu(functional.max_pool2d(x, 2) if self.pool else x)
-
-
-class Dense(nn.Module):
-    """Affine map; unless it is the last, ReLU and dropout with the given share of units silenced in training."""
-
-    def __init__(self, inputs: int, outputs: int, *, dropout: float = 0.0, last: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(outputs, inputs))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-        self.dropout, self.last = dropout, last
-
-    def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """(b, in), or images to be flattened, to (b, out)."""
-        x = functional.linear(x.flatten(1), self.weight, self.bias)
-        if self.last:
-            return x
-        if not (self.training and self.dropout):
-            return functional.relu(x)
-        return functional.relu(x) * self.mask(len(x), generator)
-
-    def mask(self, records: int, generator: torch.Generator) -> Tensor:
-        """What the units are multiplied by in one training step: 0, or 1 / share kept."""
-        kept = 1 - self.dropout
-        return torch.empty(records, len(self.bias)).bernoulli_(kept, generator=generator).div_(kept)
-
-
-class Network(nn.Module):
-    """A network for images (height, width, channels) of ten classes; `mean` and `deviation` centre the pixels.
-
-    Dropout draws from a generator of its own, so that several networks can be trained at a time.
-    """
-
-    def __init__(
-        self, image: tuple[int, int, int], mean: float, deviation: float, layers: Sequence[Convolution | Dense]
-    ) -> None:
-        super().__init__()
-        self.image, self.mean, self.deviation = image, mean, deviation
-        self.layers = nn.ModuleList(layers)
-        self.generator = torch.Generator()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the generator: every copy has its own."""
-        return {key: value for key, value in self.__dict__.items() if key != "generator"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.generator = torch.Generator()
-
-    @property
-    def features(self) -> int:
-        """Values per image."""
-        return math.prod(self.image)
-
-    def initial(self, rng: np.random.Generator) -> FloatArray:
-        """Normal weights of variance 2 / inputs, which keeps ReLU layers' scale (He et al., ICCV 2015).
-
-        Biases are 0, and the last layer too, so that all classes start equally likely. On MNIST (20 clients, one seed,
-        2,000 test images) that is ahead early on, 52 % after one round against 15 % or less with the last layer drawn
-        like the others; after eight rounds it is ahead at rate 0.03 (92 to 87 %) and behind at 0.01 (84 to 86 %).
-        """
-        parts: list[FloatArray] = []
-        for weights, biases in self.shapes():
-            inputs = math.prod(weights[1:])
-            parts += [rng.normal(scale=math.sqrt(2 / inputs), size=math.prod(weights)), np.zeros(biases)]
-        parts[-2][:] = 0.0
-        return np.concatenate(parts)
-
-    def shapes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Of each layer's weights and biases."""
-        parts = [tuple(part.shape) for part in self.parameters()]
-        return list(zip(parts[::2], parts[1::2], strict=True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Rows of pixels from 0 to 1 to scores."""
-        x = ((x - self.mean) / self.deviation).reshape(-1, *self.image).movedim(-1, 1)
-        for layer in self.layers:
-            x = layer(x, self.generator) if isinstance(layer, Dense) else layer(x)
-        return x
-
-
-MNIST_CNN, CIFAR_CNN = "mnist-cnn", "cifar-cnn"
-
-
-def network(name: str) -> Network:
-    """The convolutional network of that name, without weights."""
-    if name == MNIST_CNN:
-        layers: list[Convolution | Dense] = [
-            Convolution(1, 8, kernel=5, padding=0, pool=True),
-            Convolution(8, 16, kernel=5, padding=0, pool=True),
-            Dense(256, 50, dropout=0.5),
-            Dense(50, 10, last=True),
-        ]
-        return Network((28, 28, 1), 0.1307, 0.3081, layers)
-    if name != CIFAR_CNN:
-        raise InvalidInput("network", name, f"{MNIST_CNN} or {CIFAR_CNN}")
-    widths, pooled = (3, 16, 16, 32, 32, 64, 64), (True, True, False, True, False, False)
-    layers = [
-        Convolution(inputs, outputs, kernel=3, padding=1, pool=pool)
-        for inputs, outputs, pool in zip(widths, widths[1:], pooled, strict=False)
-    ]
-    return Network((32, 32, 3), 0.4734, 0.2516, [*layers, Dense(1024, 10, last=True)])
 
 
 def cnn(name: str, *, local: LocalTraining, threads: int = 1) -> TorchModel:

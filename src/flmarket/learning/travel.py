@@ -10,8 +10,6 @@ What would break it: a factory of the same name that builds something else there
 compared), and one that opens files that a setting names: its settings then come from a stranger.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -35,8 +33,6 @@ from flmarket.learning.model import (
     models,
     with_local,
 )
-
-__all__ = ["built", "described", "from_named", "load_parameters", "save_parameters", "to_named"]
 
 LONGEST_TEXT = 2_000
 MOST_PARAMETERS = 100_000_000

@@ -18,7 +18,6 @@ from flmarket.ledger.journal import (
     AwardState,
     HoldNotProven,
     IdReused,
-    Ledger,
     LedgerCorrupt,
     LedgerUnavailable,
     Release,
@@ -29,7 +28,7 @@ from flmarket.ledger.journal import (
     payments_to_micros,
     to_micros,
 )
-from flmarket.ledger.memory import EXPIRY, MemoryLedger
+from flmarket.ledger.memory import EXPIRY, Ledger, MemoryLedger
 from flmarket.ledger.merkle import Head
 from flmarket.ledger.owner_account import DurableAccount
 from flmarket.ledger.receipt import HoldReceipt, Receipt, SealedReceipt, hold_receipt, hold_receipts

@@ -7,14 +7,12 @@ of the one before: changing, dropping or reordering entries changes every later 
 knows a later hash; against a writer who can recompute the whole log only a published head helps.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
 from flmarket.errors import InvalidInput
 from flmarket.ledger.journal import NOTHING, Award, AwardState, Release, Transfer, as_loss
@@ -28,6 +26,7 @@ from flmarket.privacy import (
     GaussianZCdp,
     PrivacyAccount,
     PureDp,
+    RecordLevel,
     Uncapped,
     Unprotected,
     ZCdp,
@@ -35,26 +34,6 @@ from flmarket.privacy import (
     event_to_dict,
 )
 from flmarket.privacy.composition import ApproxTotal, pure_epsilon, zcdp_rho
-
-__all__ = [
-    "GENESIS",
-    "OF_AWARDS",
-    "RESOLUTIONS",
-    "Entry",
-    "EntryKind",
-    "Line",
-    "award_of",
-    "canonical",
-    "cap_of",
-    "fits",
-    "limit_of",
-    "loss_of",
-    "loss_terms",
-    "pico",
-    "release_of",
-    "sealed",
-    "transfer_of",
-]
 
 GENESIS = "0" * 64  # the predecessor of the first entry
 
@@ -129,7 +108,7 @@ class Entry:
         return {**self.content(), "hash": self.hash}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Entry:
+    def from_dict(cls, data: Mapping[str, Any]) -> "Entry":
         """The entry that `to_dict` wrote; other fields or types are refused. Whether the hash fits is not checked."""
         if not isinstance(data, Mapping) or data.keys() != _FIELDS.keys():
             raise InvalidInput("entry", data, "an object with exactly " + ", ".join(_FIELDS))
@@ -144,22 +123,12 @@ class Entry:
 
 
 _KINDS = {kind.value: kind for kind in EntryKind}
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "seq": (int,),
-    "time_us": (int,),
-    "previous": (str,),
-    "kind": (str,),
-    "ref": (str,),
-    "debit": (str, type(None)),
-    "credit": (str, type(None)),
-    "amount_micros": (int,),
-    "owner": (str, type(None)),
-    "round_index": (int, type(None)),
-    "spent_pico": (int, type(None)),
-    "limit_pico": (int, type(None)),
-    "detail": (str,),
-    "hash": (str,),
-}
+# what each field may be, by the annotations of a line
+_FIELDS: dict[str, tuple[Any, ...]] = (
+    {"seq": (int,), "time_us": (int,), "previous": (str,)}
+    | {field.name: get_args(field.type) or (field.type,) for field in fields(Line)}
+    | {"kind": (str,), "hash": (str,)}
+)
 
 
 def canonical(value: Mapping[str, Any]) -> str:
@@ -222,12 +191,16 @@ def fits(release: Release, loss: Event) -> bool:
     given = release.guarantee
     if isinstance(loss, Unprotected) or given == loss:
         return True
+    if isinstance(loss, RecordLevel) and isinstance(given, RecordLevel):
+        return fits(replace(release, guarantee=given.loss), loss.loss)
     try:
         if isinstance(loss, PureDp):
             spent, limit = _number_of(release), loss.epsilon
         elif isinstance(loss, ExponentialRelease):
             spent, limit = pure_epsilon(given), loss.epsilon
         elif isinstance(loss, ApproxDp):
+            if ApproxTotal().plus(given, 1).surely_within(loss.epsilon * (1 + _ROUNDING), loss.delta):
+                return True
             spent, limit = ApproxTotal().plus(given, 1).epsilon(loss.delta), loss.epsilon
         else:
             spent, limit = zcdp_rho(given), zcdp_rho(loss)
@@ -247,6 +220,8 @@ def _number_of(release: Release) -> float:
     guarantee = release.guarantee
     if isinstance(guarantee, Unprotected):
         return float("inf")
+    if isinstance(guarantee, RecordLevel):
+        raise InvalidInput("release", guarantee, "a loss of the whole update, as its award is for")
     if isinstance(guarantee, GaussianRelease):
         return zcdp_rho(guarantee) if release.mechanism in (GaussianL2.name, GaussianZCdp.name) else 0.0
     return guarantee.rho if isinstance(guarantee, ZCdp) else guarantee.epsilon
@@ -255,7 +230,7 @@ def _number_of(release: Release) -> float:
 def cap_of(line: Line) -> Cap:
     """A cap from its line."""
     cap = event_from_dict(line.terms["cap"])
-    if not isinstance(cap, PureDp | ZCdp | ApproxDp):
+    if not isinstance(cap, PureDp | ZCdp | ApproxDp | RecordLevel):
         raise InvalidInput("cap", cap, "PureDp, ZCdp or ApproxDp")
     return cap
 
@@ -279,6 +254,7 @@ def pico(account: PrivacyAccount) -> tuple[int, int]:
 
 def limit_of(cap: Cap) -> float:
     """The number in a cap: ρ, or ε."""
-    if isinstance(cap, Uncapped):
+    inner = cap.loss if isinstance(cap, RecordLevel) else cap
+    if isinstance(inner, Uncapped | GaussianRelease):
         return float("inf")
-    return cap.rho if isinstance(cap, ZCdp) else cap.epsilon
+    return inner.rho if isinstance(inner, ZCdp) else inner.epsilon

@@ -1,4 +1,4 @@
-"""What a ledger is: the values that cross its boundary, and the protocol that every store keeps.
+"""The values that cross a ledger's boundary (`memory.Ledger`), and its errors.
 
 Money moves by double entry: every line takes a whole number of micro-units from one account and adds it to another, so
 none is made or lost. An award holds its price in escrow and is resolved exactly once: posted (paid to the owner),
@@ -14,49 +14,18 @@ floating point; this is the one place where their payments become money. A payme
 leaves stays with the buyer.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Mapping
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from math import floor, inf, isfinite
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.bids import IntArray
 from flmarket.errors import FlmarketError, InvalidInput, MechanismViolation, SettlementError
-from flmarket.privacy import Cap, Event, ExponentialRelease, PrivacyAccount, PureDp, Unprotected
-
-if TYPE_CHECKING:
-    from flmarket.ledger.entry import Entry
-    from flmarket.ledger.merkle import Head
-    from flmarket.ledger.receipt import HoldReceipt, Receipt
-
-__all__ = [
-    "BANK",
-    "ESCROW",
-    "FEES",
-    "MICROS",
-    "NOTHING",
-    "Award",
-    "AwardState",
-    "HoldNotProven",
-    "IdReused",
-    "Ledger",
-    "LedgerCorrupt",
-    "LedgerUnavailable",
-    "Release",
-    "ReplayRefused",
-    "Resolution",
-    "Transfer",
-    "as_loss",
-    "epsilon_of",
-    "format_micros",
-    "payments_to_micros",
-    "to_micros",
-]
+from flmarket.privacy import Event, ExponentialRelease, PureDp, Unprotected
 
 MICROS = 1_000_000
 MAX_MICROS = 2**62
@@ -100,6 +69,11 @@ def format_micros(amount: int) -> str:
     sign, amount = ("-", -amount) if amount < 0 else ("", amount)
     fraction = f"{amount % MICROS:06d}".rstrip("0").ljust(2, "0")
     return f"{sign}{amount // MICROS:,}.{fraction}"
+
+
+def now_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
 
 
 class LedgerCorrupt(SettlementError):
@@ -170,6 +144,7 @@ def epsilon_of(loss: Event) -> float:
         return inf
     if isinstance(loss, PureDp | ExponentialRelease):
         return loss.epsilon
+    # also of one for a record: its ε is another product's
     raise InvalidInput("epsilon", loss, "a loss that is a pure ε; read `loss` for others")
 
 
@@ -246,95 +221,3 @@ class Resolution:
     state: AwardState
     reason: str = ""
     release: Release | None = None
-
-
-class Ledger(Protocol):
-    """What the market needs of a ledger; every store passes the same tests."""
-
-    def deposit(self, id: str, account: str, amount_micros: int) -> None:
-        """Bring money in from outside."""
-
-    def withdraw(self, id: str, account: str, amount_micros: int) -> None:
-        """Pay money out to the outside."""
-
-    def charge_fee(self, id: str, account: str, amount_micros: int) -> None:
-        """Move a fee from a party to the broker."""
-
-    def hold(self, award: Award) -> Award:
-        """Put an award's price from the buyer's account into escrow."""
-
-    def hold_many(self, awards: Iterable[Award]) -> tuple[Award, ...]:
-        """Hold all of a round's awards or none."""
-
-    def post(self, award_id: str) -> Award:
-        """Delivery verified: pay the owner."""
-
-    def void(self, award_id: str, reason: str) -> Award:
-        """No delivery, or a bad one: return the price to the buyer."""
-
-    def expire(self, award_id: str) -> Award:
-        """The deadline passed: return the price to the buyer."""
-
-    def resolve_many(self, resolutions: Iterable[Resolution]) -> tuple[Award, ...]:
-        """Record releases and resolve awards, all of them or none: how a round settles."""
-
-    def register_cap(self, owner: str, cap: Cap) -> None:
-        """Set the most privacy that an owner sells over her lifetime; counts what she released before, too."""
-
-    def release(self, release: Release) -> None:
-        """Record what an owner gave away for an award; refused past her registered cap."""
-
-    def award(self, award_id: str) -> Award:
-        """One award as it stands."""
-
-    def has_task(self, task: str) -> bool:
-        """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
-
-    def awards(
-        self, *, state: AwardState | None = None, owner: str | None = None, round_index: int | None = None
-    ) -> Iterator[Award]:
-        """All awards in the order they were made, or those that match."""
-
-    def releases(self, owner: str | None = None) -> Iterator[Release]:
-        """All releases, or one owner's, in the order they were recorded."""
-
-    def cap(self, owner: str) -> Cap | None:
-        """An owner's registered cap; None without one."""
-
-    def privacy_spent(self, owner: str) -> float:
-        """What an owner with a registered cap has spent of it, in its currency."""
-
-    def privacy_accounts(self, owners: Iterable[str]) -> Mapping[str, PrivacyAccount]:
-        """Of many owners at once: a copy of the account of each who registered a cap."""
-
-    def balance(self, account: str) -> int:
-        """Micro-units in an account; an account never used holds 0."""
-
-    def balances(self) -> Mapping[str, int]:
-        """All accounts ever used."""
-
-    def transfers(self) -> Iterator[Transfer]:
-        """All movements of money, oldest first."""
-
-    def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
-        """The log, oldest first: entries `start` to before `stop`."""
-
-    def head(self, size: int | None = None) -> Head:
-        """What commits to the first `size` entries (default all): publish it, and the past cannot change unseen."""
-
-    def receipt(self, award_id: str, size: int | None = None) -> Receipt:
-        """All entries of an award with proofs that they are in the log of `size` entries; can be checked without it."""
-
-    def hold_receipts(
-        self, award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
-    ) -> dict[str, HoldReceipt]:
-        """For each of these awards, all pending, a proof that its price is in escrow (`receipt.HoldReceipt`)."""
-
-    def consistency(self, old_size: int, size: int | None = None) -> tuple[str, ...]:
-        """Proof that the log of `size` entries (default all) begins with the log of `old_size` (`merkle`)."""
-
-    def verify(self, known: Head | None = None) -> Head:
-        """Replay the whole log; raise LedgerCorrupt naming the first bad entry, or return the head.
-
-        With `known`, an earlier head: also check that the log still begins with what that head committed to.
-        """

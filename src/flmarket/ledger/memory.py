@@ -1,8 +1,5 @@
-"""The journal in memory: for simulation, and the model that durable stores are tested against."""
+"""What a ledger is, whatever stores it; and one in memory, for simulation and as the model for durable stores."""
 
-from __future__ import annotations
-
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -11,14 +8,22 @@ from typing import TypeVar
 
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.ledger.entry import GENESIS, OF_AWARDS, Entry, EntryKind, Line, release_of, sealed, transfer_of
-from flmarket.ledger.journal import BANK, ESCROW, Award, AwardState, LedgerCorrupt, Release, Resolution, Transfer
+from flmarket.ledger.journal import (
+    BANK,
+    ESCROW,
+    Award,
+    AwardState,
+    LedgerCorrupt,
+    Release,
+    Resolution,
+    Transfer,
+    now_us,
+)
 from flmarket.ledger.merkle import Head, Tree, tiles
 from flmarket.ledger.receipt import HoldReceipt, Receipt, make_hold_receipts, make_receipt
 from flmarket.ledger.replay import Replay
 from flmarket.ledger.rules import Draft, Key
 from flmarket.privacy import Cap, Event, PrivacyAccount
-
-__all__ = ["EXPIRY", "Books", "MemoryLedger", "Wanted", "now_us"]
 
 EXPIRY = "deadline passed"
 
@@ -38,12 +43,11 @@ class Wanted:
     privacy: bool = False
 
 
-class Books(ABC):
-    """A ledger but for its storage.
+class Ledger(ABC):
+    """What the market needs of a ledger; every store passes the same tests.
 
-    What all stores have in common: calls become drafts (`rules`), and the log answers questions.
-
-    A store says how a draft is loaded and committed (`_write`), and how entries and hashes are read.
+    Calls become drafts (`rules`), and the log answers questions. A store says how a draft is loaded and committed
+    (`_write`), and how entries and hashes are read.
     """
 
     def deposit(self, id: str, account: str, amount_micros: int) -> None:
@@ -98,6 +102,16 @@ class Books(ABC):
         """Micro-units in an account; an account never used holds 0."""
         return self.balances().get(account, 0)
 
+    def cap(self, owner: str) -> Cap | None:
+        """An owner's registered cap; None without one."""
+        account = self.privacy_accounts([owner]).get(owner)
+        return None if account is None else account.cap
+
+    def privacy_spent(self, owner: str) -> float:
+        """What an owner with a registered cap has spent of it, in its currency."""
+        account = self.privacy_accounts([owner]).get(owner)
+        return 0.0 if account is None else account.spent
+
     def releases(self, owner: str | None = None) -> Iterator[Release]:
         """All releases, or one owner's, in the order they were recorded."""
         lines = (entry.line for entry in self.entries())
@@ -131,6 +145,27 @@ class Books(ABC):
     def consistency(self, old_size: int, size: int | None = None) -> tuple[str, ...]:
         """Proof that the log of `size` entries (default all) begins with the log of `old_size` (`merkle`)."""
         return tuple(step.hex() for step in self._tree(size).consistency(old_size))
+
+    @abstractmethod
+    def award(self, award_id: str) -> Award:
+        """One award as it stands."""
+
+    @abstractmethod
+    def awards(
+        self, *, state: AwardState | None = None, owner: str | None = None, round_index: int | None = None
+    ) -> Iterator[Award]:
+        """All awards in the order they were made, or those that match."""
+
+    @abstractmethod
+    def privacy_accounts(self, owners: Iterable[str]) -> Mapping[str, PrivacyAccount]:
+        """Of many owners at once: a copy of the account of each who registered a cap."""
+
+    @abstractmethod
+    def verify(self, known: Head | None = None) -> Head:
+        """Replay the whole log; raise LedgerCorrupt naming the first bad entry, or return the head.
+
+        With `known`, an earlier head: also check that the log still begins with what that head committed to.
+        """
 
     @abstractmethod
     def has_task(self, task: str) -> bool:
@@ -169,12 +204,7 @@ class Books(ABC):
         return Tree(size, self._hashes)
 
 
-def now_us() -> int:
-    """Microseconds since 1970."""
-    return time.time_ns() // 1000
-
-
-class MemoryLedger(Books):
+class MemoryLedger(Ledger):
     """A ledger that ends with the process; for one thread. Entries are hashed when somebody asks for them."""
 
     def __init__(self, *, clock: Callable[[], int] = now_us) -> None:
@@ -209,14 +239,6 @@ class MemoryLedger(Books):
     def has_task(self, task: str) -> bool:
         """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
         return any(ref.startswith(f"{task}/") for kind, ref in self._lines if kind is not EntryKind.CAP)
-
-    def cap(self, owner: str) -> Cap | None:
-        """An owner's registered cap; None without one."""
-        return self._accounts[owner].cap if owner in self._accounts else None
-
-    def privacy_spent(self, owner: str) -> float:
-        """What an owner with a registered cap has spent of it, in its currency."""
-        return self._accounts[owner].spent if owner in self._accounts else 0.0
 
     def privacy_accounts(self, owners: Iterable[str]) -> Mapping[str, PrivacyAccount]:
         """Of many owners at once: a copy of the account of each who registered a cap."""
@@ -253,9 +275,9 @@ class MemoryLedger(Books):
         result = change(draft)
         time_us = self._clock()
         self._journal += ((time_us, line) for line in draft.new)
-        self._lines.update(draft.lines.new)
-        self._balances.update(draft.balances.new)
-        self._accounts.update(draft.accounts.new)
+        self._lines.update(draft.lines.maps[0])
+        self._balances.update(draft.balances.maps[0])
+        self._accounts.update(draft.accounts.maps[0])
         return result
 
     def _history(self, owner: str) -> Iterator[Event]:

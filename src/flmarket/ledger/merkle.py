@@ -11,16 +11,12 @@ size of the log; a `Tree` reads each tile once, and keeps the nodes it computed,
 than one.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from flmarket.errors import InvalidInput
 from flmarket.ledger.entry import GENESIS
-
-__all__ = ["TILE", "Head", "Tree", "checked_consistency", "checked_inclusion", "digest", "node_hash", "tiles"]
 
 TILE = 8
 _WIDTH = 1 << TILE
@@ -42,7 +38,7 @@ class Head:
         return {"size": self.size, "last": self.last, "root": self.root}
 
     @classmethod
-    def from_dict(cls, data: object) -> Head:
+    def from_dict(cls, data: object) -> "Head":
         """The head that `to_dict` wrote."""
         if not isinstance(data, dict) or set(data) != {"size", "last", "root"}:
             raise InvalidInput("head", data, "an object with size, last and root")
@@ -128,17 +124,14 @@ class Tree:
         level = (count - 1).bit_length()
         if count == 1 << level and level % TILE == 0:
             tile, place = divmod(low >> level, _WIDTH)
-            return self._tile(level, tile)[place]
+            if (level, tile) not in self._tiles:
+                first = tile << TILE
+                self._tiles[level, tile] = self.fetch(level, first, min(_WIDTH, (self.size >> level) - first))
+            return self._tiles[level, tile][place]
         if (low, high) not in self._known:
             middle = low + _split(count)
             self._known[low, high] = node_hash(self._range(low, middle), self._range(middle, high))
         return self._known[low, high]
-
-    def _tile(self, level: int, tile: int) -> Sequence[bytes]:
-        if (level, tile) not in self._tiles:
-            first = tile << TILE
-            self._tiles[level, tile] = self.fetch(level, first, min(_WIDTH, (self.size >> level) - first))
-        return self._tiles[level, tile]
 
 
 def tiles(old: int, more: int, fetch: Fetch) -> Iterator[tuple[int, int, bytes]]:

@@ -9,50 +9,28 @@ It counts what it is told and guards against mistakes and greedy servers, not ag
 file can empty it. The file must not lie on a network file system, where SQLite's locks are not reliable.
 """
 
-from __future__ import annotations
-
 import json
+import math
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted
 from flmarket.files import keep_private
 from flmarket.ledger.entry import canonical
-from flmarket.ledger.journal import ReplayRefused
+from flmarket.ledger.journal import ReplayRefused, now_us
 from flmarket.ledger.rules import checked_name
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, cap_from_dict, event_from_dict, event_to_dict
-
-__all__ = ["ChargedRelease", "DurableAccount"]
 
 _Value = TypeVar("_Value")
 _APPLICATION = 0x464C4D41  # "FLMA" in the file's header
 _VERSION = 1
 _WAIT_SECONDS = 30.0
-_SCHEMA = """
-CREATE TABLE caps (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    time_us INTEGER NOT NULL,
-    cap TEXT NOT NULL
-) STRICT;
-CREATE TABLE releases (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    time_us INTEGER NOT NULL,
-    award_id TEXT NOT NULL UNIQUE,
-    buyer TEXT NOT NULL,
-    guarantee TEXT NOT NULL
-) STRICT;
-CREATE TRIGGER caps_stay BEFORE UPDATE ON caps BEGIN SELECT RAISE(ABORT, 'caps are only added to'); END;
-CREATE TRIGGER caps_keep BEFORE DELETE ON caps BEGIN SELECT RAISE(ABORT, 'caps are only added to'); END;
-CREATE TRIGGER releases_stay BEFORE UPDATE ON releases BEGIN SELECT RAISE(ABORT, 'releases are only added to'); END;
-CREATE TRIGGER releases_keep BEFORE DELETE ON releases BEGIN SELECT RAISE(ABORT, 'releases are only added to'); END;
-"""
 
 
 @dataclass(frozen=True)
@@ -76,10 +54,11 @@ class DurableAccount:
         self._cap_number = self._number = 0
 
     @classmethod
-    def open(cls, path: str | Path, cap: Cap | None = None) -> DurableAccount:
+    def open(cls, path: str | Path, cap: Cap | None = None, *, synchronised: bool = True) -> "DurableAccount":
         """Open an account, or start one with this cap if there is no file yet.
 
-        A cap given for an existing account must be its own: `change_cap` changes it. None takes what the file says.
+        A cap given for an existing account must be its own: `change_cap` changes it. None takes what the file says. Not
+        `synchronised`, a power failure may lose it: for owners who are simulated.
         """
         path = Path(path)
         if cap is None and not path.exists():
@@ -93,7 +72,7 @@ class DurableAccount:
             raise ConfigError("privacy account", str(path), f"a file that can be opened ({error})") from None
         account = cls(connection, path)
         try:
-            account._prepare(cap)
+            account._prepare(cap, synchronised=synchronised)
         except BaseException as error:
             connection.close()
             if isinstance(error, sqlite3.Error):
@@ -120,9 +99,16 @@ class DurableAccount:
         """Whether so many such releases would go past the cap. Records nothing."""
         return self._current().would_exceed(guarantee, releases)
 
-    def affordable(self, guarantee: Callable[[float], Event] = PureDp, *, releases: int = 1) -> float:
-        """The largest ε of which so many further releases still fit; pass a perturbation's `guarantee`."""
-        return self._current().affordable(releases, guarantee=guarantee)
+    def affordable(
+        self,
+        guarantee: Callable[[float], Event] = PureDp,
+        *,
+        releases: int = 1,
+        least: float = 0.0,
+        most: float = math.inf,
+    ) -> float:
+        """The largest ε up to `most` of which so many further releases still fit; 0 if not even `least` does."""
+        return self._current().affordable(releases, guarantee=guarantee, least=least, most=most)
 
     def released(self, award_id: str) -> bool:
         """Whether this award has been charged."""
@@ -147,7 +133,7 @@ class DurableAccount:
                 )
             self._connection.execute(
                 "INSERT INTO releases (time_us, award_id, buyer, guarantee) VALUES (?, ?, ?, ?)",
-                (_now_us(), award_id, buyer, text),
+                (now_us(), award_id, buyer, text),
             )
 
     def change_cap(self, cap: Cap) -> None:
@@ -163,27 +149,28 @@ class DurableAccount:
         with self._lock:
             query = "SELECT award_id, buyer, guarantee, time_us FROM releases ORDER BY number"
             rows = self._connection.execute(query).fetchall()
-        return (ChargedRelease(award, buyer, _event(text, self.path), at) for award, buyer, text, at in rows)
+        return (ChargedRelease(award, buyer, self._read(text, event_from_dict), at) for award, buyer, text, at in rows)
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._connection.close()
 
-    def __enter__(self) -> DurableAccount:
+    def __enter__(self) -> "DurableAccount":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _prepare(self, cap: Cap | None) -> None:
-        self._connection.execute("PRAGMA synchronous = FULL")
+    def _prepare(self, cap: Cap | None, *, synchronised: bool) -> None:
+        self._connection.execute(f"PRAGMA synchronous = {'FULL' if synchronised else 'OFF'}")
         with self._writing():
             (application,) = self._connection.execute("PRAGMA application_id").fetchone()
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if not tables and not application and cap is not None:
-                for statement in _statements(_SCHEMA):
+                schema = files("flmarket.ledger.migrations") / "sql" / "owner_account.sql"
+                for statement in statements(schema.read_text(encoding="utf-8")):
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 self._connection.execute(f"PRAGMA user_version = {_VERSION}")
@@ -215,42 +202,30 @@ class DurableAccount:
                 "SELECT number, cap FROM caps ORDER BY number DESC LIMIT 1"
             ).fetchone()
             if self._account is None or number != self._cap_number:
-                self._account, self._cap_number, self._number = _account(cap, self.path), number, 0
+                self._account = PrivacyAccount(self._read(cap, cap_from_dict))
+                self._cap_number, self._number = number, 0
             query = "SELECT number, guarantee FROM releases WHERE number > ? ORDER BY number"
             for number, text in self._connection.execute(query, (self._number,)):
-                self._account.compose(_event(text, self.path))
+                self._account.compose(self._read(text, event_from_dict))
                 self._number = number
             return self._account
 
     def _add_cap(self, cap: Cap) -> None:
         text = canonical(event_to_dict(cap))
-        self._connection.execute("INSERT INTO caps (time_us, cap) VALUES (?, ?)", (_now_us(), text))
+        self._connection.execute("INSERT INTO caps (time_us, cap) VALUES (?, ?)", (now_us(), text))
+
+    def _read(self, text: str, meaning: Callable[[Any], _Value]) -> _Value:
+        try:
+            return meaning(json.loads(text))
+        except ValueError as error:
+            raise ConfigError("privacy account", str(self.path), f"intact records ({error})") from None
 
 
-def _account(text: str, path: Path) -> PrivacyAccount:
-    return PrivacyAccount(_read(text, path, cap_from_dict))
-
-
-def _event(text: str, path: Path) -> Event:
-    return _read(text, path, event_from_dict)
-
-
-def _read(text: str, path: Path, meaning: Callable[[Any], _Value]) -> _Value:
-    try:
-        return meaning(json.loads(text))
-    except ValueError as error:
-        raise ConfigError("privacy account", str(path), f"intact records ({error})") from None
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script, one at a time: `executescript` would commit first."""
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script for SQLite, one at a time: `executescript` would commit first."""
     part = ""
-    for line in script.strip().splitlines(keepends=True):
+    for line in script.splitlines(keepends=True):
         part += line
-        if sqlite3.complete_statement(part):
+        if part.strip() and sqlite3.complete_statement(part):
             yield part
             part = ""
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

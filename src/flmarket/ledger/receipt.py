@@ -8,8 +8,6 @@ A `Receipt` is for afterwards. A `HoldReceipt` is for before: an owner asks for 
 nothing leave her machine without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,20 +29,7 @@ from flmarket.ledger.merkle import Head, Tree, checked_consistency, checked_incl
 from flmarket.privacy import Event, Unprotected, event_from_dict, event_to_dict
 
 if TYPE_CHECKING:
-    from flmarket.ledger.journal import Ledger
-
-__all__ = [
-    "HoldReceipt",
-    "Proof",
-    "Receipt",
-    "SealedEntry",
-    "SealedReceipt",
-    "hold_receipt",
-    "hold_receipts",
-    "make_hold_receipts",
-    "make_receipt",
-    "seal",
-]
+    from flmarket.ledger.memory import Ledger
 
 _VERSION = 1
 # no log has 2⁶² entries, so no proof has more steps; and no entry that a ledger writes has longer texts
@@ -92,7 +77,7 @@ class Receipt:
         return {"version": _VERSION, "award": self.award_id, "proofs": proofs, "head": self.head.to_dict()}
 
     @classmethod
-    def from_dict(cls, data: object) -> Receipt:
+    def from_dict(cls, data: object) -> "Receipt":
         """The receipt that `to_dict` wrote; checks its form, not its truth."""
         if not isinstance(data, Mapping) or data.get("version") != _VERSION:
             raise InvalidInput("receipt", data, f"a receipt of version {_VERSION}")
@@ -189,7 +174,7 @@ class HoldReceipt:
         }
 
     @classmethod
-    def from_dict(cls, data: object) -> HoldReceipt:
+    def from_dict(cls, data: object) -> "HoldReceipt":
         """The receipt that `to_dict` wrote; checks its form, not its truth. Anything longer than needed is refused."""
         names = ("version", "entry", "path", "head", "newest", "since", "consistency")
         if not isinstance(data, dict) or set(data) != set(names) or repr(data["version"]) != repr(_VERSION):
@@ -203,13 +188,13 @@ class HoldReceipt:
         return cls(Proof(Entry.from_dict(entry), path), Head.from_dict(data["head"]), newest, since, past)
 
 
-def hold_receipt(ledger: Ledger, award_id: str, since: Head | None = None) -> HoldReceipt:
+def hold_receipt(ledger: "Ledger", award_id: str, since: Head | None = None) -> HoldReceipt:
     """The receipt for one pending award, from the head that its owner has seen on."""
     return ledger.hold_receipts([award_id], since)[award_id]
 
 
 def hold_receipts(
-    ledger: Ledger, award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
+    ledger: "Ledger", award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
 ) -> dict[str, HoldReceipt]:
     """Receipts for a round's pending awards, by award; `since` may differ by award. Far cheaper than one by one."""
     return ledger.hold_receipts(award_ids, since)
@@ -234,7 +219,10 @@ def make_hold_receipts(
             raise SettlementError(f"award {award_id} is {ended[award_id]}: nothing is held for it")
         seen = since if isinstance(since, Head) or since is None else since.get(award_id)
         if seen is not None and seen not in pasts:
-            pasts[seen] = _consistency(tree, seen)
+            # what is no head of this log is the asker's mistake, or this log was changed
+            if seen.size > tree.size or Tree(seen.size, tree.fetch).head() != seen:
+                raise InvalidInput("since", seen.to_dict(), f"a head of this ledger, which has {tree.size} entries")
+            pasts[seen] = _hex(tree.consistency(seen.size))
         hold = Proof(holds[award_id], _hex(tree.inclusion(holds[award_id].seq)))
         past = () if seen is None else pasts[seen]
         found[award_id] = HoldReceipt(hold, head, newest, 0 if seen is None else seen.size, past)
@@ -251,13 +239,6 @@ def make_receipt(award_id: str, entries: Iterable[Entry], tree: Tree) -> Receipt
     if not proofs:
         raise InvalidInput("award", award_id, f"an award held within the first {tree.size} entries")
     return Receipt(award_id, proofs, tree.head())
-
-
-def _consistency(tree: Tree, seen: Head) -> tuple[str, ...]:
-    """The proof from a head on; what is no head of this log is the asker's mistake, or this log was changed."""
-    if seen.size > tree.size or Tree(seen.size, tree.fetch).head() != seen:
-        raise InvalidInput("since", seen.to_dict(), f"a head of this ledger, which has {tree.size} entries")
-    return _hex(tree.consistency(seen.size))
 
 
 def _held(entry: Entry) -> Award | None:
@@ -395,7 +376,7 @@ class SealedReceipt:
         }
 
     @classmethod
-    def from_dict(cls, data: object) -> SealedReceipt:
+    def from_dict(cls, data: object) -> "SealedReceipt":
         """The receipt that `to_dict` wrote; checks its form, not its truth."""
         version = data.get("version") if isinstance(data, Mapping) else None
         if (
@@ -405,24 +386,15 @@ class SealedReceipt:
         ):
             raise InvalidInput("receipt", data, "a sealed receipt of version 1 or 2")
         try:
-            entries = tuple(
-                SealedEntry(
-                    int(one["seq"]),
-                    str(one["kind"]),
-                    digest("receipt.hash", one["hash"]).hex(),
-                    tuple(digest("receipt.path", step).hex() for step in one["path"]),
-                )
-                for one in data["entries"]
-            )
-            return cls(
-                str(data["award"]),
-                str(data["owner"]),
-                event_from_dict(data["loss"]) if version == 2 else as_loss(float(data["epsilon"])),
-                int(data["price_micros"]),
-                str(data["state"]),
-                entries,
-                Head.from_dict(data["head"]),
-            )
+            entries = []
+            for one in data["entries"]:
+                path = tuple(digest("receipt.path", step).hex() for step in one["path"])
+                leaf = digest("receipt.hash", one["hash"]).hex()
+                entries.append(SealedEntry(int(one["seq"]), str(one["kind"]), leaf, path))
+            award, owner, state = (str(data[name]) for name in ("award", "owner", "state"))
+            loss = event_from_dict(data["loss"]) if version == 2 else as_loss(float(data["epsilon"]))
+            price, head = int(data["price_micros"]), Head.from_dict(data["head"])
+            return cls(award, owner, loss, price, state, tuple(entries), head)
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput("receipt", data, f"an award, its terms, entries and a head ({error})") from None
 

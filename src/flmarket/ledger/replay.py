@@ -5,8 +5,6 @@ that is there, awards that are held and open, privacy totals that the guarantees
 rules that wrote them, other than the privacy account. The first entry that fails is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from flmarket.errors import FlmarketError
@@ -14,8 +12,6 @@ from flmarket.ledger.entry import GENESIS, Entry, EntryKind, Line, cap_of, fits,
 from flmarket.ledger.journal import BANK, ESCROW, FEES, MAX_MICROS, NOTHING, LedgerCorrupt
 from flmarket.ledger.merkle import Head, Tree, node_hash
 from flmarket.privacy import Event, PrivacyAccount
-
-__all__ = ["Replay"]
 
 # kind → the side that is fixed, and the account that stands there
 _FIXED = {
@@ -45,7 +41,7 @@ class Replay:
         self._accounts: dict[str, PrivacyAccount] = {}
         self._events: dict[str, list[Event]] = {}
 
-    def feed(self, entries: Iterable[Entry]) -> Replay:
+    def feed(self, entries: Iterable[Entry]) -> "Replay":
         """Check further entries, in order."""
         for entry in entries:
             if entry.seq != len(self.leaves):

@@ -5,12 +5,11 @@ the new lines and the balances and accounts after them; the store then commits a
 keep the books in a database check the same invariants again there, in other words (`migrations`).
 """
 
-from __future__ import annotations
-
+from collections import ChainMap
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
-from typing import Generic, TypeVar
+from itertools import chain
 
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
 from flmarket.ledger.entry import (
@@ -38,17 +37,7 @@ from flmarket.ledger.journal import (
     Resolution,
     format_micros,
 )
-from flmarket.privacy import (
-    ApproxDp,
-    Cap,
-    Event,
-    PrivacyAccount,
-    PureDp,
-    ZCdp,
-    event_to_dict,
-)
-
-__all__ = ["LARGEST_CAP", "Draft", "Key", "checked_name"]
+from flmarket.privacy import ApproxDp, Cap, Event, PrivacyAccount, PureDp, RecordLevel, Unprotected, ZCdp, event_to_dict
 
 RESERVED = (BANK, ESCROW, FEES)
 LARGEST_CAP = 1e6  # so that totals in 10⁻¹² fit a 64-bit integer
@@ -57,26 +46,6 @@ LONGEST_NAME, LONGEST_REASON = 200, 500
 _NAMED = (EntryKind.DEPOSIT, EntryKind.WITHDRAWAL, EntryKind.FEE, EntryKind.HOLD)
 
 Key = tuple[EntryKind, str]
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class Overlay(Generic[K, V]):
-    """A dictionary over another that it does not change; `new` is what was set."""
-
-    def __init__(self, base: dict[K, V]) -> None:
-        self.base, self.new = base, dict[K, V]()
-
-    def get(self, key: K) -> V | None:
-        """The newest value."""
-        found = self.new.get(key)
-        return self.base.get(key) if found is None else found
-
-    def __contains__(self, key: K) -> bool:
-        return key in self.new or key in self.base
-
-    def __setitem__(self, key: K, value: V) -> None:
-        self.new[key] = value
 
 
 class Draft:
@@ -91,9 +60,10 @@ class Draft:
     ) -> None:
         """`accounts` holds the owners with a registered cap; `history` gives all stored releases of an owner."""
         self.new: list[Line] = []
-        self.lines = Overlay(lines)
-        self.balances = Overlay(balances)
-        self.accounts = Overlay(accounts)
+        # writes go to the first mapping; the books behind it stay as they are
+        self.lines = ChainMap(dict[Key, Line](), lines)
+        self.balances = ChainMap(dict[str, int](), balances)
+        self.accounts = ChainMap(dict[str, PrivacyAccount](), accounts)
         self._history = history
 
     def deposit(self, id: str, account: str, amount_micros: int) -> None:
@@ -118,7 +88,16 @@ class Draft:
             return known
         if award.state is not AwardState.PENDING:
             raise SettlementError(f"award {award.id} is {award.state}: only a pending award can be held")
-        self._move(_hold_line(award))
+        index = award.round_index
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**62:
+            raise InvalidInput("round_index", index, "a whole number of at least 0")
+        buyer, owner, id = (
+            _party("buyer", award.buyer),
+            _party("owner", award.owner),
+            checked_name("award id", award.id),
+        )
+        detail = canonical(loss_terms(award.loss))
+        self._move(Line(EntryKind.HOLD, id, buyer, ESCROW, award.price_micros, owner, index, detail=detail))
         return replace(award, reason="")
 
     def resolve(self, resolution: Resolution) -> Award:
@@ -136,13 +115,13 @@ class Draft:
             raise SettlementError(f"award {award.id} is already {award.state}, it cannot be {state}")
         sold = state is AwardState.POSTED and award.loss != NOTHING and award.owner in self.accounts
         if sold and (EntryKind.RELEASE, award.id) not in self.lines:
+            if isinstance(award.loss, Unprotected):  # there is nothing to record that her cap could hold
+                raise PrivacyBudgetExhausted(f"award {award.id}: without noise, and {award.owner} has a registered cap")
             raise SettlementError(f"award {award.id}: {award.owner} has a registered cap, record her release first")
         payee = award.owner if state is AwardState.POSTED else award.buyer
         reason = _readable(resolution.reason)
         detail = canonical({"reason": reason}) if reason else "{}"
-        self._move(
-            Line(RESOLUTIONS[state], award.id, ESCROW, payee, award.price_micros, award.owner, detail=detail),
-        )
+        self._move(Line(RESOLUTIONS[state], award.id, ESCROW, payee, award.price_micros, award.owner, detail=detail))
         return replace(award, state=state, reason=reason)
 
     def release(self, release: Release) -> None:
@@ -154,10 +133,11 @@ class Draft:
         known = self.accounts.get(_party("owner", owner))
         if known is not None and known.cap == cap:
             return
-        if not isinstance(cap, PureDp | ZCdp | ApproxDp) or not 0 < limit_of(cap) <= LARGEST_CAP:
+        if not isinstance(cap, PureDp | ZCdp | ApproxDp | RecordLevel) or not 0 < limit_of(cap) <= LARGEST_CAP:
             raise InvalidInput("cap", cap, f"PureDp, ZCdp or ApproxDp above 0 and up to {LARGEST_CAP:g}")
         account = PrivacyAccount(cap)
-        for event in self._events(owner):
+        new = (line for line in self.new if line.kind is EntryKind.RELEASE and line.owner == owner)
+        for event in chain(self._history(owner), (release_of(line).guarantee for line in new)):
             try:
                 account.compose(event)
             except PrivacyBudgetExhausted:
@@ -167,7 +147,7 @@ class Draft:
         detail = canonical({"cap": event_to_dict(cap)})
         spent, limit = _totals(account)
         self._add(
-            Line(EntryKind.CAP, f"{owner}/{number}", owner=owner, spent_pico=spent, limit_pico=limit, detail=detail),
+            Line(EntryKind.CAP, f"{owner}/{number}", owner=owner, spent_pico=spent, limit_pico=limit, detail=detail)
         )
 
     def award(self, award_id: str) -> Award:
@@ -193,17 +173,15 @@ class Draft:
         account = self.accounts.get(award.owner)
         if account is not None:
             account = copy(account)
-            account.compose(release.guarantee)
+            try:
+                account.compose(release.guarantee)
+            except InvalidInput:  # noise under a cap in ε: it fits as little as what is too much
+                held = f"{award.owner}'s registered cap {account.cap} cannot hold {release.guarantee}"
+                raise PrivacyBudgetExhausted(f"award {award.id}: {held}") from None
             self.accounts[award.owner] = account
         spent, limit = _totals(account)
         self._add(
-            Line(EntryKind.RELEASE, award.id, owner=award.owner, spent_pico=spent, limit_pico=limit, detail=detail),
-        )
-
-    def _events(self, owner: str) -> Iterable[Event]:
-        yield from self._history(owner)
-        yield from (
-            release_of(line).guarantee for line in self.new if line.kind is EntryKind.RELEASE and line.owner == owner
+            Line(EntryKind.RELEASE, award.id, owner=award.owner, spent_pico=spent, limit_pico=limit, detail=detail)
         )
 
     def _once(self, line: Line) -> None:
@@ -219,7 +197,7 @@ class Draft:
             raise InvalidInput("amount_micros", amount, f"a whole number from 0 to {MAX_MICROS}")
         assert debit is not None
         assert credit is not None
-        left, gained = (self.balances.get(debit) or 0) - amount, (self.balances.get(credit) or 0) + amount
+        left, gained = self.balances.get(debit, 0) - amount, self.balances.get(credit, 0) + amount
         if left < 0 and debit != BANK:
             holds, needs = format_micros(left + amount), format_micros(amount)
             raise SettlementError(f"{debit} holds {holds}, {line.kind} {line.ref} needs {needs}")
@@ -249,16 +227,6 @@ def _party(field: str, account: object) -> str:
     if name in RESERVED:
         raise InvalidInput(field, name, "the account of a buyer or an owner")
     return name
-
-
-def _hold_line(award: Award) -> Line:
-    index = award.round_index
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**62:
-        raise InvalidInput("round_index", index, "a whole number of at least 0")
-    detail = canonical(loss_terms(award.loss))
-    buyer, owner = _party("buyer", award.buyer), _party("owner", award.owner)
-    id = checked_name("award id", award.id)
-    return Line(EntryKind.HOLD, id, buyer, ESCROW, award.price_micros, owner, index, detail=detail)
 
 
 def _totals(account: PrivacyAccount | None) -> tuple[int, int] | tuple[None, None]:

@@ -8,12 +8,9 @@ Breaks if the database loses committed transactions: SQLite on a network file sy
 `synchronous_commit` off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, Select, func, insert, select
@@ -32,15 +29,13 @@ from flmarket.ledger.entry import (
     release_of,
     sealed,
 )
-from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, LedgerCorrupt, Release
-from flmarket.ledger.memory import Books, Wanted, now_us
+from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, LedgerCorrupt, Release, now_us
+from flmarket.ledger.memory import Ledger, Wanted
 from flmarket.ledger.merkle import TILE, Head, tiles
 from flmarket.ledger.replay import Replay
 from flmarket.ledger.rules import Draft, Key
 from flmarket.ledger.store import accounts, entries, nodes
-from flmarket.privacy import Cap, PrivacyAccount
-
-__all__ = ["SqlLedger", "append"]
+from flmarket.privacy import PrivacyAccount
 
 CHUNK = 2000  # rows or ids at a time; SQLite takes at most 32,766 parameters
 _NAMES = ("seq", "time_us", "previous", "hash", *Line.__slots__)
@@ -71,13 +66,6 @@ def entries_between(connection: Connection, start: int, stop: int | None) -> Seq
     return [entry_of(row) for row in connection.execute(query)]
 
 
-def award_entries(connection: Connection, award_ids: Iterable[str]) -> Sequence[Entry]:
-    """Everything about these awards."""
-    query = select(*_COLUMNS).where(entries.c.kind.in_([kind.value for kind in OF_AWARDS]))
-    parts = (query.where(entries.c.ref.in_(some)) for some in chunks(award_ids))
-    return [entry_of(row) for part in parts for row in connection.execute(part)]
-
-
 def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
     """All lines with these ids."""
     found: dict[Key, Line] = {}
@@ -86,20 +74,6 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
             line = entry_of(row).line
             found[line.kind, line.ref] = line
     return found
-
-
-def has_task(connection: Connection, task: str) -> bool:
-    """Whether any id but a cap's begins with this name and a slash."""
-    prefix = f"{task}/"
-    if next(chunks([prefix]), None) is None:
-        return False
-    named = (entries.c.kind != EntryKind.CAP.value) & (func.substr(entries.c.ref, 1, len(prefix)) == prefix)
-    return connection.execute(select(entries.c.seq).where(named).limit(1)).first() is not None
-
-
-def node_count(connection: Connection) -> int:
-    """How many nodes of the tree are kept, leaves left out."""
-    return int(connection.execute(select(func.count()).select_from(nodes)).scalar_one())
 
 
 def owner_lines(connection: Connection, owners: Iterable[str], kind: EntryKind, start: int = 0) -> Iterator[Entry]:
@@ -206,7 +180,7 @@ class _Counted:
     account: PrivacyAccount
 
 
-class SqlLedger(Books):
+class SqlLedger(Ledger):
     """A durable ledger, safe for several threads and processes. Close it when done, or use it in a `with` statement.
 
     `SqlLedger("sqlite:///market.db")`, `SqlLedger("postgresql+psycopg://user:password@host/database")`. An empty
@@ -232,10 +206,10 @@ class SqlLedger(Books):
         """Close all connections."""
         self.engine.dispose()
 
-    def __enter__(self) -> SqlLedger:
+    def __enter__(self) -> "SqlLedger":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def award(self, award_id: str) -> Award:
@@ -264,22 +238,16 @@ class SqlLedger(Books):
         if owner is None:
             return super().releases()
         with store.reading(self.engine) as connection:
-            return iter(_releases(connection, owner))
+            return iter([release_of(one.line) for one in owner_lines(connection, [owner], EntryKind.RELEASE)])
 
     def has_task(self, task: str) -> bool:
         """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
+        prefix = f"{task}/"
+        if next(chunks([prefix]), None) is None:
+            return False
+        named = (entries.c.kind != EntryKind.CAP.value) & (func.substr(entries.c.ref, 1, len(prefix)) == prefix)
         with store.reading(self.engine) as connection:
-            return has_task(connection, task)
-
-    def cap(self, owner: str) -> Cap | None:
-        """An owner's registered cap; None without one."""
-        account = self._account(owner)
-        return None if account is None else account.cap
-
-    def privacy_spent(self, owner: str) -> float:
-        """What an owner with a registered cap has spent of it, in its currency."""
-        account = self._account(owner)
-        return 0.0 if account is None else account.spent
+            return connection.execute(select(entries.c.seq).where(named).limit(1)).first() is not None
 
     def privacy_accounts(self, owners: Iterable[str]) -> Mapping[str, PrivacyAccount]:
         """Of many owners at once: a copy of the account of each who registered a cap."""
@@ -319,7 +287,11 @@ class SqlLedger(Books):
                 more = len(found) == CHUNK
                 start += len(found)
             head = replay.finish(known)
-            _check_balances(replay, balances(connection))
+            kept = balances(connection)
+            for account in sorted({*kept, *replay.balances}):
+                has, said = kept.get(account, 0), replay.balances.get(account, 0)
+                if has != said:
+                    raise LedgerCorrupt(f"the balance of {account} is kept as {has}, the entries say {said}")
             _check_nodes(replay, connection)
         return head
 
@@ -348,7 +320,9 @@ class SqlLedger(Books):
                 lines,
                 balances(connection, parties),
                 {owner: known.account for owner, known in counted.items()},
-                lambda owner: (release.guarantee for release in _releases(connection, owner)),
+                lambda owner: (
+                    release_of(entry.line).guarantee for entry in owner_lines(connection, [owner], EntryKind.RELEASE)
+                ),
             )
             result = change(draft)
             if not draft.new:
@@ -357,7 +331,7 @@ class SqlLedger(Books):
         # only now that it is committed
         first = end - len(draft.new)
         caps = {line.owner: seq for seq, line in enumerate(draft.new, first) if line.kind is EntryKind.CAP}
-        for owner, account in draft.accounts.new.items():
+        for owner, account in draft.accounts.maps[0].items():
             self._counted[owner] = _Counted(caps[owner] if owner in caps else counted[owner].cap_seq, end, account)
         return result
 
@@ -378,14 +352,14 @@ class SqlLedger(Books):
         self._counted |= (found := {owner: replace(known, size=end) for owner, known in found.items()})
         return found
 
-    def _account(self, owner: str) -> PrivacyAccount | None:
-        with store.reading(self.engine) as connection:
-            known = self._accounts(connection, {owner}).get(owner)
-        return None if known is None else known.account
-
     def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
+        query = select(*_COLUMNS).where(entries.c.kind.in_([kind.value for kind in OF_AWARDS]))
         with store.reading(self.engine) as connection:
-            return award_entries(connection, award_ids)
+            return [
+                entry_of(row)
+                for some in chunks(award_ids)
+                for row in connection.execute(query.where(entries.c.ref.in_(some)))
+            ]
 
     def _size(self) -> int:
         with store.reading(self.engine) as connection:
@@ -396,17 +370,6 @@ class SqlLedger(Books):
             return hashes(connection, level, first, count)
 
 
-def _releases(connection: Connection, owner: str) -> list[Release]:
-    return [release_of(entry.line) for entry in owner_lines(connection, [owner], EntryKind.RELEASE)]
-
-
-def _check_balances(replay: Replay, kept: Mapping[str, int]) -> None:
-    for account in sorted({*kept, *replay.balances}):
-        if kept.get(account, 0) != replay.balances.get(account, 0):
-            said = replay.balances.get(account, 0)
-            raise LedgerCorrupt(f"the balance of {account} is kept as {kept.get(account, 0)}, the entries say {said}")
-
-
 def _check_nodes(replay: Replay, connection: Connection) -> None:
     level, nodes = TILE, replay.nodes(TILE)
     while nodes:
@@ -414,6 +377,7 @@ def _check_nodes(replay: Replay, connection: Connection) -> None:
             raise LedgerCorrupt(f"a kept node of level {level} of the tree is not what the entries make it")
         level += TILE
         nodes = replay.nodes(level)
-    kept, made = node_count(connection), sum(len(replay.nodes(step)) for step in range(TILE, level, TILE))
+    kept = connection.execute(select(func.count()).select_from(store.nodes)).scalar_one()
+    made = sum(len(replay.nodes(step)) for step in range(TILE, level, TILE))
     if kept != made:
         raise LedgerCorrupt(f"{kept} nodes of the tree are kept, the entries make {made}")

@@ -8,8 +8,6 @@ transaction takes the write lock at its start (BEGIN IMMEDIATE), so that what it
 PostgreSQL a writing transaction locks the table of entries against other writers for the same reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
@@ -39,22 +37,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 from flmarket.errors import ConfigError, FlmarketError, MissingDependency, SettlementError
 from flmarket.files import keep_private
 from flmarket.ledger.journal import LedgerUnavailable
-
-__all__ = [
-    "NEWEST",
-    "VERSION_TABLE",
-    "accounts",
-    "bad_text_readable",
-    "entries",
-    "exists",
-    "metadata",
-    "migrate",
-    "nodes",
-    "open_engine",
-    "reading",
-    "version",
-    "writing",
-]
 
 metadata = MetaData()
 

@@ -15,7 +15,7 @@ owner; both sides compute them and compare.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NewType, cast
 
@@ -23,39 +23,14 @@ import numpy as np
 
 from flmarket.bids import BidProfile, FloatArray, Valuations
 from flmarket.errors import ConfigError, FlmarketError
-from flmarket.learning import Model, described
+from flmarket.learning import Model, Records, described
 from flmarket.ledger import EXPIRY, Award, AwardState, Release, Resolution
 from flmarket.market.task import RoundRecord
-from flmarket.privacy import ApproxDp, Event, PureDp, Unprotected, ZCdp, event_from_dict, event_to_dict
+from flmarket.privacy import ApproxDp, Event, PureDp, Unit, Unprotected, ZCdp, event_from_dict, event_to_dict
 from flmarket.registry import Registry
 
 if TYPE_CHECKING:
     from flmarket.market.owner import OwnerSide
-
-__all__ = [
-    "NOISE_MARGIN",
-    "Announcement",
-    "Bad",
-    "Bid",
-    "Delivered",
-    "Delivery",
-    "MarketKind",
-    "Order",
-    "RawUpdate",
-    "Refused",
-    "ReleasedUpdate",
-    "RoundPlan",
-    "Silent",
-    "award_id",
-    "checked_delivery",
-    "cost",
-    "kinds",
-    "on_wire",
-    "owner_account",
-    "profile",
-    "release_id",
-    "say",
-]
 
 # Noise longer than so many times its root mean square: never, for all practical purposes. The heaviest tail here is one
 # coordinate of Laplace noise, P(|x| > 50·√2·b) = exp(−50·√2) < 1e-30.
@@ -87,6 +62,7 @@ class Announcement:
 
     `model` describes what is trained (`flmarket.learning.described`), `parameters` is how many numbers an update has,
     and no order asks for a local rate above `learning_rate`. `settings` is what else a kind needs to say, as JSON.
+    `trust`: whether each release is private by itself ("local"), or only the sum of a round's releases is ever seen.
     """
 
     task: str
@@ -102,6 +78,7 @@ class Announcement:
     perturbation: str
     clip: float
     settings: str = "{}"
+    trust: str = "local"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +88,8 @@ class Bid:
     The budget is in the kind's own currency (ε of a release; ρ of all rounds in the reward game; ∞ without noise).
     `rate` is the number she reports: α of her valuation `kind` in an auction, her cost of taking part where clients are
     sampled or chosen once, her value of privacy in the reward game. `grid` and `values` are a tabulated valuation, else
-    empty. Orders for less privacy or fewer records than the `least_` ones are refused.
+    empty. Orders for less privacy or fewer records than the `least_` ones are refused. `unit` says what her ε is for:
+    her whole update, or any one of her records; they are two products.
     """
 
     owner: int
@@ -123,6 +101,7 @@ class Bid:
     values: tuple[float, ...] = ()
     least_budget: float = 0.0
     least_records: int = 1
+    unit: str = "update"
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Bid:
@@ -135,6 +114,7 @@ class Order:
     """An award and the work it pays for. `loss` is what the award buys: of one release, or of all rounds if `lasting`.
 
     `total_size`: how many records the last public model was made of, for clients who mix it with their own (joint).
+    `share`: her part in a sum that is all anybody sees (`flmarket.privacy.secure_sum.SumTerms`, as JSON); else empty.
     """
 
     award: str
@@ -149,10 +129,12 @@ class Order:
     learning_rate: float
     lasting: bool = False
     total_size: float = 0.0
+    share: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self), "loss": event_to_dict(self.loss)}
+        """JSON-ready; without an empty share, as before there were any."""
+        values = {**asdict(self), "loss": event_to_dict(self.loss)}
+        return values if self.share else {name: value for name, value in values.items() if name != "share"}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Order:
@@ -172,7 +154,7 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Delivered:
-    """What was paid for."""
+    """What was paid for. Where only a sum is seen, a part of it that says nothing by itself, in whole numbers."""
 
     vector: ReleasedUpdate
 
@@ -261,17 +243,23 @@ class MarketKind:
 
     `parameters` is the model now; `history` earlier ones, if they are averaged; `terms` what holds for all rounds once
     it is settled (JSON-ready, empty before); `notes` what a closed round leaves for the next besides the model
-    (JSON-ready, saved with it). As it stands, bids are collected every round and an award pays for one delivery.
+    (JSON-ready, saved with it). `best` is the model that did best on the buyer's `validation` records, if she has any;
+    they decide nothing else. `tested` are the records that a model is measured with, if not all test records. As it
+    stands, bids are collected every round and an award pays for one delivery.
     """
 
     name: ClassVar[str]
     side: ClassVar[OwnerSide]
+    unit: Unit = "update"  # what losses are for: an owner's whole update, or any one of her records
 
     def __init__(self, task: str, rounds: int, model: Model, parameters: FloatArray, buyer: str = "buyer") -> None:
         self.task, self.buyer, self.rounds, self.model, self.parameters = task, buyer, rounds, model, parameters
         self.history: list[FloatArray] = []
         self.terms: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}
+        self.validation: Records | None = None
+        self.best: FloatArray | None = None
+        self.tested: Records | None = None
 
     @classmethod
     def described(cls, common: Any, **settings: Any) -> Any:
@@ -296,6 +284,16 @@ class MarketKind:
             return self.parameters
         return np.asarray(np.mean(self.history[len(self.history) // 2 :], axis=0))
 
+    def judged(self, record: RoundRecord) -> RoundRecord:
+        """A closed round with the accuracy of its model on the validation records; the first of the best is kept."""
+        if self.validation is None:
+            return record
+        found = self.model.evaluate(self.buyers_model, self.validation)["accuracy"]
+        if found > self.notes.get("best_accuracy", -1.0):
+            self.best = self.buyers_model
+            self.notes = {**self.notes, "best_accuracy": found, "best_round": record.index}
+        return replace(record, metrics={**record.metrics, "validation_accuracy": found})
+
     def asks(self, index: int) -> bool:
         """Whether bids are collected in this round."""
         return not (self.side.asks_once and self.terms)
@@ -314,13 +312,13 @@ class MarketKind:
 
     def order(
         self, index: int, owner: int, *, loss: Event, price_micros: int, records: int, learning_rate: float,
-        total_size: float = 0.0,
+        total_size: float = 0.0, share: str = "",
     ) -> Order:  # fmt: skip
         """An order of this market, with the ids that follow."""
         return Order(
             award=self.award_id(index, owner), task=self.task, buyer=self.buyer,
             market=self.name, round_index=index, owner=owner, loss=loss, price_micros=price_micros, records=records,
-            learning_rate=learning_rate, lasting=self.side.lasting, total_size=total_size,
+            learning_rate=learning_rate, lasting=self.side.lasting, total_size=total_size, share=share,
         )  # fmt: skip
 
     def award_id(self, index: int, owner: int) -> str:
@@ -331,6 +329,10 @@ class MarketKind:
         """An order's award as the ledger holds it."""
         index = 0 if self.side.lasting else order.round_index
         return Award(order.award, index, order.buyer, owner_account(order.owner), order.loss, order.price_micros)
+
+    def checked(self, order: Order, vector: object) -> Delivered | Bad:
+        """What came for an order, if its form is right."""
+        return checked_delivery(vector, length=self.dimension, largest_norm=self.largest_norm(order))
 
     def largest_norm(self, order: Order) -> float:
         """The L2 norm that an honest delivery never passes (probability below 1e-20)."""

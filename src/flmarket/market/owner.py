@@ -6,6 +6,8 @@ allows, a private vector, the same vector again, and refusals. What training ret
 **Decided on terms and books alone.** An order is carried out only if
 
 - it is for her, for a round she bid in, and its award id is the one that follows from task, round and owner;
+- where only a sum of updates is to be seen, she admits that trust model, and the loss it names is no less than what her
+  weight and the noise of as many honest others as announced come to;
 - it asks for no more privacy and no more records than she bid, no less than she sells at all, and for training at no
   higher rate than announced, from parameters that are finite, bounded and as many as announced (all other terms of
   training are those of the announcement itself: an order cannot name any);
@@ -36,8 +38,8 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, overload
@@ -46,7 +48,7 @@ import numpy as np
 
 from flmarket import privacy
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations
-from flmarket.errors import ConfigError, FlmarketError, InvalidInput, PrivacyBudgetExhausted
+from flmarket.errors import ConfigError, FlmarketError, InvalidInput, PrivacyBudgetExhausted, SumVoid, Tampered
 from flmarket.learning import Model, Purpose, Records, built, dimension, stream, updates
 from flmarket.learning.adversaries import Adversary
 from flmarket.ledger import MICROS, Head, HoldNotProven, HoldReceipt, ReplayRefused
@@ -72,29 +74,16 @@ from flmarket.privacy import (
     NoiseSource,
     Perturbation,
     PureDp,
+    RecordLevel,
     SecureNoise,
     SimulationNoise,
     Uncapped,
+    Unit,
     Unprotected,
     ZCdp,
+    unit_of,
 )
 from flmarket.privacy.events import ROUNDING_ALLOWANCE
-
-__all__ = [
-    "LARGEST_PARAMETER",
-    "LEAST_EPSILON",
-    "REPLAY",
-    "UNLIMITED",
-    "Guard",
-    "Owner",
-    "OwnerSide",
-    "PrivacyCap",
-    "Streams",
-    "Work",
-    "drops_out",
-    "guarded",
-    "spoilt",
-]
 
 LARGEST_PARAMETER = 1e9
 # Below this an owner has, in effect, nothing left to sell, and noise would drown the release.
@@ -102,6 +91,7 @@ LEAST_EPSILON = 1e-3
 # What "no cap" means to an account, which must have one.
 UNLIMITED = 1e9
 REPLAY = "replay"  # the refusal's code if the release was begun before
+MASKING = "masking"  # if a masked sum is not in order; the words say whose part
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
@@ -124,6 +114,13 @@ class PrivacyCap:
         """As an account takes it."""
         limit = min(self.epsilon, UNLIMITED)
         return ApproxDp(limit, self.delta) if self.delta > 0 else PureDp(limit)
+
+    @property
+    def records(self) -> RecordLevel:
+        """As an account for losses of single records takes it."""
+        inner = self.gaussian
+        assert isinstance(inner, ZCdp | ApproxDp)
+        return RecordLevel(inner)
 
     @property
     def gaussian(self) -> Cap:
@@ -149,43 +146,67 @@ class Owner:
     depend on her records. `account` is hers in the buyer's ledger, if she knows it, and `cost` how a value of privacy
     becomes a cost in reward games.
 
-    `least_epsilon` and `least_records` are the least that she sells at once: they bound how often anybody can ask.
+    `trust` names the models of trust that she admits: releases that are private by themselves ("local"), sums of which
+    nobody sees the parts ("secure-aggregation"), where what protects her is also the noise of others.
+
+    `holds` is how many records she sells where only her own app can read them; `x` and `y` are then left out, and
+    `trainer` says what is trained.
+
+    `least_epsilon` and `least_records` are the least that she sells at once: they bound how often anybody can ask. She
+    takes no price below `least_price` for a release, whatever her valuation says.
     Training that takes `most_seconds` is given up; `answer_seconds` makes every answer to an order leave so long after
     it came, whatever training did (at most half of it is for training).
+
+    In masked sums she is known by `identity`, her Ed25519 key, and knows others by their public ones in `peers`, from
+    anywhere but the broker; any sum that she is in has at least `least_honest` owners who do not collude with the
+    broker, herself among them.
 
     For simulations only: `simulation_seed` makes her noise repeatable and unsafe, `adversary` makes her malicious,
     `dropout` and `faulty` are probabilities of failing on purpose.
     """
 
     number: int
-    x: FloatArray
-    y: IntArray
+    x: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    y: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     valuation: Valuations
     privacy_budget: float
     cap: Cap
+    holds: int | None = None
     record: Path = Path()
     value: float | None = None
     model: Model | None = None
-    trainer: Callable[[int, int], Model | None] | None = None
+    trainer: Callable[[Announcement], Model | None] | None = None
     allow: tuple[str, ...] = ()
     adversary: Adversary | None = None
     classes: int | None = None
     account: str = ""
     cost: str = "linear"
+    trust: tuple[str, ...] = ("local",)
     least_epsilon: float = LEAST_EPSILON
     least_records: int = 1
+    least_price: float = 0.0
     most_seconds: float = 600.0
     answer_seconds: float | None = None
     simulation_seed: int | None = None
     allow_raw: bool = False
+    identity: bytes = field(default=b"", repr=False)
+    peers: Mapping[int, bytes] | None = None
+    least_honest: int = 2
     dropout: float = 0.0
     faulty: float = 0.0
 
     def __post_init__(self) -> None:
         if self.x.ndim < 2 or self.y.shape != (len(self.x),) or not np.isfinite(self.x).all():
             raise InvalidInput("data", (self.x.shape, self.y.shape), "finite features (n, f) and n classes")
+        if self.holds is not None and (self.holds < 1 or len(self.y)):
+            raise InvalidInput("holds", self.holds, "a number of records of at least 1, and no table of them")
         if self.valuation.shape != (1,):
             raise InvalidInput("valuation", self.valuation.shape, "the valuation of one owner")
+
+    @property
+    def data_size(self) -> int:
+        """How many records she sells."""
+        return len(self.y) if self.holds is None else self.holds
 
     @property
     def simulated(self) -> bool:
@@ -209,7 +230,7 @@ class Owner:
         """What she trains for an announcement, if she can: her own model, or the announced one; None otherwise."""
         own = self.model
         if own is None and self.trainer is not None:
-            own = self.trainer(call.features, call.classes)
+            own = self.trainer(call)
         if own is None and call.model:
             try:
                 own = _built(call.model, self.allow)
@@ -226,8 +247,12 @@ class Owner:
         By her configuration and by how many records and features she has, never by what is in them.
         """
         side = kinds.of(call.market).side
-        fits = len(self.y) >= self.least_records and int(np.prod(self.x.shape[1:])) == call.features
+        fits = self.data_size >= self.least_records and int(np.prod(self.x.shape[1:])) == call.features
+        if call.trust not in self.trust or (call.trust != "local" and isinstance(self.cap, PureDp)):
+            return None  # a cap in ε alone has no room for a share of Gaussian noise
         if not fits or (self.classes is not None and self.classes > call.classes):
+            return None
+        if side.unit(call) != unit_of(self.cap):  # another product than her account counts
             return None
         if side.stays_out(value=self.value, allow_raw=self.allow_raw, cap=self.cap) or self.trains(call) is None:
             return None
@@ -283,13 +308,15 @@ class Streams(Sequence[np.random.Generator]):
 class OwnerSide:
     """What a kind of market means at an owner's. As it stands: one release a round for ε, by any perturbation.
 
-    `asks_once`: bids are for all rounds. `lasting`: so are awards. `trains_itself`: training is part of the guarantee,
-    so nobody else's will do.
+    `asks_once`: bids are for all rounds. `lasting`: so are awards.
     """
 
     asks_once = False
     lasting = False
-    trains_itself = False
+
+    def unit(self, call: Announcement) -> Unit:
+        """What a loss is for in this market: her whole update, or any one of her records."""
+        return "update"
 
     def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
         """Why she takes no part in markets of this kind, by what her configuration says; empty if she does."""
@@ -301,15 +328,15 @@ class OwnerSide:
         if valued.grid is not None and valued.values is not None:
             grid, values = tuple(valued.grid[0].tolist()), tuple(valued.values[0].tolist())
         return Bid(
-            owner=owner.number, data_size=len(owner.y), privacy_budget=owner.privacy_budget, kind=int(valued.kind[0]),
-            rate=float(valued.rate[0]), grid=grid, values=values, least_budget=owner.least_epsilon,
-            least_records=owner.least_records,
+            owner=owner.number, data_size=owner.data_size, privacy_budget=owner.privacy_budget,
+            kind=int(valued.kind[0]), rate=float(valued.rate[0]), grid=grid, values=values,
+            least_budget=owner.least_epsilon, least_records=owner.least_records, unit=self.unit(call),
         )  # fmt: skip
 
     def reported(self, owner: Owner, *, budget: float, least: float) -> Bid:
         """A bid that reports her value, where that is what is asked for."""
         return Bid(
-            owner=owner.number, data_size=len(owner.y), privacy_budget=budget, kind=int(Kind.LINEAR),
+            owner=owner.number, data_size=owner.data_size, privacy_budget=budget, kind=int(Kind.LINEAR),
             rate=owner.value or 0.0, least_budget=least, least_records=owner.least_records,
         )  # fmt: skip
 
@@ -323,6 +350,10 @@ class OwnerSide:
         """What one release promises, for so much of the bid's currency on so many records."""
         return _noise(call.perturbation, call.clip).guarantee(amount)
 
+    def given(self, order: Order, call: Announcement) -> Event:
+        """What carrying out an order gives away; raises InvalidInput if the order says less."""
+        return self.guarantee(self.amount(order.loss, call), order.records, call)
+
     def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[Callable[[float], Event], int]:
         """What a bid of so much gives away: that of one release, and how many there are."""
         if isinstance(cap, PureDp):
@@ -332,6 +363,14 @@ class OwnerSide:
     def is_sound(self, call: Announcement) -> bool:
         """Whether the noise holds for numbers of finite precision, as what leaves a machine must."""
         return privacy.is_sound(_noise(call.perturbation, call.clip))
+
+    def trains_itself(self, call: Announcement) -> bool:
+        """Whether training is part of the guarantee, so that nobody else's will do."""
+        return False
+
+    def noises_itself(self, call: Announcement) -> bool:
+        """Whether what `train` returns is private already; `privatise` is then for updates of nothing only."""
+        return False
 
     def asked(self, owner: Owner, bid: Bid, order: Order, call: Announcement) -> float:
         """The least price that covers her cost, by her own valuation."""
@@ -368,6 +407,8 @@ def guarded(answer: Callable[[], _Answer]) -> _Answer | Refused:
         return Refused(stop.code, str(stop), replayed=stop.code == REPLAY)
     except PrivacyBudgetExhausted:
         return Refused("cap", "the release would take the owner past her own cap")
+    except (SumVoid, Tampered) as problem:
+        return Refused(MASKING, str(problem))
     except ReplayRefused:
         return Refused(REPLAY, "this award was released for before", replayed=True)
     except Exception as error:
@@ -381,7 +422,9 @@ class Guard:
 
     def __init__(self, owner: Owner, record: OwnerRecord | None = None) -> None:
         self.owner = owner
-        self.record = open_record(owner.record, owner.cap) if record is None else record
+        if record is None:
+            record = open_record(owner.record, owner.cap, synchronised=not owner.simulated)
+        self.record: OwnerRecord = record
         self.journal, self.account = self.record.journal, self.record.account
 
     def bid(self, call: Announcement, head: Head | None = None) -> tuple[Bid, Head | None]:
@@ -407,7 +450,7 @@ class Guard:
         proposed = self.owner.proposal(call) if call.market in kinds else None
         if proposed is None:
             raise _Stop("abstains", "the owner does not take part in this round")
-        left = self._left(call, proposed.privacy_budget)
+        left = self._left(call, proposed)
         if left < proposed.least_budget:
             raise _Stop("exhausted", "the owner has sold all the privacy that she sells")
         return replace(proposed, owner=self.owner.number, privacy_budget=left)
@@ -418,20 +461,43 @@ class Guard:
         parameters: FloatArray,
         escrow: HoldReceipt | None = None,
         compute: Callable[[], object] | None = None,
+        settings: str | None = None,
     ) -> ReleasedUpdate:
-        """Check the order, claim, charge; then train (or `compute`, in her own way), randomise, keep, answer."""
+        """Check the order, claim, charge; then train (or `compute`, in her own way), randomise, keep, answer.
+
+        `settings`: what came with the order and must be what was announced, where an order repeats it.
+        """
+        self._leaves_alone(order)
+        return self.contribution(order, parameters, escrow, compute, settings)
+
+    def contribution(
+        self,
+        order: Order,
+        parameters: FloatArray,
+        escrow: HoldReceipt | None = None,
+        compute: Callable[[], object] | None = None,
+        settings: str | None = None,
+    ) -> ReleasedUpdate:
+        """The same, to be masked before it leaves if only a sum is to be seen; if it was made before, it once more."""
+        made = self.journal.released(order) if order.share else None
+        if made is not None:
+            return ReleasedUpdate(made)
         arrived = time.monotonic()
-        work = self.admit(order, parameters, escrow)
+        work = self.admit(order, parameters, escrow, settings)
         vector = self.finish(work, self._trained(work, compute))
         if self.owner.answer_seconds is not None:
             time.sleep(max(0.0, arrived + self.owner.answer_seconds - time.monotonic()))
         return vector
 
-    def admit(self, order: Order, parameters: FloatArray, escrow: HoldReceipt | None = None) -> Work:
+    def admit(
+        self, order: Order, parameters: FloatArray, escrow: HoldReceipt | None = None, settings: str | None = None
+    ) -> Work:
         """Decide on terms and books; then claim and charge. From here on something must leave."""
         offer = self._standing(order)
         call, side = offer.call, kinds.of(offer.call.market).side
-        amount = self._check_terms(order, offer)
+        self._check_terms(order, offer)
+        if settings is not None and settings != call.settings:
+            raise _Stop("terms", "what came with the order is not what was announced")
         if parameters.shape != (call.parameters,):
             raise _Stop("parameters", f"{parameters.shape} parameters came, {call.parameters} were announced")
         if not (np.abs(parameters) <= LARGEST_PARAMETER).all():
@@ -444,10 +510,10 @@ class Guard:
             raise _Stop(REPLAY, f"{release} was released before; ask for the release itself")
         if not self.owner.simulated and call.perturbation and not side.is_sound(call):
             raise _Stop("unsound", f"{call.perturbation} is private for ideal numbers only: simulations may use it")
-        guarantee = side.guarantee(amount, order.records, call) if call.perturbation else Unprotected()
+        guarantee = self._given(order, call)
         if isinstance(guarantee, Unprotected) and not self.owner.allow_raw:
             raise _Stop("raw", "this owner lets nothing leave without noise")
-        asked = side.asked(self.owner, offer.bid, order, call)
+        asked = max(side.asked(self.owner, offer.bid, order, call), self.owner.least_price)
         if not order.price_micros >= np.floor(asked * MICROS * (1 - ROUNDING_ALLOWANCE)):  # payments round down
             raise _Stop("price", "the price is below what this release costs the owner by her own valuation")
         self._check_escrow(order, escrow, offer.seen)
@@ -458,31 +524,49 @@ class Guard:
 
     def finish(self, work: Work, raw: object) -> ReleasedUpdate:
         """What training gave, made private, kept, and returned; if it is not in form, an update of nothing instead."""
-        vector = _in_form(raw, work)
+        vector, side = _in_form(raw, work), kinds.of(work.call.market).side
+        if vector is not None and side.noises_itself(work.call):
+            return ReleasedUpdate(self.journal.keep(work.order, on_wire(ReleasedUpdate(vector), work.model)))
+        nothing = side.nothing(work.parameters)
         try:
-            private = self._private(work, vector)
+            private = self._private(work, nothing if vector is None else vector)
         except Exception:
             _log.exception("the update could not be made private: one of nothing leaves")
-            private = self._private(work, kinds.of(work.call.market).side.nothing(work.parameters))
-        return ReleasedUpdate(self.journal.keep(work.order, on_wire(private, work.model)))
+            private = self._private(work, nothing)
+        # a share in a sum is whole numbers, which fewer bits would spoil
+        sent = private if work.order.share else on_wire(private, work.model)
+        return ReleasedUpdate(self.journal.keep(work.order, sent))
 
     def release(self, order: Order) -> ReleasedUpdate:
         """The vector that left before, under the same terms: bytes that the buyer may have already.
 
         If her machine died while it was at work on it, nothing left: then noise around an update of nothing.
         """
+        self._leaves_alone(order)
         release, vector = release_id(order), self.journal.released(order)
         if vector is None and self.journal.given_up(order) and self.account.released(release):
             call = self._standing(order).call
             start, model = np.zeros(call.parameters), self.owner.trains(call)
             if model is not None:
                 work = Work(self.owner, call, order, start, model, self.record)
-                vector = self.finish(work, kinds.of(call.market).side.nothing(start))
+                vector = self.finish(work, None)
         if vector is None:
             raise _Stop("unreleased", f"nothing was released for {release} under these terms")
         return ReleasedUpdate(vector)
 
+    def ordered(self, order: Order) -> Announcement:
+        """The announcement that an order answers to, if it is on the terms that she bid for; nothing is claimed yet."""
+        offer = self._standing(order)
+        self._check_terms(order, offer)
+        self._given(order, offer.call)
+        return offer.call
+
     # terms and books
+
+    def _leaves_alone(self, order: Order) -> None:
+        """A share in a sum leaves masked only, if it is anybody's in earnest."""
+        if order.share and not self.owner.simulated:
+            raise _Stop(MASKING, "a share in a sum leaves this owner's machine masked only")
 
     def _standing(self, order: Order) -> Offer:
         """The announcement that the order refers to, and what she offered for it."""
@@ -499,8 +583,17 @@ class Guard:
             raise _Stop("no bid", "the owner made no bid for this round")
         return offered
 
-    def _check_terms(self, order: Order, offer: Offer) -> float:
-        """How much privacy the order is for, in the bid's currency."""
+    def _given(self, order: Order, call: Announcement) -> Event:
+        """What the order's release costs her."""
+        if not call.perturbation:
+            return Unprotected()
+        try:
+            return kinds.of(call.market).side.given(order, call)
+        except InvalidInput as problem:
+            raise _Stop("terms", f"the order says less than it takes: {problem}") from None
+
+    def _check_terms(self, order: Order, offer: Offer) -> None:
+        """Whether the order asks for what she bid, in the bid's currency."""
         call, bid, side = offer.call, offer.bid, kinds.of(order.market).side
         if (order.market, order.buyer) != (call.market, call.buyer):
             raise _Stop("terms", "the order is not on the terms of the announcement that the owner bid for")
@@ -518,7 +611,6 @@ class Guard:
             raise _Stop("records", f"{order.records} records were asked for, {sold} were bid")
         if side.asks_once and not 0 <= order.round_index < call.rounds:
             raise _Stop("round", f"round {order.round_index} of {call.rounds}")
-        return amount
 
     def _check_escrow(self, order: Order, receipt: HoldReceipt | None, seen: Head | None) -> None:
         """The price waits in a ledger that extends what she has seen. Simulated owners take the market's word."""
@@ -533,14 +625,14 @@ class Guard:
             raise _Stop("escrow", f"the proof of escrow does not hold: {problem}") from None
         self.journal.saw(order.task, head)
 
-    def _left(self, call: Announcement, proposed: float) -> float:
+    def _left(self, call: Announcement, proposed: Bid) -> float:
         """What she proposes or, if her account has less left, the most that it allows, in the same currency."""
         if not call.perturbation:  # unbounded, whatever the number: an account with a cap has no room for it
-            return proposed if self.owner.allow_raw and isinstance(self.owner.cap, Uncapped) else 0.0
-        whole, releases = kinds.of(call.market).side.whole(call, self.owner.cap, len(self.owner.y))
-        if not self.account.would_exceed(whole(proposed), releases):
-            return proposed
-        return self.account.affordable(whole, releases=releases)
+            raw = self.owner.allow_raw and isinstance(self.owner.cap, Uncapped)
+            return proposed.privacy_budget if raw else 0.0
+        whole, releases = kinds.of(call.market).side.whole(call, self.owner.cap, self.owner.data_size)
+        least, most = proposed.least_budget, proposed.privacy_budget
+        return self.account.affordable(whole, releases=releases, least=least, most=most)
 
     # behind the charge
 
@@ -553,7 +645,7 @@ class Guard:
     def _trained(self, work: Work, compute: Callable[[], object] | None) -> object:
         """What was computed, in time; None if that failed."""
         side = kinds.of(work.call.market).side
-        if compute is None or side.trains_itself:
+        if compute is None or side.trains_itself(work.call):
             compute = lambda: side.train([work])[0]  # noqa: E731
         try:
             return compute() if self.owner.simulated else _in_time(compute, self._work_seconds)
@@ -567,7 +659,7 @@ class Guard:
         return kinds.of(work.call.market).side.privatise(work, vector, self.owner.noise(work.order))
 
 
-def _in_form(raw: object, work: Work) -> RawUpdate:
+def _in_form(raw: object, work: Work) -> RawUpdate | None:
     try:
         vector = np.asarray(raw, dtype=np.float64)
         if vector.shape == work.parameters.shape and np.isfinite(vector).all():
@@ -575,7 +667,7 @@ def _in_form(raw: object, work: Work) -> RawUpdate:
     except Exception:  # whatever a training function's own numbers raise when they are read
         _log.exception("training did not yield numbers")
     _log.warning("training did not yield %s finite numbers: an update of nothing leaves", work.parameters.size)
-    return kinds.of(work.call.market).side.nothing(work.parameters)
+    return None
 
 
 def _in_time(work: Callable[[], object], seconds: float) -> object:

@@ -8,6 +8,10 @@ owner had already paid for with privacy. Only the latest `KEPT` vectors of a tas
 one, which is not the same as none: a release that never got a vector can still be answered, one that was dropped
 cannot. Of each task's ledger the largest head is kept that a proof of escrow has shown.
 
+What she has said in a masked sum (`flmarket.market.masking`) is there before it leaves, on disk and not only with the
+system: a mask that was used, and a set of survivors that was signed, must not be forgotten. Each state takes the place
+of the one that it follows from, so of two answers at the same time one is not given.
+
 The file is safe against the end of the process at any moment. A power failure may cost its last rows, which costs no
 privacy: without an offer an order is refused, and a charged award is known to the account, which is synchronised.
 
@@ -15,19 +19,23 @@ What would break it: restoring the file from a backup, which forgets claims. The
 would then have to be restored to a *later* state, or not at all.
 
 Opening and closing a database costs several synchronisations of the disk, more than a whole release; where one process
-serves many messages the files stay open, those of the latest `OPEN` records. A file that was moved or replaced is
-opened again. `MemoryRecord` is for owners who live and end with a process: simulated ones.
+serves many messages the files stay open, those of as many records as the process may have files for (`room`, half of
+its limit, which is raised as far as the system lets it). A file that was moved or replaced is opened again.
+`MemoryRecord` is for owners who live and end with a process: simulated ones.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -41,23 +49,12 @@ from flmarket.ledger import DurableAccount, Head, ReplayRefused
 from flmarket.market.kind import Announcement, Bid, Order, release_id
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp
 
-__all__ = [
-    "Account",
-    "DiskRecord",
-    "Journal",
-    "MemoryRecord",
-    "Offer",
-    "OwnerJournal",
-    "OwnerRecord",
-    "close_records",
-    "open_record",
-]
-
 KEPT = 8
-OPEN = 64
-_VERSION = 3
-# Version 1 had no heads and no deadlines. Offers of earlier versions were for announcements with other terms: they are
-# made again.
+FEWEST_OPEN, MOST_OPEN = 64, 10_000  # records that stay open
+_FILES = 6  # that two databases with a write-ahead log have open
+_VERSION = 4
+# Version 1 had no heads and no deadlines, version 3 no masks. Offers of versions 1 and 2 were for announcements with
+# other terms: they are made again.
 _SCHEMA = """
 drop table if exists offers;
 create table offers (task text, round integer, body text not null, primary key (task, round));
@@ -65,6 +62,9 @@ create table if not exists releases (id text primary key, task text not null, te
 alter table releases add column until real not null default 0;
 update releases set vector = x'' where vector is null;
 create table heads (task text primary key, size integer not null, head text not null);
+"""
+_MASKS = """
+create table if not exists masks (id text primary key, task text not null, state blob not null, masked blob)
 """
 
 
@@ -89,6 +89,14 @@ class Offer:
         return cls(Announcement(**offer["call"]), Bid.from_dict(offer["bid"]), seen)
 
 
+@dataclass(frozen=True)
+class Mask:
+    """Her state in a masked sum (`flmarket.market.masking.Masker.state`) and her masked input as it left, if it did."""
+
+    state: bytes
+    masked: bytes = b""
+
+
 class Account(Protocol):
     """The part of an account that a guard uses."""
 
@@ -99,8 +107,15 @@ class Account(Protocol):
     def would_exceed(self, guarantee: Event, releases: int = 1) -> bool:
         """Whether so many releases would pass the cap."""
 
-    def affordable(self, guarantee: Callable[[float], Event] = PureDp, *, releases: int = 1) -> float:
-        """The most that each of so many releases may give away."""
+    def affordable(
+        self,
+        guarantee: Callable[[float], Event] = PureDp,
+        *,
+        releases: int = 1,
+        least: float = 0.0,
+        most: float = math.inf,
+    ) -> float:
+        """The most, up to `most`, that each of so many releases may give away; 0 if not even `least` may."""
 
     def charge(self, award_id: str, buyer: str, guarantee: Event) -> None:
         """Count a release, once; before anything leaves."""
@@ -139,6 +154,12 @@ class Journal(Protocol):
     def saw(self, task: str, head: Head) -> None:
         """Remember a head that a proof has shown."""
 
+    def mask(self, release: str) -> Mask | None:
+        """What she has said in a masked sum so far."""
+
+    def keep_mask(self, order: Order, before: Mask | None, after: Mask) -> bool:
+        """Put what she is about to say in the place of what she said before; False if that is not there any more."""
+
     def own_model(self, task: str, round_index: int) -> FloatArray | None:
         """Her own model as training left it in a round, if it is still kept."""
 
@@ -174,9 +195,16 @@ class MemoryAccount:
         """See `Account`."""
         return self.books.would_exceed(guarantee, releases)
 
-    def affordable(self, guarantee: Callable[[float], Event] = PureDp, *, releases: int = 1) -> float:
+    def affordable(
+        self,
+        guarantee: Callable[[float], Event] = PureDp,
+        *,
+        releases: int = 1,
+        least: float = 0.0,
+        most: float = math.inf,
+    ) -> float:
         """See `Account`."""
-        return self.books.affordable(releases, guarantee=guarantee)
+        return self.books.affordable(releases, guarantee=guarantee, least=least, most=most)
 
     def charge(self, award_id: str, buyer: str, guarantee: Event) -> None:
         """See `Account`."""
@@ -196,6 +224,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.offers: dict[tuple[str, int], Offer] = {}
         self.own: dict[tuple[str, int], FloatArray] = {}
+        self.masks: dict[str, Mask] = {}
         self._claims: set[str] = set()
         self._latest: tuple[Order, FloatArray] | None = None
 
@@ -237,6 +266,17 @@ class MemoryJournal:
     def saw(self, task: str, head: Head) -> None:
         """See `Journal`; she takes the market's word."""
 
+    def mask(self, release: str) -> Mask | None:
+        """See `Journal`."""
+        return self.masks.get(release)
+
+    def keep_mask(self, order: Order, before: Mask | None, after: Mask) -> bool:
+        """See `Journal`."""
+        stands = self.mask(release_id(order)) == before
+        if stands:
+            self.masks[release_id(order)] = after
+        return stands
+
     def own_model(self, task: str, round_index: int) -> FloatArray | None:
         """See `Journal`."""
         return self.own.get((task, round_index))
@@ -257,13 +297,13 @@ class MemoryRecord:
 class OwnerJournal:
     """One owner's offers and releases, in one file. Every method is one transaction; safe for several threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, synchronised: bool = True) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         keep_private(path)
         self._connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
-        self._connection.execute("pragma synchronous = normal")
+        self._connection.execute(f"pragma synchronous = {'normal' if synchronised else 'off'}")
         if self._connection.execute("pragma user_version").fetchone()[0] < _VERSION:
             self._connection.execute("pragma journal_mode = wal")
             self._migrate()
@@ -346,6 +386,37 @@ class OwnerJournal:
                 (task, head.size, json.dumps(head.to_dict())),
             )
 
+    def mask(self, release: str) -> Mask | None:
+        """What she has said in a masked sum so far."""
+        with self._lock, self._connection as connection:
+            row = connection.execute("select state, masked from masks where id = ?", (release,)).fetchone()
+        return None if row is None else Mask(row[0], row[1] or b"")
+
+    def keep_mask(self, order: Order, before: Mask | None, after: Mask) -> bool:
+        """Put what she is about to say in the place of what she said before; False if that is not there any more.
+
+        Synchronised with the disk. Of masked inputs the latest `KEPT` of a task stay.
+        """
+        release, values = release_id(order), (after.state, after.masked or None)
+        with self._lock:
+            self._connection.execute("pragma synchronous = full")
+            try:
+                with self._connection as connection:
+                    if before is None:
+                        made = "insert or ignore into masks (state, masked, id, task) values (?, ?, ?, ?)"
+                        changed = connection.execute(made, (*values, release, order.task)).rowcount
+                    else:
+                        made = "update masks set state = ?, masked = ? where id = ? and state = ?"
+                        changed = connection.execute(made, (*values, release, before.state)).rowcount
+                    connection.execute(
+                        "update masks set masked = null where masked is not null and task = ?1 and rowid not in "
+                        "(select rowid from masks where task = ?1 and masked is not null order by rowid desc limit ?2)",
+                        (order.task, KEPT),
+                    )
+            finally:
+                self._connection.execute("pragma synchronous = normal")
+        return changed == 1
+
     def own_model(self, task: str, round_index: int) -> FloatArray | None:
         """Her own model as training left it in a round, if it is still kept."""
         path = self._own(task, round_index)
@@ -372,7 +443,8 @@ class OwnerJournal:
             try:
                 self._connection.execute("begin immediate")
                 (version,) = self._connection.execute("pragma user_version").fetchone()
-                for statement in _SCHEMA.strip().split(";\n") if version < 2 else ["delete from offers"]:
+                steps = [*_SCHEMA.strip().split(";\n")] if version < 2 else ["delete from offers"] * (version < 3)
+                for statement in (*steps, _MASKS):
                     self._connection.execute(statement)
                 self._connection.execute(f"pragma user_version = {_VERSION}")
                 self._connection.execute("commit")
@@ -406,22 +478,42 @@ class DiskRecord:
         self.journal.close()
 
 
-def open_record(path: Path, cap: Cap) -> DiskRecord:
-    """The record at `path`.account.sqlite and `path`.journal.sqlite, started with this cap if there is none."""
+def open_record(path: Path, cap: Cap, *, synchronised: bool = True) -> DiskRecord:
+    """The record at `path`.account.sqlite and `path`.journal.sqlite, started with this cap if there is none.
+
+    Not `synchronised`, it survives the end of the process and no power failure: enough where noise is seeded.
+    """
     with _lock:
         record = _open.pop(path, None)
         if record is not None and record.files != _files(path):
             record.close()
             record = None
         if record is None:
-            journal = OwnerJournal(_journal(path))  # makes the folder
-            record = DiskRecord(DurableAccount.open(_account(path), cap), journal, _files(path))
+            journal = OwnerJournal(_journal(path), synchronised=synchronised)  # makes the folder
+            account = DurableAccount.open(_account(path), cap, synchronised=synchronised)
+            record = DiskRecord(account, journal, _files(path))
         _open[path] = record
-        while len(_open) > OPEN:
+        while len(_open) > room():
             _open.popitem(last=False)[1].close()
     if record.account.cap != cap:
         raise InvalidInput("cap", cap, f"the account's own cap {record.account.cap}")
     return record
+
+
+@lru_cache(maxsize=1)
+def room() -> int:
+    """How many records stay open: half of the files that the process may open are theirs."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MOST_OPEN
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _FILES * MOST_OPEN if most == resource.RLIM_INFINITY else min(2 * _FILES * MOST_OPEN, most)
+    if files != resource.RLIM_INFINITY and files < wanted:
+        with suppress(OSError, ValueError):  # it may be refused, and then stays
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_OPEN if files == resource.RLIM_INFINITY else min(MOST_OPEN, max(FEWEST_OPEN, files // (2 * _FILES)))
 
 
 def close_records() -> None:

@@ -39,14 +39,12 @@ from flmarket.market.kind import (
     Order,
     Refused,
     RoundPlan,
-    checked_delivery,
     on_wire,
     owner_account,
 )
 from flmarket.market.store import Checkpoint, RoundStore
 from flmarket.market.task import RoundRecord
-
-__all__ = ["Owners", "Rounds", "TooFewBids", "new_task", "resolve_each"]
+from flmarket.privacy import PrivacyAccount
 
 _log = logging.getLogger(__name__)
 Prove = Callable[[Sequence[Order], Mapping[int, Head]], Mapping[str, HoldReceipt]]
@@ -133,6 +131,7 @@ class Rounds:
         if saved.parameters.shape != (kind.dimension,):
             raise InvalidInput("checkpoint", saved.parameters.shape, f"{kind.dimension} parameters")
         kind.parameters, kind.history, kind.notes = saved.parameters, list(saved.history), saved.notes
+        kind.best = saved.best
         if saved.owners:
             self.owners.restore(saved.owners)
         kept = (self.store.record(index) for index in range(saved.next_round))
@@ -178,12 +177,21 @@ class Rounds:
     def _bids(self, index: int) -> Mapping[int, Bid]:
         call = self.kind.announcement(index)
         bids = self.owners.bids(call, self.kind.accepts)
-        if not call.perturbation:
-            # the ledger pays an owner with a registered cap for releases on record only, and raw updates are none
-            bids = {owner: bid for owner, bid in bids.items() if self.ledger.cap(self.account_of(owner)) is None}
+        bids = {owner: bid for owner, bid in bids.items() if self._can_be_paid(bid, call)}
         if len(bids) < self.minimum_bids:
             raise TooFewBids
         return bids
+
+    def _can_be_paid(self, bid: Bid, call: Announcement) -> bool:
+        """Whether her cap in the ledger, if she has one, can hold such a release at all: it is paid on record only."""
+        cap = self.ledger.cap(self.account_of(bid.owner))
+        if cap is None or not call.perturbation:
+            return cap is None
+        try:
+            PrivacyAccount(cap).would_exceed(self.kind.side.guarantee(bid.privacy_budget, bid.data_size, call))
+        except InvalidInput:
+            return False
+        return True
 
     def _hold(self, plan: RoundPlan) -> None:
         """Money in, prices in escrow."""
@@ -236,8 +244,7 @@ class Rounds:
                     continue
                 came = answer
                 if isinstance(answer, Delivered):
-                    limit = self.kind.largest_norm(order)
-                    came = checked_delivery(answer.vector, length=self.kind.dimension, largest_norm=limit)
+                    came = self.kind.checked(order, answer.vector)
                 if isinstance(came, Delivered):
                     delivered[owner] = came.vector
                 elif isinstance(came, Refused) and came.replayed and not final:
@@ -260,14 +267,23 @@ class Rounds:
         ends = kind.resolutions(plan, self.updates, self.awards)
         resolved = {award.id: award for award in resolve_each(self.ledger, ends)}
         self.awards = {owner: resolved.get(award.id, award) for owner, award in self.awards.items()}
-        counted = {owner: update for owner, update in self.updates.items() if self.awards[owner].state in open_or_paid}
-        record = kind.close(plan, counted, self.awards)
+        counted = {
+            owner: update
+            for owner, update in self.updates.items()
+            if self.awards[owner].state in open_or_paid or self._in_a_sum(plan)
+        }
+        record = kind.judged(kind.close(plan, counted, self.awards))
         owners = self.owners.state() if self.store.durable else b""
-        after = Checkpoint(plan.index + 1, kind.parameters, tuple(kind.history), kind.notes, owners)
+        after = Checkpoint(plan.index + 1, kind.parameters, tuple(kind.history), kind.notes, owners, kind.best)
         self.store.save_round(record, after)
         self.records.append(record)
         self.plan, self.awards, self.updates = None, {}, {}
         return record
+
+    @staticmethod
+    def _in_a_sum(plan: RoundPlan) -> bool:
+        """Whether deliveries are parts of a sum: what is in it cannot be taken out again."""
+        return any(order.share for order in plan.orders)
 
     def _proofs(self, orders: Sequence[Order], seen: Mapping[int, Head]) -> Mapping[str, HoldReceipt]:
         """That prices are in escrow, from the head on that each owner goes by, unless it is another log's."""

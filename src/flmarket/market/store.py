@@ -5,6 +5,7 @@
     terms.json           what holds for all rounds, in markets that settle something once
     checkpoint.npz       parameters before round `next`, and earlier models if they are averaged
     plan-000003.json     a round's bids cleared: awards and orders, written before any money moves
+    exchange-000003.bin  a masked sum under way, as its last finished stage left it
     updates-000003.log   deliveries that were checked, appended and synchronised before they are counted
     record-000003.json   a round's record, written before the checkpoint that follows it
 
@@ -37,8 +38,6 @@ from flmarket.market.task import RoundRecord
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-__all__ = ["Checkpoint", "FileStore", "MemoryStore", "RoundStore"]
-
 _HEADER = struct.Struct("<QQI")  # owner, bytes that follow, their checksum
 
 
@@ -47,7 +46,7 @@ class Checkpoint:
     """The model before round `next_round`, and the market's notes.
 
     `history` holds one model a row, none unless they are averaged. `owners` is what the owners' side needs to go on,
-    where it is played in this process.
+    where it is played in this process. `best` is the best model so far, where validation records tell.
     """
 
     next_round: int
@@ -55,6 +54,7 @@ class Checkpoint:
     history: Sequence[FloatArray]
     notes: dict[str, Any]
     owners: bytes = b""
+    best: FloatArray | None = None
 
 
 class RoundStore(Protocol):
@@ -89,6 +89,12 @@ class RoundStore(Protocol):
     def save_deliveries(self, index: int, vectors: Mapping[int, FloatArray]) -> None:
         """From here on these deliveries count, whatever happens to this process."""
 
+    def exchange(self, index: int) -> bytes:
+        """A masked sum of the round under way, if there is one; empty otherwise."""
+
+    def save_exchange(self, index: int, state: bytes) -> None:
+        """How far a masked sum has come, in the place of what was saved before."""
+
     def save_round(self, record: RoundRecord, checkpoint: Checkpoint) -> None:
         """The round is over: its record, and the state after it. What led to them may go."""
 
@@ -102,6 +108,7 @@ class MemoryStore:
         self._terms: dict[str, Any] = {}
         self._plan: RoundPlan | None = None
         self._updates: dict[int, FloatArray] = {}
+        self._exchange: tuple[int, bytes] = (-1, b"")
         self._checkpoint: Checkpoint | None = None
         self._records: dict[int, RoundRecord] = {}
 
@@ -139,10 +146,18 @@ class MemoryStore:
         """See `RoundStore`."""
         self._updates.update(vectors)
 
+    def exchange(self, index: int) -> bytes:
+        """See `RoundStore`."""
+        return self._exchange[1] if self._exchange[0] == index else b""
+
+    def save_exchange(self, index: int, state: bytes) -> None:
+        """See `RoundStore`."""
+        self._exchange = index, state
+
     def save_round(self, record: RoundRecord, checkpoint: Checkpoint) -> None:
         """See `RoundStore`."""
         self._records[record.index], self._checkpoint = record, checkpoint
-        self._plan, self._updates = None, {}
+        self._plan, self._updates, self._exchange = None, {}, (-1, b"")
 
 
 class FileStore:
@@ -182,7 +197,9 @@ class FileStore:
             return None
         with np.load(path, allow_pickle=False) as saved:
             notes, owners = json.loads(str(saved["notes"])), saved["owners"].tobytes() if "owners" in saved else b""
-            return Checkpoint(int(saved["next_round"]), saved["parameters"], list(saved["history"]), notes, owners)
+            best = saved.get("best")
+            history, parameters = list(saved["history"]), saved["parameters"]
+            return Checkpoint(int(saved["next_round"]), parameters, history, notes, owners, best)
 
     def save_round(self, record: RoundRecord, checkpoint: Checkpoint) -> None:
         """The record, then the checkpoint that follows it; then what led to them is cleared away."""
@@ -195,13 +212,16 @@ class FileStore:
             history=np.array(checkpoint.history).reshape(-1, checkpoint.parameters.size),
             notes=np.array(json.dumps(checkpoint.notes)),
             owners=np.frombuffer(checkpoint.owners, dtype=np.uint8),
+            allow_pickle=False,
+            **({} if checkpoint.best is None else {"best": checkpoint.best}),
         )
         self._write("checkpoint.npz", buffer.getvalue())
         self.tidy(checkpoint.next_round)
 
     def tidy(self, next_round: int) -> None:
         """Remove plans and deliveries of rounds before the checkpoint, and unfinished files."""
-        for path in [*self.folder.glob("plan-*"), *self.folder.glob("updates-*"), *self.folder.glob("*.part")]:
+        led = [path for name in ("plan-*", "exchange-*", "updates-*", "*.part") for path in self.folder.glob(name)]
+        for path in led:
             if path.suffix == ".part" or int(path.stem.split("-")[1]) < next_round:
                 path.unlink(missing_ok=True)
 
@@ -251,6 +271,15 @@ class FileStore:
             self._sync(handle)
         if new:
             self._sync_folder()
+
+    def exchange(self, index: int) -> bytes:
+        """See `RoundStore`."""
+        path = self.folder / f"exchange-{index:06d}.bin"
+        return path.read_bytes() if path.exists() else b""
+
+    def save_exchange(self, index: int, state: bytes) -> None:
+        """See `RoundStore`."""
+        self._write(f"exchange-{index:06d}.bin", state)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self.folder / name

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from flmarket.errors import InvalidInput
 from flmarket.ledger import AwardState
-
-__all__ = ["Currency", "MarketResult", "OwnerStatement", "RoundRecord", "Task"]
-
+from flmarket.privacy import Unit
 
 Currency = Literal["epsilon", "rho"]
 
@@ -24,6 +22,9 @@ class Task:
     The budget of a round is either an amount (`budget_micros`) or, for experiments, `budget_factor` times the sum of
     what the simulation drew as the bidders' full costs. Exactly one of the two is given. Neither depends on what
     bidders report: a budget that did could be moved by a lie, which voids every claim of truthfulness.
+
+    The server's rate falls from `learning_rate` to `last_learning_rate`, by the same factor every round, if that is
+    given: what noise did in early rounds later ones correct, and late ones then add little of their own.
     """
 
     name: str = "task"
@@ -32,6 +33,14 @@ class Task:
     budget_micros: int | None = None
     budget_factor: float | None = None
     learning_rate: float = 0.1
+    last_learning_rate: float | None = None
+
+    def rate(self, index: int) -> float:
+        """The server's rate in a round."""
+        if self.last_learning_rate is None or self.rounds == 1:
+            return self.learning_rate
+        share = min(index, self.rounds - 1) / (self.rounds - 1)
+        return float(self.learning_rate * (self.last_learning_rate / self.learning_rate) ** share)
 
     def __post_init__(self) -> None:
         for name, limit in (("rounds", 1_000_000), ("bidders_per_round", 10_000_000)):
@@ -49,6 +58,9 @@ class Task:
             raise InvalidInput("budget_factor", self.budget_factor, "a finite number of at least 0")
         if not (np.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise InvalidInput("learning_rate", self.learning_rate, "a positive number")
+        last = self.last_learning_rate
+        if last is not None and not (np.isfinite(last) and last > 0):
+            raise InvalidInput("last_learning_rate", last, "a positive number")
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,7 @@ class RoundRecord:
     """One round as it happened. Arrays run over the round's bidders; a loser has a loss of 0 and no state.
 
     `loss` is what each release gave away, in `currency`: pure ε, or ρ of zero-concentrated privacy. ∞ is a release
-    without noise, whatever the currency.
+    without noise, whatever the currency. `unit` says what it is for: an owner's whole update, or any one record.
     """
 
     index: int
@@ -71,6 +83,7 @@ class RoundRecord:
     error_bound: float
     metrics: dict[str, float] = field(default_factory=dict)
     currency: Currency = "epsilon"
+    unit: Unit = "update"
 
     @property
     def epsilon(self) -> NDArray[np.float64]:
@@ -137,11 +150,18 @@ class MarketResult:
     owners: tuple[OwnerStatement, ...]
     parameters: NDArray[np.float64]
     baseline_accuracy: float
+    trust: str = "local"
+    delta: float = 0.0  # at which owners' totals are an ε: their cap's; they are then less than the sum of losses
 
     @property
     def currency(self) -> Currency:
         """What losses are counted in."""
         return self.rounds[0].currency if self.rounds else "epsilon"
+
+    @property
+    def unit(self) -> Unit:
+        """What losses are for: an owner's whole update, or any one of her records."""
+        return self.rounds[0].unit if self.rounds else "update"
 
     @property
     def accuracy(self) -> list[float]:

@@ -2,7 +2,7 @@
 
 A perturbation is built by name, `get("laplace-l1", clip=1.0)`. Each knows its guarantee and noise energy. The
 account belongs to one owner and refuses a release that would pass her cap. Every ε here is for one owner's
-whole update and for one release, unless it is an account's total.
+whole update and for one release, unless it is an account's total, or says that it is for a record (`RecordLevel`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from flmarket.privacy import exponential
 from flmarket.privacy.accountant import PrivacyAccount
-from flmarket.privacy.additive import GaussianL2, GaussianZCdp, LaplaceL1
+from flmarket.privacy.additive import DistributedGaussian, GaussianL2, GaussianZCdp, LaplaceL1
 from flmarket.privacy.calibration import (
     analytic_gaussian_sigma,
     classic_gaussian_sigma,
     gaussian_delta,
     gaussian_epsilon,
 )
-from flmarket.privacy.composition import numerical_epsilon
+from flmarket.privacy.composition import epsilon_of_rho, numerical_epsilon, rho_of_epsilon
 from flmarket.privacy.directional import PrivUnit, PrivUnitG, ProjUnit, Sketch, Sphere
 from flmarket.privacy.events import (
     ROUNDING_ALLOWANCE,
@@ -28,22 +28,27 @@ from flmarket.privacy.events import (
     ExponentialRelease,
     GaussianRelease,
     PureDp,
+    RecordLevel,
     Uncapped,
+    Unit,
     Unprotected,
     ZCdp,
     cap_from_dict,
     event_from_dict,
     event_to_dict,
+    unit_of,
 )
 from flmarket.privacy.noise import NoiseSource, SecureNoise, SimulationNoise, as_noise_source
 from flmarket.privacy.perturbation import Perturbation, UnsoundNoise, clip_l1, clip_l2, is_sound, signal_to_noise
 from flmarket.privacy.recommend import Recommendation, energy_table, recommend
+from flmarket.privacy.records import RecordNoise
 from flmarket.registry import Registry
 
 __all__ = [
     "ROUNDING_ALLOWANCE",
     "ApproxDp",
     "Cap",
+    "DistributedGaussian",
     "Event",
     "ExponentialRelease",
     "GaussianL2",
@@ -58,11 +63,14 @@ __all__ = [
     "ProjUnit",
     "PureDp",
     "Recommendation",
+    "RecordLevel",
+    "RecordNoise",
     "SecureNoise",
     "SimulationNoise",
     "Sketch",
     "Sphere",
     "Uncapped",
+    "Unit",
     "Unprotected",
     "UnsoundNoise",
     "ZCdp",
@@ -75,6 +83,7 @@ __all__ = [
     "clip_l1",
     "clip_l2",
     "energy_table",
+    "epsilon_of_rho",
     "event_from_dict",
     "event_to_dict",
     "exponential",
@@ -86,11 +95,13 @@ __all__ = [
     "numerical_epsilon",
     "recommend",
     "register",
+    "rho_of_epsilon",
     "signal_to_noise",
+    "unit_of",
 ]
 
 _REGISTRY: Registry[Perturbation] = Registry("perturbation", "flmarket.perturbations", spoken=True)
-for _mechanism in (LaplaceL1, GaussianL2, GaussianZCdp, Sphere, PrivUnit, PrivUnitG, ProjUnit):
+for _mechanism in (LaplaceL1, GaussianL2, GaussianZCdp, DistributedGaussian, Sphere, PrivUnit, PrivUnitG, ProjUnit):
     _REGISTRY.register(_mechanism.name, _mechanism)
 
 names = _REGISTRY.names

@@ -8,6 +8,8 @@ The cap is in one of three currencies, or there is none, and what an event costs
   so `remaining` is what is left of ε now, not what one more event may cost: ask `would_exceed` or
   `affordable`.
 - `Uncapped()`: accepts everything, releases without noise too, and still tells the total.
+- `RecordLevel(one of the first three)`: the same for any one record; takes losses of records (`RecordLevel`) and no
+  others, as the other accounts take none of those.
 
 A release without noise (`Unprotected`) has no bound and passes every cap but the last.
 
@@ -24,6 +26,8 @@ from collections.abc import Callable, Mapping
 from math import floor, inf, sqrt
 from typing import Any
 
+from scipy.optimize import brentq
+
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
 from flmarket.privacy.composition import ApproxTotal, amount, pure_epsilon, units, whole, zcdp_rho
 from flmarket.privacy.events import (
@@ -32,38 +36,43 @@ from flmarket.privacy.events import (
     Cap,
     Event,
     PureDp,
+    RecordLevel,
     Uncapped,
     Unprotected,
     ZCdp,
     cap_from_dict,
     event_to_dict,
+    unit_of,
 )
 
-__all__ = ["PrivacyAccount"]
-
 _VERSION = 1
+_LEAST, _MOST = 1e-9, 1e6  # what `affordable` looks for lies between
+_CLOSE = 1e-9  # and is found to within
 
 
 class PrivacyAccount:
     """One owner's account. `compose` either records a release or raises and changes nothing."""
 
-    __slots__ = ("_additive_cost", "_cap", "_limit", "_limit_units", "_releases", "_total")
+    __slots__ = ("_additive_cost", "_cap", "_inner", "_limit", "_limit_units", "_releases", "_total")
 
     def __init__(self, cap: Cap) -> None:
         # Under an additive cap the total is one exact whole number (see `composition.units`).
         self._total: int | ApproxTotal = 0
+        inner = cap.loss if isinstance(cap, RecordLevel) else cap
         self._additive_cost: Callable[[Event], float] | None = None
-        if isinstance(cap, PureDp):
-            self._additive_cost, self._limit = pure_epsilon, cap.epsilon
-        elif isinstance(cap, ZCdp):
-            self._additive_cost, self._limit = zcdp_rho, cap.rho
-        elif isinstance(cap, ApproxDp):
-            self._total, self._limit = ApproxTotal(), cap.epsilon
-        elif isinstance(cap, Uncapped):
+        if isinstance(inner, PureDp):
+            self._additive_cost, self._limit = pure_epsilon, inner.epsilon
+        elif isinstance(inner, ZCdp):
+            self._additive_cost, self._limit = zcdp_rho, inner.rho
+        elif isinstance(inner, ApproxDp):
+            self._total, self._limit = ApproxTotal(), inner.epsilon
+        elif isinstance(inner, Uncapped):
             self._total, self._limit = ApproxTotal(), inf
         else:
-            raise InvalidInput("cap", cap, "PureDp(epsilon), ZCdp(rho), ApproxDp(epsilon, delta) or Uncapped()")
+            accepted = "PureDp(epsilon), ZCdp(rho), ApproxDp(epsilon, delta) or Uncapped()"
+            raise InvalidInput("cap", cap, f"{accepted}, or RecordLevel of the first three")
         self._cap: Cap = cap
+        self._inner = inner
         self._limit_units = 0 if self._limit == inf else floor(self._limit * (1 + ROUNDING_ALLOWANCE) * 2.0**100)
         self._releases = 0
 
@@ -81,6 +90,14 @@ class PrivacyAccount:
     def spent(self) -> float:
         """The total so far in the cap's currency: ε, ρ, or ε at the cap's δ (∞ after a release without noise)."""
         return self._cost(self._total)
+
+    @property
+    def rho(self) -> float:
+        """The total as ρ-zCDP, where all that was released is that; ∞ where something else was."""
+        total = self._total
+        if isinstance(total, ApproxTotal):
+            return amount(total.rho) if total == ApproxTotal(rho=total.rho) else inf
+        return amount(total) if isinstance(self._cap, ZCdp) else inf
 
     @property
     def remaining(self) -> float:
@@ -104,25 +121,38 @@ class PrivacyAccount:
         self._total = total
         self._releases += count
 
-    def affordable(self, releases: int = 1, *, guarantee: Callable[[float], Event] = PureDp) -> float:
-        """The largest ε of which `releases` equal further releases still fit; 0 if none does.
+    def affordable(
+        self, releases: int = 1, *, guarantee: Callable[[float], Event] = PureDp, least: float = 0.0, most: float = inf
+    ) -> float:
+        """The largest ε up to `most` of which `releases` equal further releases still fit; 0 if not even `least` does.
 
         By default for pure releases. Pass a perturbation's `guarantee` for its own ε; costs must grow with ε.
         """
         _checked_count("releases", releases)
         if self._limit == inf:
-            return inf
-        if guarantee is PureDp and isinstance(self._cap, PureDp):
-            return self.remaining / releases
-        if guarantee is PureDp and isinstance(self._cap, ZCdp):
-            return sqrt(2 * self.remaining / releases)
-        low, high = 0.0, 1.0
-        while high < 1e6 and not self.would_exceed(guarantee(high), releases):
+            return most
+        if guarantee is PureDp and self._inner is self._cap and not isinstance(self._total, ApproxTotal):
+            share = self.remaining / releases
+            found = min(most, share if isinstance(self._inner, PureDp) else sqrt(2 * share))
+            return found if found >= least else 0.0
+        low = max(least, _LEAST)
+        if most < inf and not self.would_exceed(guarantee(most), releases):
+            return most
+        if most <= low or self.would_exceed(guarantee(low), releases):
+            return 0.0
+        high = most if most < inf else 2 * max(low, 0.5)
+        while most == inf and high < _MOST and not self.would_exceed(guarantee(high), releases):
             low, high = high, 2 * high
-        while high > 1e-9 and high - low > 1e-9 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.would_exceed(guarantee(middle), releases) else (middle, high)
-        return low
+        if high >= _MOST and most == inf:
+            return low
+
+        def excess(epsilon: float) -> float:
+            return min(_MOST, self._cost(self._after(guarantee(epsilon), releases)) - self._limit)
+
+        found = float(brentq(excess, low, high, xtol=_LEAST * _LEAST, rtol=_CLOSE / 4)) if excess(low) < 0 else low
+        while found > low and self.would_exceed(guarantee(found), releases):
+            found *= 1 - _CLOSE
+        return max(found, low)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to restore the account, JSON-ready."""
@@ -154,21 +184,32 @@ class PrivacyAccount:
 
     def _after(self, event: Event, count: int) -> int | ApproxTotal:
         _checked_count("count", count)
-        total = self._total
+        event, total = self._own(event), self._total
         if isinstance(total, ApproxTotal):
             return total.plus(event, count)
         assert self._additive_cost is not None
         return total + count * units(self._additive_cost(event))
 
+    def _own(self, event: Event) -> Event:
+        """An event of this account's unit, as it is counted; one of the other unit is refused, never added."""
+        if unit_of(event) == unit_of(self._cap):
+            return event.loss if isinstance(event, RecordLevel) else event
+        accepted = "a loss of one record" if isinstance(self._cap, RecordLevel) else "a loss of the whole update"
+        raise InvalidInput("event", event, f"{accepted}: this account counts those, and no sum of both means anything")
+
     def _cost(self, total: int | ApproxTotal) -> float:
         if isinstance(total, ApproxTotal):
-            assert isinstance(self._cap, ApproxDp | Uncapped)
-            return total.epsilon(self._cap.delta, allowance=ROUNDING_ALLOWANCE)
+            assert isinstance(self._inner, ApproxDp | Uncapped)
+            return total.epsilon(self._inner.delta, allowance=ROUNDING_ALLOWANCE)
         return amount(total)
 
     def _fits(self, total: int | ApproxTotal) -> bool:
         if isinstance(total, ApproxTotal):
-            return self._limit == inf or self._cost(total) <= self._limit * (1 + ROUNDING_ALLOWANCE)
+            if self._limit == inf or (
+                isinstance(self._inner, ApproxDp) and total.surely_within(self._limit, self._inner.delta)
+            ):
+                return True
+            return self._cost(total) <= self._limit * (1 + ROUNDING_ALLOWANCE)
         return total <= self._limit_units
 
 

@@ -12,7 +12,9 @@ Clip to ‖g‖₂ ≤ C; any two inputs of an owner are then at most 2C apart (
 other neighbour), so the sensitivity is 2C, not C. `GaussianL2` chooses σ by the analytic calibration of Balle
 & Wang 2018; `GaussianZCdp` by σ = 2C/√(2ρ) (Bun & Steinke 2016, Proposition 1.6). Both report the noise
 itself to the account, not only the (ε, δ) asked for, because many Gaussian releases compose far better than
-many (ε, δ) promises.
+many (ε, δ) promises. `DistributedGaussian` is the noise that many owners add up to where only the sum of their updates
+is seen (`secure_sum`): it promises ρ, the most that an (ε, δ) allows, because that is what is proven of sums of integer
+noise. One owner alone adds all of it.
 
 Never ε-DP for any ε: an owner with a pure cap cannot use these.
 """
@@ -20,6 +22,7 @@ Never ε-DP for any ε: an owner with a pure cap cannot use these.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -27,7 +30,8 @@ from numpy.typing import ArrayLike
 
 from flmarket.bids import FloatArray, checked_array
 from flmarket.privacy.calibration import analytic_gaussian_sigma
-from flmarket.privacy.events import ROUNDING_ALLOWANCE, GaussianRelease, PureDp, checked_number
+from flmarket.privacy.composition import rho_of_epsilon
+from flmarket.privacy.events import ROUNDING_ALLOWANCE, Event, GaussianRelease, PureDp, ZCdp, checked_number
 from flmarket.privacy.noise import NoiseSource
 from flmarket.privacy.perturbation import (
     checked_clip,
@@ -38,8 +42,6 @@ from flmarket.privacy.perturbation import (
     release_epsilon,
     release_source,
 )
-
-__all__ = ["GaussianL2", "GaussianZCdp", "LaplaceL1"]
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,14 @@ class _Gaussian:
         variance[eps > 0] = self.sigma(eps[eps > 0]) ** 2 if (eps > 0).any() else np.inf
         return np.asarray(checked_dimension(dimension) * variance)
 
-    def guarantee(self, epsilon: float) -> GaussianRelease:
+    def guarantee(self, epsilon: float) -> Event:
         """A Gaussian release with noise σ(ε) against sensitivity 2·clip."""
         return GaussianRelease(float(self.sigma(positive_epsilon(epsilon))) / (2 * self.clip))
+
+
+@lru_cache(maxsize=4096)
+def _analytic(epsilon: float, delta: float, sensitivity: float) -> float:
+    return float(analytic_gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=sensitivity))
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,9 @@ class GaussianL2(_Gaussian):
 
     def sigma(self, epsilon: ArrayLike) -> FloatArray:
         """The least σ for (ε, δ) at sensitivity 2·clip."""
+        if np.size(epsilon) == 1:  # one release is asked about by guard, account, noise and books in turn
+            once = _analytic(float(np.asarray(epsilon).item()), self.delta, 2 * self.clip)
+            return np.full(np.shape(epsilon), once)
         distinct, position = np.unique(epsilon, return_inverse=True)
         sigma = analytic_gaussian_sigma(epsilon=distinct, delta=self.delta, sensitivity=2 * self.clip)
         return sigma[position].reshape(np.shape(epsilon))
@@ -135,3 +145,25 @@ class GaussianZCdp(_Gaussian):
     def sigma(self, epsilon: ArrayLike) -> FloatArray:
         """2·clip/√(2ρ)."""
         return np.asarray(2 * self.clip / np.sqrt(2 * np.asarray(epsilon, dtype=np.float64)))
+
+
+@dataclass(frozen=True)
+class DistributedGaussian(_Gaussian):
+    """Clip to L2 norm `clip`; one release is ρ-zCDP with the most ρ that is (ε, `delta`)-DP. Made for sums."""
+
+    clip: float = 1.0
+    delta: float = 1e-6
+    name: ClassVar[str] = "distributed-gaussian"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip", checked_clip(self.clip))
+        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
+
+    def sigma(self, epsilon: ArrayLike) -> FloatArray:
+        """2·clip/√(2ρ) for the ρ of this ε; of the whole noise, whoever adds it."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(2 * self.clip / np.sqrt(2 * rho_of_epsilon(epsilon, delta=self.delta)))
+
+    def guarantee(self, epsilon: float) -> ZCdp:
+        """The ρ of this ε."""
+        return ZCdp(float(rho_of_epsilon(positive_epsilon(epsilon), delta=self.delta)))

@@ -23,9 +23,6 @@ from scipy.special import erfcx, ndtr, ndtri
 from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 
-__all__ = ["analytic_gaussian_sigma", "classic_gaussian_sigma", "gaussian_delta", "gaussian_epsilon"]
-
-
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 # A relative step to the safe side, a hundred times the rounding error of the evaluation.
@@ -121,11 +118,7 @@ def _decline(x: FloatArray) -> FloatArray:
 
 
 def _root(
-    gap: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
-    low: FloatArray,
-    high: FloatArray,
-    *,
-    start: FloatArray,
+    gap: Callable[[FloatArray], tuple[FloatArray, FloatArray]], low: FloatArray, high: FloatArray, *, start: FloatArray
 ) -> FloatArray:
     """Where an increasing function crosses 0: Newton's steps, and halving where they leave the bracket."""
     low, high, x = low.copy(), high.copy(), start.copy()

@@ -43,8 +43,6 @@ from flmarket.bids import FloatArray
 from flmarket.privacy.caps import Cap
 from flmarket.privacy.noise import NoiseSource
 
-__all__ = ["Rotation", "chance", "choose", "weights"]
-
 WEIGHT_BITS = 128  # b = 2^128, so that ε = 1e-30 still tilts the odds
 CHANCE_BITS = 64
 _BLOCK = 2**18  # numbers held at a time

@@ -35,9 +35,6 @@ from scipy.special import betainc, betaincinv, betaln, ndtr, ndtri, xlog1py, xlo
 
 from flmarket.bids import FloatArray, IntArray
 
-__all__ = ["Cap", "NormalLaw", "SphereLaw", "best_cap", "coin", "draw", "half_cap"]
-
-
 _PAIRS = ((2.0, 128), (8.0, 1280), (np.inf, 8192))  # how many pairs of candidates up to which ε
 _PER_OCTAVE = 64  # sizes of caps that are tried
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)

@@ -25,15 +25,24 @@ from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from flmarket.bids import FloatArray
+from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput, MissingDependency
-from flmarket.privacy.calibration import gaussian_epsilon
-from flmarket.privacy.events import ApproxDp, Event, ExponentialRelease, GaussianRelease, PureDp, Unprotected, ZCdp
-
-__all__ = ["ApproxTotal", "amount", "numerical_epsilon", "pure_epsilon", "rdp_epsilon", "units", "whole", "zcdp_rho"]
+from flmarket.privacy.calibration import gaussian_delta, gaussian_epsilon
+from flmarket.privacy.events import (
+    ROUNDING_ALLOWANCE,
+    ApproxDp,
+    Event,
+    ExponentialRelease,
+    GaussianRelease,
+    PureDp,
+    Unprotected,
+    ZCdp,
+)
 
 _ONE = 2.0**100
+_CLEARLY = 1 - 1e-9
 _ORDERS = 1.0 + np.geomspace(1e-3, 1e7, 400)
 
 
@@ -69,8 +78,26 @@ def amount(count: int) -> float:
 
 def rdp_epsilon(curve: FloatArray, delta: float) -> float:
     """The ε at δ of a Rényi curve given on the standard orders (arXiv:2004.00010, Proposition 12)."""
-    slack = np.log1p(-1 / _ORDERS) - (np.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
-    return max(0.0, float((curve + slack).min()))
+    return max(0.0, float((curve + _slack(delta)).min()))
+
+
+def _slack(delta: float) -> FloatArray:
+    """What δ adds at every order when a Rényi curve becomes an ε."""
+    return np.asarray(np.log1p(-1 / _ORDERS) - (np.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1))
+
+
+def epsilon_of_rho(rho: ArrayLike, *, delta: float) -> FloatArray:
+    """The ε at δ of ρ-zCDP, as an account counts it; 0 for ρ = 0."""
+    some = checked_array("rho", rho)
+    found = (some[..., None] * _ORDERS + _slack(delta)).min(axis=-1)
+    return np.where(some > 0, np.maximum(found, 0.0), 0.0)
+
+
+def rho_of_epsilon(epsilon: ArrayLike, *, delta: float) -> FloatArray:
+    """The most ρ whose ε at δ is no more than this: the inverse of `epsilon_of_rho`, rounded down."""
+    some = checked_array("epsilon", epsilon)
+    found = ((some[..., None] - _slack(delta)) / _ORDERS).max(axis=-1)
+    return np.where(some > 0, np.maximum(found, 0.0), 0.0) * (1 - ROUNDING_ALLOWANCE)
 
 
 def _pure_curve(epsilon: FloatArray) -> FloatArray:
@@ -109,6 +136,13 @@ class ApproxTotal:
         if isinstance(event, Unprotected):
             return replace(self, unprotected=self.unprotected + count)
         raise InvalidInput("event", event, "a known privacy event")
+
+    def surely_within(self, epsilon: float, delta: float) -> bool:
+        """Whether Gaussian releases alone come to clearly less than so much: one look at δ, where ε is a root."""
+        others = self.pure or self.exponential or self.rho or self.delta or self.unprotected
+        if others or not self.precision or epsilon <= 0:
+            return False
+        return bool(gaussian_delta(sigma=1 / sqrt(amount(self.precision)), epsilon=epsilon * _CLEARLY) <= delta)
 
     def epsilon(self, delta: float, *, allowance: float = 0.0) -> float:
         """The best valid ε at a total of `delta`; ∞ if the δ's use it up already, or something left without noise."""

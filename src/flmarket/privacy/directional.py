@@ -40,8 +40,6 @@ from flmarket.privacy.perturbation import (
     release_source,
 )
 
-__all__ = ["Directional", "Plan", "PrivUnit", "PrivUnitG", "ProjUnit", "Sketch", "Sphere", "delivered", "unit_vectors"]
-
 # A larger ε is served as this one: more private than asked, and no better, as noise stops falling long before.
 LARGEST_EPSILON = 64.0
 _BLOCK = 2**16  # numbers handled at a time, so that they stay in the processor's cache

@@ -1,9 +1,11 @@
 """What a release promises, as frozen values. What a sequence of them costs is the account's business.
 
 The unit of privacy is one owner's whole update in one release (local model: any two inputs of the owner are
-neighbours). Each value is the strongest simple statement about a mechanism; the account weakens it where its
-cap is in another currency. `PureDp`, `ZCdp` and `ApproxDp` also serve as caps, and `Uncapped` is one for whoever sells
-updates as they are: `Unprotected` is what such a release promises, and it fits under no other cap.
+neighbours), unless a `RecordLevel` says that it is any one of her records. The two are two products: no sum of both
+means anything, and no account takes a loss of the other unit. Each value is the strongest simple statement about a
+mechanism; the account weakens it where its cap is in another currency. `PureDp`, `ZCdp` and `ApproxDp` also serve as
+caps, and `Uncapped` is one for whoever sells updates as they are: `Unprotected` is what such a release promises, and it
+fits under no other cap.
 """
 
 from __future__ import annotations
@@ -12,26 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from flmarket.errors import InvalidInput, UnknownName
-
-__all__ = [
-    "ROUNDING_ALLOWANCE",
-    "ApproxDp",
-    "Cap",
-    "Event",
-    "ExponentialRelease",
-    "GaussianRelease",
-    "PureDp",
-    "Uncapped",
-    "Unprotected",
-    "ZCdp",
-    "cap_from_dict",
-    "checked_number",
-    "event_from_dict",
-    "event_to_dict",
-]
 
 # Ten releases of the double nearest 0.1 add up to 1 + 5.6e-17. Accounts let a total pass its cap by this
 # relative amount so that 10 × 0.1 fits in 1.0, and the mechanisms of this package add noise for a loss
@@ -116,6 +101,20 @@ class Unprotected:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordLevel:
+    """The promise inside, for any one record of an owner (replace-one), where all others are for her whole update.
+
+    As a cap: what may be given away of any one record.
+    """
+
+    loss: PureDp | ApproxDp | ZCdp | GaussianRelease
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.loss, PureDp | ApproxDp | ZCdp | GaussianRelease):
+            raise InvalidInput("loss", self.loss, "PureDp, ApproxDp, ZCdp or GaussianRelease, for a record")
+
+
+@dataclass(frozen=True, slots=True)
 class Uncapped:
     """No limit on what may be given away. Totals are still kept: ε at `delta`, ∞ after an unprotected release."""
 
@@ -125,8 +124,15 @@ class Uncapped:
         object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
 
 
-Event = PureDp | ApproxDp | ZCdp | GaussianRelease | ExponentialRelease | Unprotected
-Cap = PureDp | ZCdp | ApproxDp | Uncapped
+Event = PureDp | ApproxDp | ZCdp | GaussianRelease | ExponentialRelease | Unprotected | RecordLevel
+Cap = PureDp | ZCdp | ApproxDp | Uncapped | RecordLevel
+Unit = Literal["update", "record"]
+
+
+def unit_of(event: Event | Cap) -> Unit:
+    """What a loss or a cap is for: an owner's whole update, or any one of her records."""
+    return "record" if isinstance(event, RecordLevel) else "update"
+
 
 _KINDS: dict[str, type[Event]] = {
     "pure-dp": PureDp,
@@ -135,6 +141,7 @@ _KINDS: dict[str, type[Event]] = {
     "gaussian": GaussianRelease,
     "exponential": ExponentialRelease,
     "unprotected": Unprotected,
+    "record-level": RecordLevel,
 }
 _NAMES: dict[type, str] = {cls: name for name, cls in _KINDS.items()} | {Uncapped: "uncapped"}
 
@@ -143,6 +150,8 @@ def event_to_dict(event: Event | Cap) -> dict[str, Any]:
     """A JSON-ready dictionary of an event or a cap; `event_from_dict` restores an equal value."""
     if type(event) not in _NAMES:
         raise InvalidInput("event", event, "one of " + ", ".join(cls.__name__ for cls in _NAMES))
+    if isinstance(event, RecordLevel):
+        return {"kind": _NAMES[RecordLevel], "loss": event_to_dict(event.loss)}
     return {"kind": _NAMES[type(event)], **asdict(event)}
 
 
@@ -153,8 +162,11 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
 
 def cap_from_dict(data: Mapping[str, Any]) -> Cap:
     """The cap written by `event_to_dict`, as strictly."""
-    kinds: dict[str, type[Cap]] = {_NAMES[cls]: cls for cls in (PureDp, ZCdp, ApproxDp, Uncapped)}
-    return _from_dict(data, kinds)
+    kinds: dict[str, type[Cap]] = {_NAMES[cls]: cls for cls in (PureDp, ZCdp, ApproxDp, Uncapped, RecordLevel)}
+    cap = _from_dict(data, kinds)
+    if isinstance(cap, RecordLevel) and isinstance(cap.loss, GaussianRelease):
+        raise InvalidInput("cap", cap, "PureDp, ZCdp or ApproxDp, for a record")
+    return cap
 
 
 _Value = TypeVar("_Value")
@@ -163,9 +175,14 @@ _Value = TypeVar("_Value")
 def _from_dict(data: Mapping[str, Any], kinds: Mapping[str, type[_Value]]) -> _Value:
     if not isinstance(data, Mapping) or "kind" not in data:
         raise InvalidInput("event", data, "a dictionary with a kind")
-    if data["kind"] not in kinds:
+    if not isinstance(data["kind"], str) or data["kind"] not in kinds:
         raise UnknownName("event kind", data["kind"], "one of " + ", ".join(kinds))
     fields = {key: value for key, value in data.items() if key != "kind"}
+    if kinds[data["kind"]] is RecordLevel and fields.keys() == {"loss"}:
+        inside = fields["loss"]
+        if not isinstance(inside, Mapping) or inside.get("kind") == _NAMES[RecordLevel]:
+            raise InvalidInput("event", dict(data), "one loss inside, of a record")
+        fields = {"loss": event_from_dict(inside)}
     try:
         return kinds[data["kind"]](**fields)
     except TypeError:

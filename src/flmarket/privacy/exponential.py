@@ -19,8 +19,6 @@ from flmarket.privacy.events import ROUNDING_ALLOWANCE, ExponentialRelease, chec
 from flmarket.privacy.noise import NoiseSource, as_noise_source
 from flmarket.privacy.perturbation import positive_epsilon, release_epsilon
 
-__all__ = ["guarantee", "probabilities", "select"]
-
 
 def probabilities(scores: ArrayLike, *, epsilon: ArrayLike, sensitivity: float) -> FloatArray:
     """How likely each candidate is; scores (..., m), epsilon (...) or one number."""

@@ -1,16 +1,19 @@
 """M3, what a client does to her parameters before they leave, and the account of who is protected against whom.
 
-Clip to L2 norm C, add N(0, σ²) to every coordinate (JDP Alg. 3). What is clipped is either the *update*, a client's
-parameters minus the last public model, or the *parameters* themselves, as the paper prints it. The update is the
-default: a network's parameters are long mostly because of their public starting point, so clipping them to a C that the
-noise could live with shrinks the model every round; and σ grows with C.
+`unit="client"` protects a client's whole data set. Her trained vector is clipped to L2 norm C, and noise for a distance
+of 2C is added to every coordinate (JDP Alg. 3). What is clipped is either the *update*, her parameters minus the last
+public model, or the *parameters* themselves, as the paper prints it. The update is the default: a network's parameters
+are long mostly because of their public starting point, so clipping them to a C that the noise could live with shrinks
+the model every round; and σ grows with C.
+
+`unit="record"` protects each record, which is what the paper's neighbours are. Clipping the result of training does not
+bound what one record did to it (docs/errata.md E20), so every record's gradient is clipped to C, at each of the K steps
+of a round: replacing one of d records then moves the mean by at most 2C/d, and that is what the noise of every step is
+for. K Gaussian steps of noise √K·σ are one Gaussian release of σ, whatever each step makes of the ones before. Steps
+use all records, so that a client's account is exact and one number; a random part of them would be cheaper.
 
 `calibration="analytic"` finds the least σ for (ε, δ) at every ε; `"paper"` is √(2 ln(1.25/δ))·Δ/ε, which fails above
-ε ≈ 8 (docs/errata.md E9). The paper leaves Δ open. `unit="client"` is sound: any two clipped vectors are at most 2C
-apart, so a client's whole data set is protected. `unit="record"` takes Δ = 2C/d for d records, the usual assumption of
-that literature. Nothing enforces it: clipping the *result* of training does not bound what one record did to it
-(docs/errata.md E20). It is here because the paper's figures cannot be had otherwise; the account charges what the noise
-really guarantees.
+ε ≈ 8 (docs/errata.md E9). What would break it: an account that adds up releases of both units.
 
 The noise is NumPy's when generators are given: right in distribution and not safe to release.
 """
@@ -24,9 +27,8 @@ from math import isinf
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from flmarket.bids import FloatArray, checked_array
+from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 from flmarket.privacy import (
     ApproxDp,
@@ -42,8 +44,7 @@ from flmarket.privacy import (
 )
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 from flmarket.privacy.perturbation import checked_clip
-
-__all__ = ["JointPrivacy", "LocalPerturbation", "account_of"]
+from flmarket.privacy.records import record_distance
 
 _UNLIMITED = 1e15
 
@@ -68,6 +69,8 @@ class LocalPerturbation:
         ):
             if getattr(self, name) not in accepted:
                 raise InvalidInput(name, getattr(self, name), " or ".join(accepted))
+        if (self.unit, self.clipped) == ("record", "parameters"):
+            raise InvalidInput("clipped", self.clipped, "update where records are protected: it is gradients that are")
 
     name: ClassVar[str] = "m3"
 
@@ -76,20 +79,14 @@ class LocalPerturbation:
         """Everything but the clip, as an announcement says it; JSON-ready."""
         return {name: getattr(self, name) for name in ("delta", "clipped", "calibration", "unit")}
 
-    def sigma(self, epsilon: ArrayLike, records: ArrayLike) -> FloatArray:
-        """The standard deviation in each coordinate for clients of so many records."""
-        eps, size = np.broadcast_arrays(checked_array("epsilon", epsilon), checked_array("records", records))
-        span = 2 * self.clip / size if self.unit == "record" else np.full(eps.shape, 2 * self.clip)
-        rule = analytic_gaussian_sigma if self.calibration == "analytic" else classic_gaussian_sigma
-        return rule(epsilon=eps, delta=self.delta, sensitivity=span)
+    def guarantee(self, epsilon: float) -> GaussianRelease:
+        """What one upload promises for its unit: the noise's σ at a distance of 1."""
+        return GaussianRelease(_multiplier(self.calibration, epsilon, self.delta))
 
-    def guarantee(self, epsilon: float, records: int) -> GaussianRelease:
-        """What one upload promises for the client's whole data set: its noise against a distance of 2C."""
-        return GaussianRelease(self.scale(epsilon, records) / (2 * self.clip))
-
-    def scale(self, epsilon: float, records: int) -> float:
-        """`sigma` of one client, remembered: it is asked for at every upload."""
-        return _scale(self, epsilon, records)
+    def scale(self, epsilon: float, records: int, steps: int = 1) -> float:
+        """σ in each coordinate: of an upload or, where records are protected, of each of so many steps."""
+        distance = record_distance(self.clip, records, steps) if self.unit == "record" else 2 * self.clip
+        return float(self.guarantee(epsilon).noise_multiplier * distance)
 
     def upload(
         self,
@@ -109,8 +106,15 @@ class LocalPerturbation:
 
 
 @lru_cache(maxsize=4096)
-def _scale(noise: LocalPerturbation, epsilon: float, records: int) -> float:
-    return float(noise.sigma(epsilon, records))
+def _multiplier(calibration: str, epsilon: float, delta: float) -> float:
+    rule = analytic_gaussian_sigma if calibration == "analytic" else classic_gaussian_sigma
+    return float(rule(epsilon=epsilon, delta=delta, sensitivity=1.0))
+
+
+def upload_epsilon(total: float, delta: float, rounds: int) -> float:
+    """The ε of each of `rounds` uploads that come to `total` together, both at δ."""
+    once = float(analytic_gaussian_sigma(epsilon=total, delta=delta, sensitivity=1.0))
+    return float(gaussian_epsilon(sigma=once * np.sqrt(rounds), delta=delta))
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,9 @@ class JointPrivacy:
     A training that stops early has played fewer, but when it stopped depended on what was released, so a total for the
     rounds played is true only after the fact.
 
-    `client` is the whole data set of the client with least noise, against everybody who sees uploads or models, the
-    server included. `record` is one of the server's validation records, against everybody who sees the models.
+    `client` is the client with least noise, against everybody who sees uploads or models, the server included: her
+    whole data set or, if `unit` says so, any one record of it. `record` is one of the server's validation records,
+    against everybody who sees the models.
     """
 
     rounds: int
@@ -131,7 +136,7 @@ class JointPrivacy:
     record_per_round: float
     record_total: float
     paper_per_round: float  # ε_L + ε_E as asked for
-    assumed_unit: Literal["client", "record"] = "client"
+    unit: Literal["client", "record"] = "client"
 
     @property
     def paper_total(self) -> float:
@@ -140,8 +145,9 @@ class JointPrivacy:
 
     def sentences(self) -> tuple[str, ...]:
         """What is protected against whom, for a page."""
+        whose = "Any one record of a client's" if self.unit == "record" else "A client's whole data set"
         said = [
-            f"A client's whole data set, against the server and everybody else: {_pair(self.client_per_round, self)} "
+            f"{whose}, against the server and everybody else: {_pair(self.client_per_round, self)} "
             f"per round, {_pair(self.client_total, self)} over the {self.rounds} rounds agreed on."
         ]
         if isinf(self.record_total):
@@ -155,11 +161,6 @@ class JointPrivacy:
             f"The paper counts ε_L + ε_E = {self.paper_per_round:.3g} per round. For clients the choice adds nothing: "
             "uploads are private before it. A client's own mixed model is for her eyes only."
         )
-        if self.assumed_unit == "record":
-            said.append(
-                "The noise was scaled as if one record moved the clipped vector by 2C/d at most. Nothing enforces "
-                "that; the figures above are what the noise itself guarantees."
-            )
         return tuple(said)
 
 

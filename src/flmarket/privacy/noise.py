@@ -7,8 +7,9 @@ privacy", CCS 2012).
 
 Contract of every source, for queries whose values move by at most `sensitivity` (L1, L2, L∞ in turn):
 `add_laplace` is (sensitivity/scale)-DP, `add_gaussian` is sensitivity²/(2·scale²)-zCDP, and `noisy_argmax` is
-(2·sensitivity/scale)-DP. `SimulationNoise` keeps it for ideal real numbers only. Mechanisms that choose instead of
-adding use `below` for the choice and `generator` for what they choose from.
+(2·sensitivity/scale)-DP. `whole_gaussian` hands noise out, because whole numbers have no low bits that tell: what it is
+added to must be whole numbers, too. `SimulationNoise` keeps it for ideal real numbers only. Mechanisms that choose
+instead of adding use `below` for the choice and `generator` for what they choose from.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput, MissingDependency
-
-__all__ = ["NoiseSource", "SecureNoise", "SimulationNoise", "as_noise_source"]
 
 
 @runtime_checkable
@@ -46,6 +45,14 @@ class NoiseSource(Protocol):
 
     def generator(self) -> np.random.Generator:
         """For randomness that may be public: what it draws must not be combined with a value by arithmetic."""
+
+
+@runtime_checkable
+class WholeNoise(NoiseSource, Protocol):
+    """A source that also has noise for whole numbers, as sums need it (`secure_sum`)."""
+
+    def whole_gaussian(self, size: int, *, scale: float) -> NDArray[np.int64]:
+        """Discrete Gaussian noise by itself: whole numbers k, each as likely as exp(−k²/(2·scale²)) is large."""
 
 
 class SimulationNoise:
@@ -69,6 +76,15 @@ class SimulationNoise:
         """Values plus Gaussian noise; `sensitivity` plays no part here."""
         del sensitivity
         return values + self._rng.standard_normal(values.shape) * per_vector(scale, values)[..., None]
+
+    def whole_gaussian(self, size: int, *, scale: float) -> NDArray[np.int64]:
+        """By a table of the distribution; where that is long, a rounded normal, alike to one part in 24·scale²."""
+        if scale > _TABLE_SCALE:
+            return np.rint(self._rng.standard_normal(size) * scale).astype(np.int64)
+        reach = int(12 * scale) + 2
+        numbers = np.arange(-reach, reach + 1)
+        chances = np.exp(-0.5 * (numbers / scale) ** 2)
+        return np.asarray(numbers[np.searchsorted(np.cumsum(chances / chances.sum()), self._rng.random(size))])
 
     def noisy_argmax(self, scores: FloatArray, *, scale: ArrayLike, sensitivity: float) -> NDArray[np.intp]:
         """Gumbel-max in floating point; `sensitivity` plays no part here."""
@@ -110,6 +126,7 @@ def per_vector(scale: ArrayLike, values: FloatArray) -> FloatArray:
         raise InvalidInput("scale", array.shape, f"one number per vector, {values.shape[:-1]}") from None
 
 
+_TABLE_SCALE = 1000.0
 _GRID_BITS = 50
 _FIRST_WIDENING = 2.0**-40
 _LAST_WIDENING = 2.0**-10
@@ -147,6 +164,10 @@ class SecureNoise:
         """Values on a grid plus discrete Gaussian noise; sensitivity²/(2·scale²)-zCDP by OpenDP's own map."""
         return self._add("gaussian", values, scale, sensitivity)
 
+    def whole_gaussian(self, size: int, *, scale: float) -> NDArray[np.int64]:
+        """OpenDP's exact sampler, around zeros."""
+        return np.array(_whole(float(scale), size)([0] * size), dtype=np.int64)
+
     def noisy_argmax(self, scores: FloatArray, *, scale: ArrayLike, sensitivity: float) -> NDArray[np.intp]:
         """OpenDP's noisy max with exactly compared Gumbel noise."""
         rows = scores.reshape(-1, scores.shape[-1])
@@ -180,6 +201,18 @@ def _opendp() -> Any:
         raise MissingDependency("opendp", "secure") from None
     dp.enable_features("contrib")
     return dp
+
+
+@lru_cache(maxsize=256)
+def _whole(scale: float, size: int) -> Callable[[list[int]], Any]:
+    """Discrete Gaussian noise on whole numbers; its map is checked to be that of this scale."""
+    dp = _opendp()
+    domain = dp.vector_domain(dp.atom_domain(T="i64"), size=size)
+    measurement = dp.m.make_gaussian(domain, dp.l2_distance(T="i64"), scale=scale)
+    if not measurement.map(1) <= 0.5 / scale**2 * (1 + 1e-9):
+        raise InvalidInput("scale", scale, "a scale at which OpenDP's map is that of discrete Gaussian noise")
+    within: Callable[[list[int]], Any] = measurement
+    return within
 
 
 @lru_cache(maxsize=256)

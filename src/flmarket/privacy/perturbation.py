@@ -33,8 +33,6 @@ from flmarket.errors import InvalidInput
 from flmarket.privacy.events import Event, checked_number
 from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
 
-__all__ = ["Perturbation", "UnsoundNoise", "checked_vectors", "clip_l1", "clip_l2", "is_sound", "signal_to_noise"]
-
 
 class UnsoundNoise(InvalidInput):
     """A mechanism that promises privacy for ideal real numbers only was asked to make a real release."""

@@ -6,23 +6,25 @@ coordinate. Its energy is 8p·(L1 norm)²/ε² accordingly.
 
 Only mechanisms that are sound in finite precision are compared (see `perturbation`).
 
-Assumes one release judged on its own. Over many releases under an (ε, δ) cap, Gaussian noise composes better than its
-energy here suggests.
+Assumes one release judged on its own, unless `rounds` says how many share one (ε, δ): then pure mechanisms get what an
+account leaves each of them, and Gaussian noise its share of ρ. With several `owners` of equal weight the noise of their
+mean is compared, and if a δ is allowed so is secure aggregation, where one common noise protects all: in the mean of n
+owners local noise has energy σ/n, common noise κσ'/n², so beyond some number of owners it wins (`break_even`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
 from types import MappingProxyType
 
-from flmarket.privacy.additive import GaussianL2, LaplaceL1
+from flmarket.privacy.accountant import PrivacyAccount
+from flmarket.privacy.additive import DistributedGaussian, GaussianL2, LaplaceL1
 from flmarket.privacy.directional import PrivUnit, PrivUnitG, ProjUnit, Sphere
-from flmarket.privacy.events import checked_number
+from flmarket.privacy.events import ApproxDp, checked_number
 from flmarket.privacy.perturbation import Perturbation, checked_dimension, is_sound, positive_epsilon
-
-__all__ = ["Recommendation", "energy_table", "recommend"]
+from flmarket.privacy.secure_sum import SecureAggregation
 
 # Simplest first: additive noise, then by what they cost to draw.
 _CANDIDATES = ("laplace-l1", "gaussian-l2", "sphere", "privunit-g", "privunit")
@@ -31,15 +33,33 @@ _CLOSE = 1.01
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A perturbation's name, one sentence why, and the noise energy of each (per squared L2 norm of the update)."""
+    """A perturbation's name, one sentence why, and the noise energy of each (per squared L2 norm of the update).
+
+    `trust` is the model of trust that it is for, and `break_even` the least number of owners from which secure
+    aggregation has less noise than the best local mechanism; None if no δ allows it.
+    """
 
     name: str
     reason: str
     energy_table: Mapping[str, float]
+    trust: str = "local"
+    break_even: int | None = None
 
 
-def recommend(dimension: int, epsilon: float, *, delta: float = 0.0, l1_norm: float | None = None) -> Recommendation:
+def recommend(
+    dimension: int,
+    epsilon: float,
+    *,
+    delta: float = 0.0,
+    l1_norm: float | None = None,
+    owners: int = 1,
+    rounds: int = 1,
+    policy: SecureAggregation | None = None,
+) -> Recommendation:
     """The least noise energy; among those within 1 %, the simplest. Pure ε unless a `delta` is allowed.
+
+    Of one release, or of each of `rounds` that share (ε, δ). With more `owners` than one both models of trust are
+    compared, secure aggregation with this `policy` (by default that of markets).
 
     `l1_norm` is how long updates are in L1 when they have length 1 in L2: from 1 (one non-zero coordinate) to
     √dimension (all coordinates alike), which is assumed unless given.
@@ -48,12 +68,36 @@ def recommend(dimension: int, epsilon: float, *, delta: float = 0.0, l1_norm: fl
     longest = sqrt(size)
     l1 = longest if l1_norm is None else checked_number("l1_norm", l1_norm, 1.0, longest * (1 + 1e-9))
     allowed: list[Perturbation] = [LaplaceL1(clip=l1), Sphere(), PrivUnit(), PrivUnitG(), ProjUnit()]
-    if checked_number("delta", delta, 0.0, 0.5) > 0:
-        allowed.append(GaussianL2(delta=delta))
-    table = {one.name: float(one.noise_energy(eps, size)) for one in allowed if is_sound(one)}
+    spare = checked_number("delta", delta, 0.0, 0.5)
+    once = eps if rounds == 1 else _each(eps, spare, rounds)
+    table = {one.name: float(one.noise_energy(once, size)) for one in allowed if is_sound(one)}
+    if spare > 0:
+        table[GaussianL2.name] = rounds * float(GaussianL2(delta=spare).noise_energy(eps, size))
     best = min(table.values())
     name = next(one for one in _CANDIDATES if table.get(one, float("inf")) <= _CLOSE * best)
-    return Recommendation(name, _reason(name, table, size, eps, l1), MappingProxyType(table))
+    local = Recommendation(name, _reason(name, table, size, once, l1), MappingProxyType(table))
+    if spare == 0:
+        return local
+    kept = SecureAggregation() if policy is None else policy
+    common = rounds * float(DistributedGaussian(delta=spare).noise_energy(eps, size)) * kept.excess
+    least = max(2, ceil(common / best))
+    if checked_dimension(owners) < least:
+        return replace(local, break_even=least)
+    return Recommendation(
+        DistributedGaussian.name,
+        f"secure aggregation: in the mean of {owners} owners one common noise has energy {common / owners**2:.3g}, "
+        f"noise that each adds by herself {best / owners:.3g} ({name}); from {least} owners on it pays.",
+        MappingProxyType(table | {DistributedGaussian.name: common / owners}),
+        "secure-aggregation",
+        least,
+    )
+
+
+def _each(epsilon: float, delta: float, rounds: int) -> float:
+    """The pure ε of each of so many releases that share (ε, δ)."""
+    if delta == 0:
+        return epsilon / rounds
+    return PrivacyAccount(ApproxDp(epsilon, delta)).affordable(rounds)
 
 
 def _reason(name: str, table: Mapping[str, float], size: int, epsilon: float, l1: float) -> str:

@@ -7,7 +7,7 @@ from flmarket.report.audit_page import write_audit
 from flmarket.report.charts import Chart, market_charts
 from flmarket.report.comparison import Comparison, ComparisonRow, write_comparison
 from flmarket.report.curves import Curve, CurveSet, write_curves
-from flmarket.report.html import write_report
+from flmarket.report.html import said, write_report
 from flmarket.report.reproduction import write_reproduction
 from flmarket.report.sampled_page import summarize_sampled, write_sampled
 from flmarket.report.view import Check, check_guarantees, summarize
@@ -21,6 +21,7 @@ __all__ = [
     "CurveSet",
     "check_guarantees",
     "market_charts",
+    "said",
     "summarize",
     "summarize_sampled",
     "write_audit",

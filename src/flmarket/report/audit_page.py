@@ -4,23 +4,18 @@ Its picture shows what one owner gains or loses as her report moves away from th
 the same parts for one client, and what the scheme spends.
 """
 
-from __future__ import annotations
-
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flmarket.audit import AuditReport, Bid, ClaimVerdict, Curve, Example, SamplingAudit
-from flmarket.files import write_files
+from flmarket.audit import AuditReport, Bid, Curve, Example, SamplingAudit
+from flmarket.bids import FloatArray
+from flmarket.files import Name, write_files
 from flmarket.report.drawing import LIGHT, inline_svg, label, panel, styled
-from flmarket.report.formatting import count, epsilon, percent, significant
+from flmarket.report.formatting import epsilon, percent, significant
 from flmarket.report.html import render
 from flmarket.trust import BIDS_ONLY
-
-__all__ = ["claim_rows", "gain_chart", "tell", "write_audit", "write_sampling_audit"]
 
 _KEY = "gain"
 _WIDTH, _HEIGHT = 860.0, 300.0
@@ -52,7 +47,7 @@ def gain_chart(example: Example) -> tuple[str, str]:
         return inline_svg(figure, _KEY, "Gain against misreport", caption), caption
 
 
-def _draw(axes: Any, curve: Curve, x: np.ndarray[Any, Any], gain: np.ndarray[Any, Any], example: Example) -> None:
+def _draw(axes: Any, curve: Curve, x: FloatArray, gain: FloatArray, example: Example) -> None:
     shown = np.where(np.isfinite(gain), gain, np.nan)
     known = shown[np.isfinite(shown)]
     low, high = min(0.0, float(known.min(initial=0.0))), max(0.0, float(known.max(initial=0.0)))
@@ -63,7 +58,9 @@ def _draw(axes: Any, curve: Curve, x: np.ndarray[Any, Any], gain: np.ndarray[Any
     axes.set_ylim(low - margin, high + 1.8 * margin)
     axes.set_xlim(float(x[0]), float(x[-1]))
     # a jump is a jump: no line leads from one outcome to another
-    broken_x, broken_y = _broken(x, shown, np.array(curve.epsilon))
+    sells = np.array(curve.epsilon) > 0
+    cut = np.flatnonzero(sells[1:] != sells[:-1]) + 1
+    broken_x, broken_y = np.insert(x, cut, x[cut]), np.insert(shown, cut, np.nan)
     axes.axhline(0.0, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
     axes.fill_between(broken_x, 0.0, broken_y, where=broken_y > 0, color=LIGHT["bad"], alpha=0.14, linewidth=0)
     axes.plot(broken_x, broken_y, color=LIGHT["blue"], linewidth=2)
@@ -92,14 +89,7 @@ def _lie_position(field: str, example: Example) -> float:
     return told / true if true > 0 else 1.0
 
 
-def _broken(
-    x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], epsilon: np.ndarray[Any, Any]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    cut = np.flatnonzero((epsilon[1:] > 0) != (epsilon[:-1] > 0)) + 1
-    return np.insert(x, cut, x[cut]), np.insert(y, cut, np.nan)
-
-
-def _caption(curve: Curve, gain: np.ndarray[Any, Any], example: Example) -> str:
+def _caption(curve: Curve, gain: FloatArray, example: Example) -> str:
     best = float(gain.max(initial=0.0))
     where = "Every point is an auction run again with all other bids unchanged. "
     gap = " The line stops where she would have to sell what she does not have." if np.isinf(gain).any() else ""
@@ -163,37 +153,7 @@ def _difference(truth: Bid, lie: Bid) -> str:
     return " and ".join(parts) or "the truth"
 
 
-_CLAIM = {
-    "truthful": "Nobody gains by lying (truthful)",
-    "rational": "Nobody is paid below cost (rational)",
-    "budget_feasible": "Payments stay within the budget",
-    "within_privacy_budget": "Nobody gives up more privacy than she allows",
-}
-_LEVEL = {"exact": "claimed without exception", "approximate": "claimed approximately", "none": "not claimed"}
-_SIGN = {
-    "holds": ("✓", "kept"),
-    "contradicted": ("✗", "broken"),
-    "no figure": ("?", "broken"),
-    "not claimed": ("–", ""),
-}
-_LIE = {
-    "value_only": "her cost only",
-    "privacy_budget": "her privacy limit only",
-    "data_size": "her number of records only",
-    "joint": "several at once",
-}
-_SEARCH = {
-    "grid": "fixed multiples of the truth",
-    "critical": "bisection to the point where her allocation changes",
-    "families": "another shape of cost curve",
-    "reshaped": "cost curves of any shape",
-    "ranks": "just under and over every rival",
-    "random": "random reports",
-    "refine": "small steps around the best found",
-}
-
-
-def write_audit(report: AuditReport, path: str | os.PathLike[str], *, command: str | None = None) -> Path:
+def write_audit(report: AuditReport, path: Name, *, command: str | None = None) -> Path:
     """Write one HTML file that needs nothing else, whole or not at all; returns its path."""
     target = Path(path)
     chart, caption = gain_chart(report.worst)
@@ -201,158 +161,16 @@ def write_audit(report: AuditReport, path: str | os.PathLike[str], *, command: s
         "audit.html.j2",
         trust=BIDS_ONLY,
         title=report.mechanism,
-        story=_story(report),
-        contradicted=[_CLAIM.get(claim.claim, claim.claim) for claim in report.contradicted],
-        cards=_cards(report),
-        claims=claim_rows(report.claims),
+        report=report,
         chart=chart,
         caption=caption,
         tale=tell(report.worst),
-        owners=_owners(report.worst),
-        lies=_lies(report),
-        efficiency=_efficiency(report),
-        conduct=_conduct(report),
-        searches=_searches(report),
-        log=report.truthful.search,
-        source=report.source,
-        assumes=report.assumes,
         command=command,
     )
     return write_files(target.parent, {target.name: page}) / target.name
 
 
-def _story(report: AuditReport) -> str:
-    log = report.truthful.search
-    findings = len(report.contradicted)
-    silent = [_CLAIM[claim.claim] for claim in report.claims if claim.verdict == "not claimed"]
-    but = (
-        f" It does not claim that {', or that '.join(text[0].lower() + text[1:] for text in silent)}." if silent else ""
-    )
-    verdict = (f"{count(findings, 'claim')} did not survive." if findings else "Every claim it makes survived.") + but
-    return (
-        f"An auction decides whose data a buyer gets, how much privacy each owner gives up and what she is paid. "
-        f"This page tests whether {report.mechanism} does so as it claims, on "
-        f"{count(report.profiles, 'random auction')} of {count(report.owners, 'owner')} "
-        f"(population {report.population}), trying {count(log.misreports_per_owner, 'lie')} for each owner. {verdict}"
-    )
-
-
-def _cards(report: AuditReport) -> list[dict[str, str]]:
-    regret, rational, budget = report.truthful.overall, report.rational, report.budget
-    cards = [
-        ("Auctions where a lie pays", percent(regret.profiles_with_gain), "at least one owner gains"),
-        ("Largest gain by lying", percent(regret.max_regret_over_cost), "of the owner’s own cost"),
-        ("Paid below cost", f"{rational.violations:,}", f"of {rational.owners_checked:,} honest owners"),
-        ("Over budget", percent(budget.profiles_over), f"worst: {significant(budget.worst_ratio)} × the budget"),
-    ]
-    middle = [row for row in report.efficiency if row.budget_factor == 0.5]
-    if middle:
-        cards.append(
-            ("Error against the ideal", f"{significant(middle[0].ratio)} ×", "of the first best, at half of all costs")
-        )
-    return [{"label": name, "value": value, "note": note} for name, value, note in cards]
-
-
-def claim_rows(claims: Sequence[ClaimVerdict]) -> list[dict[str, str]]:
-    """Claims as the page lists them."""
-    rows = []
-    for claim in claims:
-        sign, style = _SIGN[claim.verdict]
-        rows.append(
-            {
-                "sign": sign,
-                "style": style,
-                "name": _CLAIM.get(claim.claim, claim.claim.replace("_", " ")),
-                "verdict": claim.verdict,
-                "level": _LEVEL[claim.level],
-                "evidence": claim.evidence,
-            }
-        )
-    return rows
-
-
-def _owners(example: Example) -> list[dict[str, Any]]:
-    rows = []
-    for i, bid in enumerate(example.bids[:100]):
-        before, after = example.honest, example.lying
-        rows.append(
-            {
-                "name": f"Owner {i + 1}",
-                "liar": i == example.owner and example.gain > 0,
-                "records": f"{bid.data_size:,.6g}",
-                "limit": epsilon(bid.privacy_budget),
-                "cost": significant(bid.full_cost, 4),
-                "honest": _cell(before.others_epsilon[i], before.others_payment[i]),
-                "lying": _cell(after.others_epsilon[i], after.others_payment[i]),
-                "lost": before.others_epsilon[i] <= 0 and after.others_epsilon[i] <= 0,
-            }
-        )
-    return rows
-
-
-def _cell(eps: float, payment: float) -> str:
-    return significant(payment, 4) if eps > 0 or payment > 0 else "–"
-
-
-def _lies(report: AuditReport) -> list[dict[str, str]]:
-    return [
-        {
-            "name": _LIE[name],
-            "judged": "" if name in report.truthful.judged else "not private here",
-            "mean": percent(found.mean_regret_over_cost),
-            "largest": percent(found.max_regret_over_cost),
-            "auctions": percent(found.profiles_with_gain),
-            "owners": percent(found.owners_with_gain),
-        }
-        for name, found in report.truthful.by_dimension.items()
-    ]
-
-
-def _efficiency(report: AuditReport) -> list[dict[str, str]]:
-    return [
-        {
-            "factor": f"{row.budget_factor:g}",
-            "reached": significant(row.error_bound),
-            "best": significant(row.first_best),
-            "ratio": significant(row.ratio),
-            "spent": percent(row.budget_used),
-            "nobody": percent(row.nobody_selected),
-        }
-        for row in report.efficiency
-    ]
-
-
-def _conduct(report: AuditReport) -> list[tuple[str, str, str]]:
-    found = report.structure
-
-    def share(value: float | None) -> str:
-        return "does not apply" if value is None else percent(value)
-
-    return [
-        ("Bidding less never loses", share(found.monotone), "owners for whom this held"),
-        ("Paid the highest bid that still wins", share(found.critical_payment), "winners of all-or-nothing auctions"),
-        ("Order of owners does not matter", share(found.permutation_equivariant), "auctions"),
-        ("Currency does not matter", share(found.scale_invariant), "auctions"),
-        ("Envy, per record", share(found.envy_per_record), "auctions where an owner would rather sell her records on "
-         "another’s price per record and privacy loss"),
-        ("Envy, whole contract", share(found.envy_whole_contract), "auctions where she would rather have another’s "
-         "payment and privacy loss, whatever the sizes"),
-        ("Losers are paid", share(found.losers_paid), "auctions"),
-        ("Nobody is selected", share(found.nobody_selected), "auctions"),
-        ("Budget used", share(found.budget_used), "on average"),
-    ]  # fmt: skip
-
-
-def _searches(report: AuditReport) -> list[dict[str, Any]]:
-    by_search = report.truthful.search.by_search
-    names = [name for name in _SEARCH if any(name in found for found in by_search.values())]
-    return [
-        {"name": _SEARCH[name], "counts": [by_search.get(kind, {}).get(name, 0) or "–" for kind in _LIE]}
-        for name in names
-    ]
-
-
-def write_sampling_audit(found: SamplingAudit, path: str | os.PathLike[str], *, command: str | None = None) -> Path:
+def write_sampling_audit(found: SamplingAudit, path: Name, *, command: str | None = None) -> Path:
     """Write one HTML file that needs nothing else, whole or not at all; returns its path."""
     target = Path(path)
     chart, caption = _lie_chart(found)
@@ -360,58 +178,12 @@ def write_sampling_audit(found: SamplingAudit, path: str | os.PathLike[str], *, 
         "sampled_audit.html.j2",
         trust=BIDS_ONLY,
         title=found.scheme,
-        story=_sampling_story(found),
-        contradicted=[claim.claim.replace("_", " ") for claim in found.contradicted],
-        cards=_sampling_cards(found),
-        claims=claim_rows(found.claims),
+        found=found,
         chart=chart,
         caption=caption,
-        lies=found.clients_with_gain > 0,
-        spending=[
-            {
-                "factor": f"{row.budget_factor:g}",
-                "draws": f"{row.draws:,}",
-                "mean": f"{percent(row.mean_ratio)} ± {percent(row.standard_error)}",
-                "worst": percent(row.worst_ratio),
-                "objective": significant(row.objective),
-                "best": significant(row.first_best),
-            }
-            for row in found.spending
-        ],
-        source=found.source,
-        assumes=found.assumes,
-        reports=f"{found.reports_per_client:,}",
-        clients=f"{found.draws * found.clients:,}",
         command=command,
     )
     return write_files(target.parent, {target.name: page}) / target.name
-
-
-def _sampling_story(found: SamplingAudit) -> str:
-    broken = len(found.contradicted)
-    end = f"{count(broken, 'claim')} did not survive." if broken else "Every claim it makes survived."
-    return (
-        f"A sampling scheme decides how often each client takes part and what she is paid, from the cost that she "
-        f"reports. This page tests whether {found.scheme} does so as it claims, on {count(found.draws, 'draw')} of "
-        f"{count(found.clients, 'client')} ({found.population}), trying {count(found.reports_per_client, 'report')} "
-        f"for each. {end}"
-    )
-
-
-def _sampling_cards(found: SamplingAudit) -> list[dict[str, str]]:
-    worst = max(row.worst_ratio for row in found.spending)
-    mean = max(row.mean_ratio for row in found.spending)
-    cards = (
-        ("Clients for whom a lie pays", percent(found.clients_with_gain), "of all, in any draw"),
-        (
-            "Largest gain by lying",
-            percent(max(0.0, found.largest_gain_over_cost)),
-            "of the client’s own cost, per round",
-        ),
-        ("Lose by taking part", f"{found.paid_below_cost:,}", f"of {found.draws * found.clients:,} honest clients"),
-        ("Expected bill", percent(mean), f"of the budget on average; {percent(worst)} in the worst draw"),
-    )
-    return [{"label": name, "value": value, "note": note} for name, value, note in cards]
 
 
 def _lie_chart(found: SamplingAudit) -> tuple[str, str]:

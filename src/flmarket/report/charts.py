@@ -4,8 +4,6 @@ Over rounds: accuracy, spending, error bound and the privacy bought. Over owners
 she earned for the records she sold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,23 +20,6 @@ from flmarket.report.formatting import count, epsilon, money, money_decimals, pe
 
 if TYPE_CHECKING:
     from flmarket.market import MarketResult
-
-__all__ = [
-    "LOST",
-    "Chart",
-    "Tally",
-    "accuracy",
-    "end_labels",
-    "epsilon_awarded",
-    "error_bound",
-    "market_charts",
-    "money_margin",
-    "pay",
-    "privacy",
-    "round_axis",
-    "spending",
-    "thin",
-]
 
 P = ParamSpec("P")
 Drawing = tuple[str, str, Callable[P, tuple[Any, str]]]  # key, title, and what makes figure and caption
@@ -61,7 +42,7 @@ class Tally:
     state: NDArray[np.str_]
 
     @classmethod
-    def of(cls, result: MarketResult) -> Tally:
+    def of(cls, result: "MarketResult") -> "Tally":
         """Flatten a result; a run without a single round has nothing to report."""
         records = result.rounds
         if not records:
@@ -108,7 +89,7 @@ _MAX_POINTS = 1_000  # a line drawn finer than the screen only makes the file la
 _MAX_BARS = 60
 
 
-def accuracy(result: MarketResult, tally: Tally) -> tuple[Any, str]:
+def accuracy(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """Test accuracy after each round, with always guessing the larger class for scale."""
     measured = np.array([record.metrics.get("accuracy", np.nan) for record in result.rounds], dtype=float)
     base = result.baseline_accuracy
@@ -138,7 +119,7 @@ def accuracy(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     return figure, f"Accuracy {move}{peak}; always guessing the larger class gives {rate(base)}."
 
 
-def spending(result: MarketResult, tally: Tally) -> tuple[Any, str]:
+def spending(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """What was paid and what came back from escrow, under each round's budget."""
     budget = np.array([record.budget_micros for record in result.rounds], dtype=np.int64)
     paid = tally.per_round(tally.price_micros, tally.posted)
@@ -172,7 +153,7 @@ def spending(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     return figure, f"{money(spent, places)} of {money(total, places)} was paid{lost}, and {rest}."
 
 
-def error_bound(result: MarketResult, tally: Tally) -> tuple[Any, str]:
+def error_bound(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """The error bound of each round on a log scale; rounds in which nobody delivered have none and are marked."""
     bound = np.array([record.error_bound for record in result.rounds], dtype=float)
     usable = np.isfinite(bound) & (bound > 0)
@@ -206,7 +187,7 @@ def error_bound(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     return figure, f"{caption}with a median of {significant(median)}{note}."
 
 
-def epsilon_awarded(result: MarketResult, tally: Tally) -> tuple[Any, str]:
+def epsilon_awarded(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """Smallest, median and largest privacy loss among each round's winners."""
     figure, axes = panel("ε of one release, per round", "round", right=56)
     sold = tally.epsilon > 0
@@ -272,7 +253,7 @@ _MAX_OWNER_BARS = 80
 _FAR = 4.0  # caps more than this many times the largest loss would flatten the bars
 
 
-def privacy(result: MarketResult, tally: Tally) -> tuple[Any, str]:
+def privacy(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """Total privacy loss of each owner, largest first, under her own cap."""
     total = np.array([owner.loss_total for owner in result.owners], dtype=float)
     cap = np.array([owner.loss_cap for owner in result.owners], dtype=float)
@@ -327,7 +308,7 @@ def _privacy_caption(total: np.ndarray, cap: np.ndarray) -> str:
     return f"{start}; {close}, nobody passed one{without}."
 
 
-def pay(result: MarketResult, tally: Tally) -> tuple[Any, str]:
+def pay(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """Each owner's pay against the records she sold; a record sold in two rounds counts twice."""
     from matplotlib.ticker import MaxNLocator
 
@@ -361,7 +342,7 @@ def pay(result: MarketResult, tally: Tally) -> tuple[Any, str]:
     return figure, f"{caption}, and {count(idle, 'owner')} sold nothing." if idle else f"{caption}."
 
 
-_CHARTS: tuple[Drawing[[MarketResult, Tally]], ...] = (
+_CHARTS: "tuple[Drawing[[MarketResult, Tally]], ...]" = (
     ("accuracy", "Accuracy", accuracy),
     ("spending", "Spending per round", spending),
     ("error-bound", "Error bound per round", error_bound),
@@ -381,7 +362,7 @@ class Chart:
     svg: str
 
 
-def market_charts(result: MarketResult) -> tuple[Chart, ...]:
+def market_charts(result: "MarketResult") -> tuple[Chart, ...]:
     """All charts of a run, the same bytes for the same result."""
     return drawn(_CHARTS, result, Tally.of(result))
 

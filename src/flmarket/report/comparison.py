@@ -3,25 +3,17 @@
 For the papers' comparison tables: rows come in as values, and leave as CSV, strict JSON, a figure and a page.
 """
 
-from __future__ import annotations
-
 import math
-import os
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from flmarket.errors import InvalidInput
-from flmarket.files import csv_text, write_files
+from flmarket.files import Name, csv_text, jsonable, write_files
 from flmarket.report.curves import Curve, CurveSet, draw_curves
 from flmarket.report.drawing import inline_svg, png, standalone_svg, styled
-from flmarket.report.formatting import count, finite_or_none, percent, significant
+from flmarket.report.formatting import count, percent
 from flmarket.report.html import render, strict_json
 from flmarket.trust import BIDS_ONLY
-
-__all__ = ["Comparison", "ComparisonRow", "write_comparison"]
 
 _KEY = "comparison"
 _ROUNDING = 1e-9
@@ -65,8 +57,12 @@ class Comparison:
                 lowest[row.budget_factor] = min(known, row.error_bound_mean)
         return lowest
 
+    def leads(self, row: ComparisonRow) -> bool:
+        """Whether a row has the lowest bound at its budget."""
+        return not row.overspends and row.error_bound_mean == self.best().get(row.budget_factor)
 
-def write_comparison(comparison: Comparison, out_dir: str | os.PathLike[str], command: str | None = None) -> Path:
+
+def write_comparison(comparison: Comparison, out_dir: Name, command: str | None = None) -> Path:
     """Write comparison.csv, .json, .svg, .png and .html, whole or not at all; returns the path of the page."""
     if not comparison.rows:
         raise InvalidInput("rows", (), "at least one row to compare")
@@ -84,12 +80,11 @@ def write_comparison(comparison: Comparison, out_dir: str | os.PathLike[str], co
         comparison=comparison,
         caption=caption,
         chart=inline,
-        rows=_table(comparison),
         command=command,
     )
     files: dict[str, str | bytes] = {
         "comparison.csv": csv_text(list(ComparisonRow.__dataclass_fields__), map(astuple, comparison.rows)),
-        "comparison.json": strict_json(_plain(comparison)),
+        "comparison.json": strict_json(jsonable(asdict(comparison))),
         "comparison.svg": drawing,
         "comparison.png": picture,
         "comparison.html": page,
@@ -97,31 +92,20 @@ def write_comparison(comparison: Comparison, out_dir: str | os.PathLike[str], co
     return write_files(out_dir, files) / "comparison.html"
 
 
-def _pairs(comparison: Comparison) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((row.auction, row.aggregation) for row in comparison.rows))
-
-
 def _curves(comparison: Comparison) -> CurveSet:
     curves = []
     auctions = list(dict.fromkeys(row.auction for row in comparison.rows))
     aggregations = list(dict.fromkeys(row.aggregation for row in comparison.rows))
-    for pair in _pairs(comparison):
+    for pair in dict.fromkeys((row.auction, row.aggregation) for row in comparison.rows):
         rows = sorted(
             (row for row in comparison.rows if (row.auction, row.aggregation) == pair),
             key=lambda row: row.budget_factor,
         )
         # an aggregation that is the same on every line says nothing
         name = pair[0] if len(aggregations) == 1 else f"{pair[0]} · {pair[1]}"
-        curves.append(
-            Curve(
-                label=name + (" (over budget)" if any(row.overspends for row in rows) else ""),
-                x=tuple(row.budget_factor for row in rows),
-                mean=tuple(row.error_bound_mean for row in rows),
-                se=tuple(row.error_bound_se for row in rows),
-                color=auctions.index(pair[0]),
-                dash=aggregations.index(pair[1]),
-            )
-        )
+        label = name + (" (over budget)" if any(row.overspends for row in rows) else "")
+        x, mean, se = zip(*((row.budget_factor, row.error_bound_mean, row.error_bound_se) for row in rows), strict=True)
+        curves.append(Curve(label, x, mean, se, auctions.index(pair[0]), aggregations.index(pair[1])))
     return CurveSet(
         comparison.title, "budget, as a share of the bidders' full costs", "error bound, log scale", tuple(curves)
     )
@@ -133,7 +117,7 @@ def _caption(comparison: Comparison) -> str:
         return "No pair within the budget had a finite error bound."
     wins: dict[str, int] = {}
     for row in comparison.rows:
-        if _leads(row, best):
+        if comparison.leads(row):
             name = f"{row.auction} with {row.aggregation}"
             wins[name] = wins.get(name, 0) + 1
     leader = max(wins, key=lambda name: wins[name])
@@ -145,43 +129,3 @@ def _caption(comparison: Comparison) -> str:
         verbs = "spends more than the budget and is" if len(over) == 1 else "spend more than the budget and are"
         note += f" {', '.join(over)} {verbs} not ranked there."
     return f"Lower is better. {leader} has the lowest mean error bound at {wins[leader]} of {at}.{note}"
-
-
-def _leads(row: ComparisonRow, best: dict[float, float]) -> bool:
-    return not row.overspends and row.error_bound_mean == best.get(row.budget_factor)
-
-
-def _table(comparison: Comparison) -> list[dict[str, Any]]:
-    best = comparison.best()
-    ordered = sorted(comparison.rows, key=lambda row: row.budget_factor)  # stable: pairs keep their order
-    table: list[dict[str, Any]] = []
-    for row in ordered:
-        factor = f"{row.budget_factor:g}"
-        table.append(
-            {
-                "factor": factor,
-                "first": not table or table[-1]["factor"] != factor,
-                "auction": row.auction,
-                "aggregation": row.aggregation,
-                "mean": significant(row.error_bound_mean),
-                "se": significant(row.error_bound_se, 2),
-                "best": _leads(row, best),
-                "over": row.overspends,
-                "invalid": percent(row.invalid_rate),
-                "spent": percent(row.spent_share),
-                "winners": percent(row.winners_share),
-            }
-        )
-    return table
-
-
-def _plain(comparison: Comparison) -> dict[str, Any]:
-    values = asdict(comparison)
-    values["rows"] = [
-        {
-            key: finite_or_none(float(value)) if isinstance(value, float | np.floating) else value
-            for key, value in row.items()
-        }
-        for row in values["rows"]
-    ]
-    return values

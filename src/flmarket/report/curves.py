@@ -3,9 +3,6 @@
 Curves with error bands and direct labels; and horizontal bars in groups, for tables that one wants to see at a glance.
 """
 
-from __future__ import annotations
-
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from flmarket.errors import InvalidInput
-from flmarket.files import csv_text, write_files
+from flmarket.files import Name, csv_text, write_files
 from flmarket.report.drawing import LIGHT, SERIES, log_ticks, panel, png, spread, standalone_svg, styled
 from flmarket.report.formatting import significant
-
-__all__ = ["Bar", "BarSet", "Curve", "CurveSet", "draw_curves", "write_bars", "write_curves"]
 
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.8)), (0, (6, 2, 1.5, 2)))
 _MARKERS = ("o", "s", "^", "D")
@@ -56,14 +51,20 @@ class CurveSet:
             raise InvalidInput("curves", (), "at least one curve")
 
 
-def write_curves(curve_set: CurveSet, out_dir: str | os.PathLike[str], stem: str, *, log_y: bool = False) -> Path:
+def write_curves(curve_set: CurveSet, out_dir: Name, stem: str, *, log_y: bool = False) -> Path:
     """Write stem.png, stem.svg and stem.csv, whole or not at all; returns the path of the PNG."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", stem):
         raise InvalidInput("stem", stem, "a file name of letters, digits, '.', '_' and '-'")
     with styled(stem):
         picture = png(draw_curves(curve_set, log_y=log_y))
         drawing = standalone_svg(draw_curves(curve_set, log_y=log_y), "curves", curve_set.title)
-    files: dict[str, str | bytes] = {f"{stem}.csv": _csv(curve_set), f"{stem}.svg": drawing, f"{stem}.png": picture}
+    rows = (
+        (curve.label, *values)
+        for curve in curve_set.curves
+        for values in zip(curve.x, curve.mean, curve.se or ("",) * len(curve.x), strict=True)
+    )
+    table = csv_text(("label", "x", "mean", "se"), rows)
+    files: dict[str, str | bytes] = {f"{stem}.csv": table, f"{stem}.svg": drawing, f"{stem}.png": picture}
     return write_files(out_dir, files) / f"{stem}.png"
 
 
@@ -150,15 +151,6 @@ def _labels(axes: Any, ends: list[tuple[str, str, float, float]], height: float)
         )
 
 
-def _csv(curve_set: CurveSet) -> str:
-    rows = (
-        (curve.label, *values)
-        for curve in curve_set.curves
-        for values in zip(curve.x, curve.mean, curve.se or ("",) * len(curve.x), strict=True)
-    )
-    return csv_text(("label", "x", "mean", "se"), rows)
-
-
 _ROW, _GAP = 17.0, 12.0  # points
 
 
@@ -184,7 +176,7 @@ class BarSet:
             raise InvalidInput("bars", (), "at least one bar")
 
 
-def write_bars(bar_set: BarSet, out_dir: str | os.PathLike[str], stem: str) -> tuple[str, ...]:
+def write_bars(bar_set: BarSet, out_dir: Name, stem: str) -> tuple[str, ...]:
     """Write stem.png, stem.svg and stem.csv; returns their names."""
     with styled(stem):
         picture = png(_draw_bars(bar_set))

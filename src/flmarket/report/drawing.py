@@ -10,8 +10,6 @@ The five series colours differ in lightness as well as hue, so that they stay ap
 blindness; tests measure that under each. All are dark (or light) enough on their background to set text in.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import warnings
@@ -23,25 +21,6 @@ from typing import Any
 import numpy as np
 
 from flmarket.errors import MissingDependency
-
-__all__ = [
-    "DARK",
-    "FONT_STACK",
-    "HEIGHT",
-    "LIGHT",
-    "SERIES",
-    "WIDTH",
-    "css_variables",
-    "inline_svg",
-    "label",
-    "log_ticks",
-    "panel",
-    "png",
-    "spread",
-    "standalone_svg",
-    "styled",
-    "thousands",
-]
 
 LIGHT = {
     "paper": "#ffffff",

@@ -1,22 +1,9 @@
 """Numbers as people read them: one place decides digits, so that cards, captions and tables agree."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 
 from flmarket.ledger import MICROS
-
-__all__ = [
-    "count",
-    "epsilon",
-    "finite_or_none",
-    "money",
-    "money_decimals",
-    "percent",
-    "rate",
-    "significant",
-]
 
 
 def finite_or_none(value: float) -> float | None:

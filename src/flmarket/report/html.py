@@ -1,9 +1,7 @@
 """The report page of a run: one file that needs nothing else, for whoever paid, was paid, or wants to check."""
 
-from __future__ import annotations
-
 import json
-import os
+import math
 import platform
 import re
 from collections.abc import Sequence
@@ -14,26 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flmarket.errors import MissingDependency
-from flmarket.files import write_files
+from flmarket.files import Name, write_files
+from flmarket.ledger import format_micros
 from flmarket.report import view
 from flmarket.report.charts import market_charts
 from flmarket.report.drawing import DARK, FONT_STACK, LIGHT, css_variables
+from flmarket.report.formatting import count, epsilon, money, money_decimals, percent, rate, significant
 from flmarket.report.view import check_guarantees, summarize
 from flmarket.trust import OWNERS_HERE, TrustWords
 
 if TYPE_CHECKING:
     from flmarket.market import MarketResult
 
-__all__ = ["heading", "render", "strict_json", "write_report"]
-
-_TOP_OWNERS = 20
-# beyond this a browser struggles with the table; the page says how many are left out
-_MAX_OWNERS = 2_000
-
 
 def write_report(
-    result: MarketResult,
-    out_dir: str | os.PathLike[str],
+    result: "MarketResult",
+    out_dir: Name,
     *,
     story: str | None = None,
     command: str | None = None,
@@ -45,28 +39,35 @@ def write_report(
     `tables` are what only this kind of market has to show, `trust` says where records and noise were.
     """
     summary = summarize(result)
-    owners = view.owner_rows(result)
-    checks = check_guarantees(result)
+    bounds = [bound for bound in summary["error_bound"] if bound is not None]
+    most = max(result.owners, key=lambda owner: owner.loss_total, default=None)
     page = render(
         "report.html.j2",
         title=heading(result.task.name),
-        story=story or view.default_story(result, summary),
+        story=story,
         command=command,
-        cards=view.cards(result, summary),
+        result=result,
+        summary=summary,
+        symbol=view.symbol(result),
+        places=money_decimals([result.budget_micros]),
+        median_bound=float(np.median(bounds)) if bounds else np.inf,
+        unbounded=len(result.rounds) - len(bounds),
+        largest_cap=np.inf if most is None else most.loss_cap,
         charts=market_charts(result),
         example=view.example_round(result),
-        top_owners=owners[:_TOP_OWNERS],
-        all_owners=owners[:_MAX_OWNERS] if len(owners) > _TOP_OWNERS else [],
-        owner_count=len(owners),
-        owners_left_out=max(0, len(owners) - _MAX_OWNERS),
+        owners=sorted(result.owners, key=lambda owner: (-owner.paid_micros, owner.owner)),
+        owner_places=money_decimals(owner.paid_micros for owner in result.owners),
         tables=tables,
-        checks=checks,
-        broken=sum(not check.holds for check in checks),
-        settings=view.settings(result),
+        checks=check_guarantees(result),
         trust=trust,
     )
-    files = {"summary.json": strict_json(summary | {"trust": asdict(trust)}), "report.html": page}
+    files = {"summary.json": strict_json(summary | said(trust)), "report.html": page}
     return write_files(out_dir, files) / "report.html"
+
+
+def said(trust: TrustWords) -> dict[str, Any]:
+    """What a summary says of trust: the model, whose data an ε is for, and the sentences."""
+    return {"trust": trust.model, "unit": trust.protects, "words": asdict(trust)}
 
 
 def heading(name: str) -> str:
@@ -100,6 +101,9 @@ def render(template: str, *, trust: TrustWords, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    for shown in (count, epsilon, format_micros, money, percent, rate, significant):
+        environment.filters[shown.__name__] = shown
+    environment.tests |= {"finite": math.isfinite, "picture": lambda name: str(name).endswith(".svg")}
     return environment.get_template(template).render(
         light=css_variables(LIGHT),
         dark=css_variables(DARK),

@@ -3,18 +3,13 @@
 A folder that one can put on the web: pages and pictures refer to each other by relative name only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flmarket.files import write_files
 from flmarket.report.html import render, strict_json
 from flmarket.trust import PAPERS_HERE
-
-__all__ = ["ClaimRow", "PaperSection", "write_reproduction"]
 
 _SIGNS = {"reproduced": "✓", "differs": "✗", "undecided": "?", "not run": "–"}
 
@@ -46,13 +41,12 @@ class PaperSection:
 
 def write_reproduction(sections: Sequence[PaperSection], out_dir: Path, *, command: str, note: str = "") -> Path:
     """Write index.html, claims.md and items.json beside the items' own files; returns the path of the page."""
-    pages = [_section(section) for section in sections if section.items or section.claims]
     claims = [claim.verdict for section in sections for claim in section.claims]
     page = render(
         "reproduction.html.j2",
         trust=PAPERS_HERE,
         title="Papers, reproduced",
-        sections=pages,
+        sections=[section for section in sections if section.items or section.claims],
         claims={verdict: claims.count(verdict) for verdict in _SIGNS},
         figures=sum(len(section.items) for section in sections),
         signs=_SIGNS,
@@ -83,26 +77,3 @@ def _markdown(sections: Sequence[PaperSection]) -> str:
 
 def _cells(*texts: str) -> str:
     return f"| {' | '.join(text.replace('|', '∣').replace('..', '.') for text in texts)} |"
-
-
-def _section(section: PaperSection) -> dict[str, Any]:
-    items = []
-    for item in section.items:
-        files = [str(name) for name in item["files"]] if isinstance(item["files"], list | tuple) else []
-        items.append(
-            {"checks": [], "beside": [], "settings": "", "note": "", **item}
-            | {"files": files, "pictures": [name for name in files if name.endswith(".svg")]}
-        )
-    shown = {item["key"] for item in items}
-    claims = [
-        {"where": c.where, "text": c.text, "verdict": c.verdict, "items": [key for key in c.items if key in shown]}
-        for c in section.claims
-    ]
-    return {
-        "key": section.key,
-        "title": section.title,
-        "source": section.source,
-        "claims": claims,
-        "reproduced": sum(claim["verdict"] == "reproduced" for claim in claims),
-        "items": items,
-    }

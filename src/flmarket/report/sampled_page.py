@@ -3,11 +3,7 @@
 Its charts: loss and its bound, who is asked how often, what she gets, what it costs.
 """
 
-from __future__ import annotations
-
-import os
 from collections import Counter
-from dataclasses import asdict
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -16,33 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flmarket.bids import FloatArray
-from flmarket.files import csv_text, write_files
+from flmarket.files import Name, csv_text, write_files
 from flmarket.ledger import MICROS, format_micros
 from flmarket.report.charts import Chart, Drawing, drawn, end_labels, money_margin, round_axis, thin
 from flmarket.report.drawing import LIGHT, label, log_ticks, panel, thousands
-from flmarket.report.formatting import (
-    count,
-    finite_or_none,
-    money,
-    money_decimals,
-    percent,
-    rate,
-    significant,
-)
-from flmarket.report.html import heading, render, strict_json
-from flmarket.report.view import Card, Check
+from flmarket.report.formatting import count, finite_or_none, money, money_decimals, percent, significant
+from flmarket.report.html import heading, render, said, strict_json
+from flmarket.report.view import Check
 from flmarket.trust import RAW_HERE
 
 if TYPE_CHECKING:
     from flmarket.market.kinds.sampling import SampledClient as Client
     from flmarket.market.kinds.sampling import SampledResult as Run
 
-__all__ = ["check_sampled", "sampled_charts", "summarize_sampled", "write_sampled"]
-
 _MAX_DRAWN = 2_000
 
 
-def sampled_charts(run: Run) -> tuple[Chart, ...]:
+def sampled_charts(run: "Run") -> tuple[Chart, ...]:
     """All charts, the same bytes for the same run."""
     drawings: tuple[Drawing[[Run]], ...] = (
         ("loss", "Training loss", _loss),
@@ -55,7 +41,7 @@ def sampled_charts(run: Run) -> tuple[Chart, ...]:
     return drawn(drawings, run)
 
 
-def _loss(run: Run) -> tuple[Any, str]:
+def _loss(run: "Run") -> tuple[Any, str]:
     loss = np.array([run.initial_loss, *(record.loss for record in run.rounds)])
     figure, axes = panel("penalised cross-entropy, all training records", "round", right=58)
     x, y = thin(np.arange(len(loss)), loss)
@@ -68,7 +54,7 @@ def _loss(run: Run) -> tuple[Any, str]:
     return figure, f"The loss {moved}; the least was {significant(float(loss.min()))}."
 
 
-def _bound(run: Run) -> tuple[Any, str]:
+def _bound(run: "Run") -> tuple[Any, str]:
     rounds = np.arange(1, len(run.rounds) + 1)
     loss, bound = (np.array([getattr(r, name) for r in run.rounds]) for name in ("loss", "bound"))
     figure, axes = panel("log scale", "round", right=58)
@@ -91,32 +77,36 @@ def _bound(run: Run) -> tuple[Any, str]:
     return figure, f"{far}. It is for the theory's learning rate; this run used another, which it does not cover."
 
 
-def _by_cost(run: Run) -> tuple[FloatArray, list[Client]]:
+def _by_cost(run: "Run") -> "tuple[FloatArray, list[Client]]":
     ranked = sorted(run.clients, key=lambda client: (client.cost, client.client))
     if len(ranked) > _MAX_DRAWN:
         ranked = [ranked[i] for i in np.linspace(0, len(ranked) - 1, _MAX_DRAWN).round().astype(int)]
     return np.array([client.cost for client in ranked]), ranked
 
 
-def _participation(run: Run) -> tuple[Any, str]:
+def _dots(axes: Any, x: FloatArray, y: FloatArray, color: str) -> None:
+    axes.plot(x, y, linestyle="", marker="o", markersize=5, color=LIGHT[color], alpha=0.6, markeredgewidth=0)
+
+
+def _participation(run: "Run") -> tuple[Any, str]:
     cost, ranked = _by_cost(run)
     q = np.array([client.participation for client in ranked])
     figure, axes = panel("q, probability of taking part in a round", "cost of taking part once")
-    axes.plot(cost, q, linestyle="", marker="o", markersize=5, color=LIGHT["teal"], alpha=0.6, markeredgewidth=0)
+    _dots(axes, cost, q, "teal")
     axes.set_ylim(0, 1.05)
     sure = int((q >= 1 - 1e-12).sum())
     text = f"q runs from {significant(float(q.min()))} to {significant(float(q.max()))}"
     return figure, f"{text}, {significant(float(q.mean()))} on average; {count(sure, 'client')} always take part."
 
 
-def _payment(run: Run) -> tuple[Any, str]:
+def _payment(run: "Run") -> tuple[Any, str]:
     cost, ranked = _by_cost(run)
     pay = np.array([client.payment_micros / MICROS for client in ranked])
     figure, axes = panel(
         "r, paid for taking part once", "cost of taking part once", left=money_margin(float(pay.max()))
     )
     axes.plot(cost, cost, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
-    axes.plot(cost, pay, linestyle="", marker="o", markersize=5, color=LIGHT["plum"], alpha=0.6, markeredgewidth=0)
+    _dots(axes, cost, pay, "plum")
     axes.set_ylim(0, float(max(pay.max(), cost.max())) * 1.08)
     thousands(axes.yaxis)
     label(axes, float(cost[-1]), float(cost[-1]), "her cost", "slate", dx=-4, dy=-14, ha="right")
@@ -124,7 +114,7 @@ def _payment(run: Run) -> tuple[Any, str]:
     return figure, f"Above the dashed line is what is left to a client: {significant(rent)} each time on average."
 
 
-def _spending(run: Run) -> tuple[Any, str]:
+def _spending(run: "Run") -> tuple[Any, str]:
     spent = np.array([record.spent_micros for record in run.rounds]) / MICROS
     limits = [("expected", "slate", run.expected_micros / MICROS)]
     if run.budget_micros is not None:
@@ -153,7 +143,7 @@ def _spending(run: Run) -> tuple[Any, str]:
     )
 
 
-def _taken(run: Run) -> tuple[Any, str]:
+def _taken(run: "Run") -> tuple[Any, str]:
     _, ranked = _by_cost(run)
     rounds = len(run.rounds)
     expected = np.array([client.participation for client in ranked]) * rounds
@@ -162,9 +152,7 @@ def _taken(run: Run) -> tuple[Any, str]:
     line = np.linspace(0, rounds, 101)
     band = 2 * np.sqrt(line * (1 - line / rounds))
     axes.fill_between(line, line - band, line + band, color=LIGHT["slate"], alpha=0.16, linewidth=0)
-    axes.plot(
-        expected, taken, linestyle="", marker="o", markersize=5, color=LIGHT["teal"], alpha=0.6, markeredgewidth=0
-    )
+    _dots(axes, expected, taken, "teal")
     axes.set_xlim(0, rounds * 1.03)
     axes.set_ylim(0, rounds * 1.06)
     never = sum(client.rounds == 0 for client in run.clients)
@@ -173,40 +161,29 @@ def _taken(run: Run) -> tuple[Any, str]:
     return figure, f"The band is two standard deviations. {count(never, 'client')} never took part.{turned}"
 
 
-_TOP_CLIENTS, _MAX_CLIENTS = 20, 2_000
-_KNOWS = {
-    "optimal": "knows the distribution of costs and posts the terms that learn most within the budget",
-    "uniform": "knows the highest cost only: everybody takes part with one probability and is paid that cost",
-    "complete": "is told every cost and pays exactly that: what could be reached if nobody had a secret",
-    "prior-independent": "knows the highest cost only and learns the rest from the reports, client by client",
-}
-
-
-def write_sampled(run: Run, out_dir: str | os.PathLike[str], *, command: str | None = None) -> Path:
+def write_sampled(run: "Run", out_dir: Name, *, command: str | None = None) -> Path:
     """Write report.html, summary.json and clients.csv, whole or not at all; returns the path of the page."""
-    checks = check_sampled(run)
-    clients = _rows(run)
     page = render(
         "sampled.html.j2",
         trust=RAW_HERE,
         title=heading(run.name),
-        story=_story(run),
         command=command,
-        cards=_cards(run),
+        run=run,
+        mean_participants=float(np.mean([record.participants.size for record in run.rounds])),
+        mean_q=float(np.mean([client.participation for client in run.clients])),
         charts=sampled_charts(run),
-        checks=checks,
-        broken=sum(not check.holds for check in checks),
-        top=clients[:_TOP_CLIENTS],
-        rest=clients[:_MAX_CLIENTS] if len(clients) > _TOP_CLIENTS else [],
-        client_count=len(clients),
-        left_out=max(0, len(clients) - _MAX_CLIENTS),
-        settings=_settings(run),
+        checks=check_sampled(run),
+        clients=sorted(run.clients, key=lambda client: (-client.paid_micros, client.client)),
+        places=money_decimals(client.paid_micros for client in run.clients),
     )
-    files = {"summary.json": strict_json(summarize_sampled(run)), "clients.csv": _csv(run), "report.html": page}
+    names = ("client", "cost", "participation", "payment_micros", "rounds", "paid_micros", "utility")
+    values = (attrgetter(*names)(client) for client in run.clients)
+    table = csv_text(names, ((f"{v:.9g}" if isinstance(v, float) else str(v) for v in row) for row in values))
+    files = {"summary.json": strict_json(summarize_sampled(run)), "clients.csv": table, "report.html": page}
     return write_files(out_dir, files) / "report.html"
 
 
-def summarize_sampled(run: Run) -> dict[str, Any]:
+def summarize_sampled(run: "Run") -> dict[str, Any]:
     """The run in numbers, ready for strict JSON; what is infinite or unknown is None."""
     q = np.array([client.participation for client in run.clients])
     return {
@@ -236,17 +213,27 @@ def summarize_sampled(run: Run) -> dict[str, Any]:
         "participants": [int(record.participants.size) for record in run.rounds],
         "turned_away": int(sum(record.turned_away.size for record in run.rounds)),
         "guarantees": {check.key: check.holds for check in check_sampled(run)},
-        "trust": asdict(RAW_HERE),
-    }
+    } | said(RAW_HERE)
 
 
-def check_sampled(run: Run) -> tuple[Check, ...]:
+def check_sampled(run: "Run") -> tuple[Check, ...]:
     """Every rule that a run can prove or disprove by itself, from its rounds and clients alone."""
-    checks = [_paid_as_promised(run), _rational(run)]
+    below = sum(client.payment_micros < int(client.cost * MICROS) for client in run.clients)
+    checked = f"{count(len(run.clients), 'client')} checked, {below:,} paid below cost."
+    checks = [_paid_as_promised(run), Check("rational", "Nobody is paid less than her cost", not below, checked)]
     if run.scheme != "prior-independent":  # there each client has a schedule of her own
-        checks.append(_monotone(run))
-    if run.budget_micros is not None and run.scheme in ("complete", "prior-independent"):
-        checks.append(_expected_budget(run, run.budget_micros))  # the others keep it over the distribution of costs
+        ranked = sorted(run.clients, key=lambda client: client.cost)
+        rises = any(after.participation > before.participation * (1 + 1e-9) for before, after in pairwise(ranked))
+        detail = "Truthfulness needs this (SAMP Theorem 1); whether payments fit is for flmarket audit."
+        checks.append(Check("monotone", "A higher cost never means a higher chance", not rises, detail))
+    budget = run.budget_micros
+    if budget is not None and run.scheme in ("complete", "prior-independent"):
+        # the others keep it over the distribution of costs; each payment was rounded to a micro-unit
+        expected = sum(client.participation * client.payment_micros for client in run.clients)
+        holds = expected <= budget * (1 + 1e-9) + len(run.clients)
+        of = f"{format_micros(int(expected))} of {format_micros(budget)}"
+        detail = f"Σ q·r = {of} for these clients; single rounds vary."
+        checks.append(Check("expected_budget", "The expected bill of a round is within the budget", holds, detail))
     if run.hard_cap_micros is not None:
         most = max(record.spent_micros for record in run.rounds)
         detail = f"The dearest round cost {format_micros(most)} of {format_micros(run.hard_cap_micros)}."
@@ -254,7 +241,7 @@ def check_sampled(run: Run) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _paid_as_promised(run: Run) -> Check:
+def _paid_as_promised(run: "Run") -> Check:
     taken = Counter(client for record in run.rounds for client in record.participants.tolist())
     owed = sum(client.payment_micros * taken[client.client] for client in run.clients)
     each = all(
@@ -264,92 +251,3 @@ def _paid_as_promised(run: Run) -> Check:
     detail = f"Payments add up to {format_micros(owed)}, the rounds' bills to {format_micros(run.spent_micros)}."
     holds = each and owed == run.spent_micros
     return Check("paid_as_promised", "Whoever took part was paid her r, once for each time", holds, detail)
-
-
-def _rational(run: Run) -> Check:
-    below = sum(client.payment_micros < int(client.cost * MICROS) for client in run.clients)
-    detail = f"{count(len(run.clients), 'client')} checked, {below:,} paid below cost."
-    return Check("rational", "Nobody is paid less than her cost", not below, detail)
-
-
-def _monotone(run: Run) -> Check:
-    ranked = sorted(run.clients, key=lambda client: client.cost)
-    rises = sum(after.participation > before.participation * (1 + 1e-9) for before, after in pairwise(ranked))
-    detail = "Truthfulness needs this (SAMP Theorem 1); whether payments fit is for flmarket audit."
-    return Check("monotone", "A higher cost never means a higher chance", not rises, detail)
-
-
-def _expected_budget(run: Run, budget: int) -> Check:
-    expected = sum(client.participation * client.payment_micros for client in run.clients)
-    detail = f"Σ q·r = {format_micros(int(expected))} of {format_micros(budget)} for these clients; single rounds vary."
-    # each payment was rounded to a micro-unit
-    holds = expected <= budget * (1 + 1e-9) + len(run.clients)
-    return Check("expected_budget", "The expected bill of a round is within the budget", holds, detail)
-
-
-def _story(run: Run) -> str:
-    mean = float(np.mean([record.participants.size for record in run.rounds]))
-    return (
-        f"{count(len(run.clients), 'client')} of {run.data_set} each have a private cost of taking part. The broker "
-        f"{_KNOWS.get(run.scheme, 'posts terms')}. In every round each client takes part with her own probability and "
-        f"is paid when she does; {significant(mean)} did on average. Updates are weighted by one over that "
-        f"probability, so the model moves, on average, as if everybody had taken part."
-    )
-
-
-def _cards(run: Run) -> tuple[Card, ...]:
-    last, places = run.rounds[-1], money_decimals([run.spent_micros])
-    budget = run.budget_micros
-    used = f"{percent(run.spent_micros / (budget * len(run.rounds)))} of the budget" if budget else "no budget given"
-    q = np.array([client.participation for client in run.clients])
-    paid = sum(client.paid_micros > 0 for client in run.clients)
-    return (
-        Card("Final loss", significant(last.loss), f"{significant(run.initial_loss)} before training"),
-        Card(
-            "Final accuracy", rate(last.accuracy), f"{rate(run.baseline_accuracy)} by always guessing the larger class"
-        ),
-        Card("Paid to clients", money(run.spent_micros, places), used),
-        Card("Clients paid", f"{paid:,}", f"of {len(run.clients):,}"),
-        Card("Average q", significant(float(q.mean())), "probability of taking part in a round"),
-    )
-
-
-def _rows(run: Run) -> list[dict[str, str]]:
-    places = money_decimals(client.paid_micros for client in run.clients)
-    ranked = sorted(run.clients, key=lambda client: (-client.paid_micros, client.client))
-    return [
-        {
-            "client": str(client.client),
-            "cost": significant(client.cost, 4),
-            "q": significant(client.participation),
-            "r": money(client.payment_micros),
-            "rounds": f"{client.rounds:,}",
-            "expected": significant(client.participation * len(run.rounds)),
-            "paid": money(client.paid_micros, places),
-            "exact": format_micros(client.paid_micros),
-            "kept": significant(client.utility, 4),
-        }
-        for client in ranked
-    ]
-
-
-def _settings(run: Run) -> list[tuple[str, str]]:
-    budget, cap = run.budget_micros, run.hard_cap_micros
-    return [
-        ("data set", run.data_set),
-        ("scheme", run.scheme),
-        ("rounds", f"{len(run.rounds):,}"),
-        ("clients", f"{len(run.clients):,}"),
-        ("budget", "none" if budget is None else f"{format_micros(budget)} per round, in expectation"),
-        ("hard cap", "none" if cap is None else f"{format_micros(cap)} per round"),
-        ("seed", str(run.seed)),
-    ]
-
-
-def _csv(run: Run) -> str:
-    names = ("client", "cost", "participation", "payment_micros", "rounds", "paid_micros", "utility")
-    return csv_text(names, (map(_digits, attrgetter(*names)(client)) for client in run.clients))
-
-
-def _digits(value: float) -> str:
-    return f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,5 @@
 """Client sampling with private costs (SAMP): private costs in, participation probabilities and payments out."""
 
-from __future__ import annotations
-
 from flmarket.sampling.convergence import FedAvgConstants, convergence_bound
 from flmarket.sampling.distributions import (
     CostDistribution,

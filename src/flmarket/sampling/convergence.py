@@ -12,8 +12,6 @@ a deep network, or softmax regression without an ℓ₂ penalty. The bound is fo
 tight.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +20,6 @@ from numpy.typing import ArrayLike
 from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.privacy.events import checked_number
-
-__all__ = ["FedAvgConstants", "convergence_bound"]
 
 
 def convergence_bound(participation: ArrayLike, scale: ArrayLike, *, beta: float, rounds: int) -> float:

@@ -11,36 +11,17 @@ A discrete virtual cost is defined on the support only; between two points the h
 mechanisms serve a client of an unlisted cost as if she had the next listed one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq, isotonic_regression
 
 from flmarket.bids import FloatArray, IntArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.privacy.events import checked_number
-
-__all__ = [
-    "Continuous",
-    "CostDistribution",
-    "Discrete",
-    "Empirical",
-    "Histogram",
-    "TruncatedExponential",
-    "Uniform",
-    "checked_bounds",
-    "checked_cost",
-    "checked_masses",
-    "checked_reports",
-    "checked_support",
-    "discrete_spend",
-    "iron",
-    "pool",
-]
 
 SMALLEST_COST, LARGEST_COST = 1e-12, 1e12
 
@@ -166,9 +147,7 @@ class Continuous:
         """Costs at which the density jumps: the ends only."""
         return np.array([self.minimum, self.maximum])
 
-    def sample(
-        self: CostDistribution, rng: np.random.Generator, size: int | tuple[int, ...] | None = None
-    ) -> FloatArray:
+    def sample(self: CostDistribution, rng: Generator, size: int | tuple[int, ...] | None = None) -> FloatArray:
         """Draw costs by inversion."""
         return self.ppf(rng.random(size))
 
@@ -228,7 +207,7 @@ class TruncatedExponential(Continuous):
         checked_number("scale", self.scale, width / 500, width * 1e6)
 
     @classmethod
-    def of_mean(cls, mean: float, minimum: float, maximum: float) -> TruncatedExponential:
+    def of_mean(cls, mean: float, minimum: float, maximum: float) -> "TruncatedExponential":
         """The scale that gives this mean, which lies below the middle of the interval."""
         checked_bounds(minimum, maximum)
         width = maximum - minimum
@@ -364,7 +343,7 @@ class Discrete:
         """The lowest cost whose cumulative probability reaches the quantile."""
         return np.asarray(self.support[np.searchsorted(self._cumulative, quantile)])
 
-    def sample(self, rng: np.random.Generator, size: int | tuple[int, ...] | None = None) -> FloatArray:
+    def sample(self, rng: Generator, size: int | tuple[int, ...] | None = None) -> FloatArray:
         """Draw costs."""
         return self.ppf(rng.random(size))
 

@@ -8,8 +8,6 @@ c_min, and `exponential` is truncated to [c_min, c_max]. Every mechanism knows w
 the prior-independent mechanism are told the distribution's own highest cost, as the others are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,15 +19,6 @@ from flmarket.errors import InvalidInput
 from flmarket.sampling.distributions import TruncatedExponential, Uniform
 from flmarket.sampling.mechanisms import CompleteInformation, OptimalSampling, UniformSampling
 from flmarket.sampling.prior_independent import PriorIndependent
-
-__all__ = [
-    "AverageParticipation",
-    "LearningCurve",
-    "ParticipationCurves",
-    "average_participation",
-    "learning_curve",
-    "participation_curves",
-]
 
 Family = Literal["uniform", "exponential"]
 
@@ -98,14 +87,9 @@ def average_participation(
         rng = np.random.default_rng([seed, index])
         # exchangeable draws: their order is a random one
         online = PriorIndependent(budget_per_client * clients, costs.maximum, clients).run(costs.sample(rng, clients))
-        rows.append(
-            (
-                CompleteInformation.from_distribution(costs, budget_per_client).average_participation,
-                OptimalSampling.from_distribution(costs, budget_per_client).average_participation,
-                float(online.participation.mean()),
-                UniformSampling.from_distribution(costs, budget_per_client).average_participation,
-            )
-        )
+        known = (CompleteInformation, OptimalSampling, UniformSampling)
+        told, best, even = (m.from_distribution(costs, budget_per_client).average_participation for m in known)
+        rows.append((told, best, float(online.participation.mean()), even))
     return AverageParticipation(np.asarray(means, dtype=np.float64), *np.array(rows).T)
 
 

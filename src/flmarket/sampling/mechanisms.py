@@ -15,8 +15,6 @@ the given distribution break the budget of `OptimalSampling` (not its truthfulne
 on other clients break Theorem 1's setting altogether.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -35,17 +33,6 @@ from flmarket.sampling.distributions import (
     iron,
 )
 from flmarket.sampling.schedules import LinearSchedule, Schedule, StepSchedule
-
-__all__ = [
-    "CompleteInformation",
-    "CostNodes",
-    "OptimalSampling",
-    "Theorem2",
-    "UniformSampling",
-    "checked_sampling_budget",
-    "raw_virtual_cost",
-    "solve",
-]
 
 _CELLS = 2048  # in cost, and again in quantile
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -80,7 +67,7 @@ class CostNodes:
     regular: bool
 
     @classmethod
-    def discrete(cls, support: ArrayLike, probabilities: ArrayLike) -> CostNodes:
+    def discrete(cls, support: ArrayLike, probabilities: ArrayLike) -> "CostNodes":
         """The support itself."""
         cost = checked_support(support)
         mass = checked_masses(probabilities, cost.size)
@@ -91,7 +78,7 @@ class CostNodes:
         return cls(cost, mass, spend, virtual, linear=False, regular=regular)
 
     @classmethod
-    def of(cls, distribution: Discrete | CostDistribution) -> CostNodes:
+    def of(cls, distribution: Discrete | CostDistribution) -> "CostNodes":
         """The nodes of any distribution."""
         if isinstance(distribution, Discrete):
             return cls.discrete(distribution.support, distribution.probabilities)

@@ -23,8 +23,6 @@ What would break it: clients must arrive in an order that does not depend on the
 once. As N grows the objective approaches the prior-based optimum only if the explored fraction ρ goes to 0 with N.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,8 +50,6 @@ from flmarket.sampling.mechanisms import (
     solve,
 )
 from flmarket.sampling.schedules import StepSchedule
-
-__all__ = ["SCHEMES", "PriorIndependent", "SampledClients", "known_scheme", "terms"]
 
 Phase = Literal["estimating", "updating", "uniform", "finished"]
 
@@ -114,7 +110,13 @@ class PriorIndependent:
         if worst_case not in ("cheapest", "printed"):
             raise InvalidInput("worst_case", worst_case, "'cheapest' or 'printed'")
         self._worst_case = worst_case
-        self._grid = _checked_grid(grid, self.c_max, resolution)
+        if grid is None:
+            steps = int(checked_number("resolution", resolution, 2, 1e6))
+            self._grid: FloatArray = self.c_max * np.arange(1, steps + 1) / steps
+        else:
+            self._grid = checked_support(grid)
+            if self._grid[-1] != self.c_max:
+                raise InvalidInput("grid", float(self._grid[-1]), f"costs that end at c_max, {self.c_max:g}")
         self._counts = np.zeros(self._grid.size)
         self._counts[-1] = checked_number("pseudo_count", pseudo_count, 0.0, 1e9)
         self._listed = np.flatnonzero(self._counts)
@@ -149,7 +151,10 @@ class PriorIndependent:
         c = float(checked_reports(cost, self.c_max))
         at = int(np.searchsorted(schedule.cost, c))
         q, r = float(schedule.participation[at]), float(schedule.payment[at])
-        self._count(c)
+        bin_ = int(np.searchsorted(self._grid, c))
+        if self._counts[bin_] == 0:
+            self._listed = np.insert(self._listed, np.searchsorted(self._listed, bin_), bin_)
+        self._counts[bin_] += 1.0
         self._served += 1
         self._remaining -= q * r
         self._prepare()
@@ -162,12 +167,6 @@ class PriorIndependent:
             raise InvalidInput("costs", reports.shape, f"a vector of at most {self.n - self._served} costs")
         terms = np.array([self.report(cost) for cost in reports.tolist()]).reshape(-1, 2)
         return SampledClients(terms[:, 0], terms[:, 1])
-
-    def _count(self, cost: float) -> None:
-        bin_ = int(np.searchsorted(self._grid, cost))
-        if self._counts[bin_] == 0:
-            self._listed = np.insert(self._listed, np.searchsorted(self._listed, bin_), bin_)
-        self._counts[bin_] += 1.0
 
     def _prepare(self) -> None:
         left = self.n - self._served
@@ -198,16 +197,6 @@ class PriorIndependent:
         if self._worst_case == "printed":
             worst = float(schedule.participation[-1] * schedule.payment[-1])
         return schedule if worst <= self._remaining else None
-
-
-def _checked_grid(grid: ArrayLike | None, c_max: float, resolution: int) -> FloatArray:
-    if grid is None:
-        steps = int(checked_number("resolution", resolution, 2, 1e6))
-        return c_max * np.arange(1, steps + 1) / steps
-    points = checked_support(grid)
-    if points[-1] != c_max:
-        raise InvalidInput("grid", float(points[-1]), f"costs that end at c_max, {c_max:g}")
-    return points
 
 
 PriorBased = OptimalSampling | UniformSampling | CompleteInformation

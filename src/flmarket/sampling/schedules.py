@@ -9,8 +9,6 @@ What would break it: a cost above the highest node, which is refused; and client
 terms that depend on each other's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,8 +18,6 @@ from numpy.typing import ArrayLike
 
 from flmarket.bids import FloatArray
 from flmarket.sampling.distributions import checked_reports
-
-__all__ = ["LinearSchedule", "Posted", "Schedule", "StepSchedule", "misreport_gains", "utility"]
 
 
 class Posted(Protocol):
@@ -60,12 +56,12 @@ class StepSchedule(Schedule):
     payment: FloatArray
 
     @classmethod
-    def truthful(cls, cost: FloatArray, participation: FloatArray) -> StepSchedule:
+    def truthful(cls, cost: FloatArray, participation: FloatArray) -> "StepSchedule":
         """With the payments of Theorem 1 (for discrete costs, equation 16)."""
         return cls(cost, participation, _with_rent(cost, participation, (cost[1:] - cost[:-1]) * participation[1:]))
 
     @classmethod
-    def constant(cls, maximum: float, participation: float) -> StepSchedule:
+    def constant(cls, maximum: float, participation: float) -> "StepSchedule":
         """The same q for everybody, paid the highest cost."""
         return cls(np.array([maximum]), np.array([participation]), np.array([maximum]))
 
@@ -89,7 +85,7 @@ class LinearSchedule(Schedule):
     payment: FloatArray
 
     @classmethod
-    def truthful(cls, cost: FloatArray, participation: FloatArray) -> LinearSchedule:
+    def truthful(cls, cost: FloatArray, participation: FloatArray) -> "LinearSchedule":
         """With the payments of Theorem 1."""
         trapezia = np.diff(cost) * (participation[1:] + participation[:-1]) / 2
         return cls(cost, participation, _with_rent(cost, participation, trapezia))

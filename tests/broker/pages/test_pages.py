@@ -10,11 +10,7 @@ import pytest
 from flmarket.broker.app import create_app
 from flmarket.broker.office import audits, offers, parties, statements, tasks
 
-HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "x-frame-options": "DENY",
-}
+HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "x-frame-options": "DENY"}
 PAGES = {
     "buyer": ("/tasks", "/tasks/new", "/tasks/new/explore"),
     "owner": ("/owner", "/owner/bid", "/owner/bid/help", "/owner/statement.csv"),

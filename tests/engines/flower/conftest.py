@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import FileStore, InProcessGrid, MarketStrategy, client_app
-from flmarket.engines.flower.play import Dealer, store_spec
+from flmarket.engines.flower import FileStore, InProcessGrid, KindStrategy, client_app
+from flmarket.engines.flower.play import Dealer, FailingGuard, store_spec
 from flmarket.ledger import MemoryLedger
 from flmarket.market.record import close_records
 
@@ -55,14 +55,14 @@ class Stage:
     def __init__(self, spec, folder: Path, **options):
         self.spec, self.folder, self.options = spec, folder, {"bid_seconds": 5.0, "train_seconds": 5.0} | options
         self.dealer = Dealer(store_spec(spec, folder), folder / "owners")
-        self.grid = MisbehavingGrid(client_app(self.dealer, faults=True), spec.partition.owners)
+        self.grid = MisbehavingGrid(client_app(self.dealer, guard=FailingGuard), spec.partition.owners)
         self.ledger = MemoryLedger()
         self.strategy = None
 
     def play(self, **changes):
         store = changes.pop("store", None) or FileStore(self.folder / "server")
         ledger = changes.pop("ledger", self.ledger)
-        self.strategy = MarketStrategy(self.spec.kind(), ledger, store, **(self.options | changes))
+        self.strategy = KindStrategy(self.spec.kind(), ledger, store, **(self.options | changes))
         self.strategy.start(self.grid)
         return self.strategy
 

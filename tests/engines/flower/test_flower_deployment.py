@@ -16,6 +16,7 @@ from flmarket.engines.flower.certificates import node_keys
 from flmarket.engines.flower.deployment import Deployment
 from flmarket.engines.flower.processes import free_ports, processes_marked
 from flmarket.ledger import AwardState, EntryKind, SqlLedger
+from flmarket.market.masking import Summing
 
 pytestmark = [
     pytest.mark.slow,
@@ -167,3 +168,60 @@ def test_server_and_owner_are_killed_in_mid_round_and_a_stranger_is_kept_out(tmp
     assert sorted(payments) == sorted(set(posted))
     assert set(posted) <= released
     assert posted
+
+
+SECURE = """
+seed = 4
+trust = "secure-aggregation"
+[task]
+name = "sums"
+rounds = 1
+bidders_per_round = 5
+budget_factor = 3.0
+[data]
+name = "breast-cancer"
+owners = 5
+partition = "equal"
+[owners]
+privacy_cap = 30.0
+privacy_cap_delta = 1e-5
+[mechanism]
+auction = "all-in"
+clip = 0.5
+"""
+
+
+def test_a_masked_sum_outlives_an_owner_and_the_server(tmp_path):
+    """Five owners of whom four must stay: one is killed before her input, then the server before the sum is opened."""
+    with Deployment(tmp_path / "d", SECURE) as deployment:
+        deployment.prepare()
+        begun = time.monotonic()
+        deployment.start()
+        deployment.bid_seconds = deployment.train_seconds = 30 + 4 * (time.monotonic() - begun)  # by how busy it is
+        deployment.run()
+        state = deployment.state / "server" / "exchange-000000.bin"
+
+        def stage():
+            return Summing.restore(state.read_bytes()).stage if state.exists() else ""
+
+        await_true(lambda: stage() == "input")
+        killed = deployment.processes.pop("supernode-0")
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait(timeout=PATIENCE)
+        await_true(lambda: stage() == "agree")
+        for pid in processes_marked(deployment.mark, "flwr-serverapp"):
+            os.kill(pid, signal.SIGKILL)
+        await_true(lambda: not processes_marked(deployment.mark, "flwr-serverapp"))
+        assert stage() in ("agree", "unmask")
+        with SqlLedger(deployment.ledger_url) as ledger:
+            ledger.verify()
+        deployment.run()
+        assert deployment.wait(PATIENCE)["rounds"] == 1
+    assert processes_marked(deployment.mark) == []
+    record = FileStore(deployment.state / "server").record(0)
+    assert record.state == (AwardState.EXPIRED, *[AwardState.POSTED] * 4), "paid is who is in the sum"
+    with SqlLedger(deployment.ledger_url) as ledger:
+        ledger.verify()
+        assert sum(ledger.balances().values()) == 0
+        assert ledger.balance("escrow") == 0
+        assert {release.award_id for release in ledger.releases()} == {f"sums/0/{owner}" for owner in range(1, 5)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message
 
-from flmarket.engines.flower import FileStore, MarketStrategy
+from flmarket.engines.flower import FileStore, KindStrategy
 from flmarket.engines.flower.exchange import Roster
 from flmarket.engines.flower.messages import BID, TRAIN, Delivery, Refusal, pack, reply, unpack, unpack_vector
 from flmarket.errors import SettlementError
@@ -306,7 +306,7 @@ def test_start_is_what_plays_and_flowers_own_loop_asks_nobody(market, stage):
 
     spec = market().simulation()
     ready = stage(spec)
-    strategy = MarketStrategy(spec.kind(), MemoryLedger(), FileStore(ready.folder / "idle"), bid_seconds=5.0)
+    strategy = KindStrategy(spec.kind(), MemoryLedger(), FileStore(ready.folder / "idle"), bid_seconds=5.0)
     before = strategy.kind.parameters
     Strategy.start(strategy, ready.grid, strategy._arrays(), num_rounds=3)
     assert ready.grid.seen == []

@@ -3,6 +3,7 @@
 import json
 import re
 import stat
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from flmarket.cli.app import app as command
+from flmarket.cli.flower import _ACCOUNT, _market_text
+from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower import FileStore, OwnerFile, client_app
 from flmarket.engines.flower.certificates import node_keys, server_files
-from flmarket.engines.flower.files import read_records
+from flmarket.engines.flower.files import read_records, write_identity, write_peers
 from flmarket.engines.flower.messages import Delivery, Refusal, pack, unpack
 from flmarket.engines.flower.node import owner_of_node
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.ledger import DurableAccount
 from flmarket.market import Bid, Checkpoint, Order, RoundPlan, RoundRecord
+from flmarket.market.masking.guarding import public_identity
 from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
 
 ROOT = Path(__file__).parents[3]
@@ -162,6 +166,39 @@ def test_the_servers_certificate_is_signed_by_the_authority(tmp_path):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
+def test_a_deployment_in_sums_needs_one_word_more(tmp_path):
+    alone = MarketConfig.parse(tomllib.loads(_market_text(None, None, None, None, "secure-aggregation")))
+    assert (alone.trust, alone.data.owners) == ("secure-aggregation", 5)
+    assert alone.spec().owner(0).cap == ApproxDp(10.0, 1e-5)
+    file = tmp_path / "market.toml"
+    file.write_text(_market_text(None, None, None, None, None).replace(*_ACCOUNT))
+    assert MarketConfig.load(file).trust == "local"
+    changed = MarketConfig.parse(tomllib.loads(_market_text(file, None, None, None, "secure-aggregation")))
+    assert changed.trust == "secure-aggregation"
+    with pytest.raises(ConfigError, match="--trust"):
+        command(["deploy", "local", "--trust", "nobody", "--out", str(tmp_path / "d")], standalone_mode=False)
+
+
+def test_keys_for_masked_sums_are_kept_and_read_back(owner_file):
+    folder = owner_file.parent
+    public = write_identity(folder)
+    assert write_identity(folder) == public, "made once"
+    assert stat.S_IMODE((folder / "identity.key").stat().st_mode) == 0o600
+    write_peers(folder / "peers.toml", {0: public, 12: b"p" * 32})
+    said = ['trust = ["secure-aggregation"]', 'identity = "identity.key"', 'peers = "peers.toml"', "least_honest = 3"]
+    owner_file.write_text("\n".join(said) + owner_file.read_text())
+    owner = OwnerFile.load(owner_file).owner_at(folder)
+    assert public_identity(owner) == public
+    assert (dict(owner.peers), owner.least_honest) == ({0: public, 12: b"p" * 32}, 3)
+    odd = [("identity.key", "none"), ("identity.key", "00"), ("peers.toml", "1 = 5"), ("peers.toml", "1 = ''")]
+    for name, text in odd:
+        before = (folder / name).read_text()
+        (folder / name).write_text(text)
+        with pytest.raises(ConfigError, match=name.partition(".")[0]):
+            OwnerFile.load(owner_file).owner_at(folder)
+        (folder / name).write_text(before)
+
+
 class TestStore:
     def test_a_delivery_that_was_cut_off_does_not_count(self, tmp_path):
         store = FileStore(tmp_path)
@@ -194,10 +231,13 @@ class TestStore:
         for index in (0, 1):
             store.save_plan(RoundPlan(index), {"costs": [1.0]})
             store.save_deliveries(index, {1: np.zeros(2)})
+            store.save_exchange(index, b"before")
+            store.save_exchange(index, b"after")
         (tmp_path / "plan-000001.json.part").write_text("half")
         store.save_round(record, Checkpoint(1, np.arange(2.0), [np.ones(2)], {"done": False}, b"theirs"))
         assert store.plan(0) is None
         assert store.deliveries(0) == {}
+        assert (store.exchange(0), store.exchange(1)) == (b"", b"after")
         assert store.plan(1) == RoundPlan(1)
         assert set(store.deliveries(1)) == {1}
         assert store.terms() == {"costs": [1.0]}

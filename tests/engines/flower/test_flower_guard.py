@@ -175,7 +175,7 @@ def test_a_bid_is_repeated_and_not_raised(desk):
     others = {
         "clip": 3.0, "perturbation": "sphere", "rounds": 50, "features": 5, "classes": 3, "learning_rate": 9.0,
         "buyer": "another", "market": "reward", "parameters": 5, "settings": '{"delta": 0.1}',
-        "model": softmax(steps=50, learning_rate=9.0),
+        "model": softmax(steps=50, learning_rate=9.0), "trust": "secure-aggregation",
     }  # fmt: skip
     assert others.keys() == {field.name for field in fields(Announcement)} - {"task", "round_index"}
     for name, value in others.items():

@@ -8,7 +8,7 @@ import pytest
 from flmarket import auctions
 from flmarket.aggregation import robust
 from flmarket.engines import JdpTraining
-from flmarket.engines.flower import FileStore, MarketStrategy, simulate
+from flmarket.engines.flower import FileStore, KindStrategy, simulate
 from flmarket.engines.flower.messages import Delivery, unpack, unpack_vector
 from flmarket.learning import LocalTraining, Purpose, SoftmaxRegression, adversaries, load, partition, stream
 from flmarket.ledger import AwardState, DurableAccount, MemoryLedger
@@ -123,6 +123,6 @@ def test_costs_decide_who_is_chosen(stage):
     spec = training()
     ready = stage(spec)
     kind = dataclasses.replace(spec, costs=np.full(6, 399.0)).kind()
-    MarketStrategy(kind, ready.ledger, FileStore(ready.folder / "server")).start(ready.grid)
+    KindStrategy(kind, ready.ledger, FileStore(ready.folder / "server")).start(ready.grid)
     assert kind.terms["costs"] == np.asarray(spec.costs).tolist()
     assert {award.owner for award in ready.ledger.awards()} == {f"owner-{i}" for i in spec.select().clients}

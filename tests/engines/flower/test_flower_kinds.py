@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tomli_w import dumps as toml_text
 
-from flmarket.engines.flower import Deployment, FileStore, InProcessGrid, MarketStrategy, OwnerFile, client_app
+from flmarket.engines.flower import Deployment, FileStore, InProcessGrid, KindStrategy, OwnerFile, client_app
 from flmarket.engines.flower.dealing import write_owner
 from flmarket.engines.flower.files import ModelSection
 from flmarket.engines.flower.node import owner_of_node
@@ -78,7 +78,7 @@ def play(deployment):
     grid = InProcessGrid(client_app(owner_of_node), deployment.nodes, lambda i: {"owner-file": str(files[i])})
     kind = deployment.spec.kind()
     with SqlLedger(deployment.ledger_url) as ledger:
-        strategy = MarketStrategy(kind, ledger, FileStore(deployment.state / "server"), bid_seconds=5.0)
+        strategy = KindStrategy(kind, ledger, FileStore(deployment.state / "server"), bid_seconds=5.0)
         strategy.start(grid)
     return strategy
 

@@ -9,7 +9,7 @@ from flmarket import auctions
 from flmarket.auctions.learned import DEFAULTS
 from flmarket.engines import SampledTraining
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower import FileStore, MarketStrategy, client_app, simulate
+from flmarket.engines.flower import FileStore, KindStrategy, client_app, simulate
 from flmarket.errors import MechanismViolation
 from flmarket.learning import load, partition, to_named
 from flmarket.ledger import AwardState, MemoryLedger
@@ -126,7 +126,7 @@ def test_sampling_terms_follow_the_reported_costs(sampled, stage):
     ready.grid.behaviour[3] = lambda message, honest: []
     ready.options["bid_seconds"] = 0.2
     kind = replace(sampled, participation=np.full(5, 0.5), payment=np.full(5, 9.0), offer=offer).kind()
-    strategy = MarketStrategy(kind, ready.ledger, FileStore(ready.folder / "server"), **ready.options)
+    strategy = KindStrategy(kind, ready.ledger, FileStore(ready.folder / "server"), **ready.options)
     strategy.start(ready.grid)
     q, r = offer(sampled.costs)
     here = np.arange(5) != 3

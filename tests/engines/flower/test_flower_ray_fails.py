@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from flmarket.engines.flower import FileStore, MarketStrategy, client_app
+from flmarket.engines.flower import FileStore, KindStrategy, client_app
 from flmarket.engines.flower.play import Dealer, store_spec
 from flmarket.engines.flower.ray_runtime import RayFailed, play_on_ray
 from flmarket.ledger import AwardState, MemoryLedger
@@ -66,7 +66,7 @@ def run(market, tmp_path, monkeypatch):
         planted = type("Planted", (backend,), {"released": threading.Event(), **changes})
         monkeypatch.setattr(raybackend, "RayBackend", planted)
         store, deadlines = FileStore(tmp_path / "server"), {"bid_seconds": seconds, "train_seconds": seconds}
-        played = MarketStrategy(spec.kind(), ledger, store, nodes=5, **deadlines)
+        played = KindStrategy(spec.kind(), ledger, store, nodes=5, **deadlines)
         app = client_app(Dealer(store_spec(spec, tmp_path), tmp_path / "owners"))
         try:
             play_on_ray(played, app, 5, patience=1.0 if seconds < 10 else 60.0)

@@ -32,8 +32,6 @@ from flmarket.bids import (
 )
 from flmarket.errors import InvalidInput
 
-__all__ = ["LearnedAuction", "clear_market", "demand_steps", "inputs_of", "sub_bids"]
-
 _LEAST = np.finfo(np.float64).tiny
 
 

@@ -24,8 +24,6 @@ import numpy as np
 
 from flmarket.errors import ConfigError, InvalidInput
 
-__all__ = ["KNOTS", "Inputs", "Offer", "Parameters", "Settings", "curve_position", "first_parameters", "forward"]
-
 # Where the price curve may bend; it is linear in between and flat beyond. ε has a natural unit in the error bound.
 KNOTS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
 

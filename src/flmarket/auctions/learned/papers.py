@@ -30,8 +30,6 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket.bids import APPROXIMATE, EXACT, BidProfile, FloatArray, Guarantees, Outcome, checked_budget
 from flmarket.errors import ConfigError, InvalidInput
 
-__all__ = ["SHAPES", "PaperAuction", "PaperSettings", "first_parameters", "inputs_of", "outputs"]
-
 FAMILY = "paper"  # marks the settings in a weight file
 
 _CHUNK_ENTRIES = 200_000

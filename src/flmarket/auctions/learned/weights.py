@@ -20,8 +20,6 @@ from flmarket.auctions.learned.papers import FAMILY, PaperAuction, PaperSettings
 from flmarket.auctions.learned.papers import first_parameters as paper_parameters
 from flmarket.errors import ConfigError, MissingDependency, UnknownName
 
-__all__ = ["load", "save", "weight_names"]
-
 _SHIPPED = files("flmarket.auctions.learned") / "weights"
 _SUFFIX = ".safetensors"
 

@@ -27,8 +27,6 @@ from flmarket.auctions.posted.menu import CATALOGUE, Menu, Pricing, Situation, l
 from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, Outcome, Valuations, checked_budget
 from flmarket.errors import InvalidInput
 
-__all__ = ["PostedAuction", "PostedPrivateSizes", "Queue", "posted", "posted_private"]
-
 DEFAULT_MENU = "general"
 
 # Up to so many owners are served one by one; beyond, in so many blocks.

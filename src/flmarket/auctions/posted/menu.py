@@ -27,8 +27,6 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.errors import ConfigError, UnknownName
 
-__all__ = ["CATALOGUE", "FEATURES", "LINEAR", "Menu", "Pricing", "Situation", "load_menu", "menu_names"]
-
 Number = float | FloatArray
 
 FEATURES = (

@@ -23,9 +23,6 @@ from flmarket.auctions.posted.menu import LINEAR, Menu
 from flmarket.bids import BidProfile, FloatArray
 from flmarket.errors import InvalidInput
 
-__all__ = ["Progress", "Trainer", "evolve"]
-
-
 # A round in which nobody sells has no finite bound; it counts as a very bad one, so that the search avoids it.
 NOBODY = 100.0
 # Training looks at every fourth ε of the catalogue: four times faster, and the ranking of menus hardly notices.

@@ -1,7 +1,5 @@
 """Alembic's entry: migrates the broker's tables on the connection it is given."""
 
-from __future__ import annotations
-
 from alembic import context
 
 from flmarket.broker.tables import Base

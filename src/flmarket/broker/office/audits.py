@@ -1,7 +1,5 @@
 """The auditor as a service: ask for a run, read the verdict. The worker plays one run at a time."""
 
-from __future__ import annotations
-
 from sqlalchemy import func, select
 
 from flmarket.broker.core import Broker, Party
@@ -12,31 +10,22 @@ from flmarket.broker.stamps import derived_id, new_id, now
 from flmarket.broker.tables import AuditJob, as_wire
 from flmarket.client import wire
 
-__all__ = ["get_audit", "list_audits", "start_audit"]
-
 
 def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str | None = None) -> wire.Audit:
     """Queue a run; the same `key` queues it once."""
     audit_id = new_id("a") if key is None else derived_id("a", party.id, key)
+    asked = request.model_dump(mode="json")
     with broker.database.write() as session:
         known = session.get(AuditJob, audit_id)
         if known is not None:
-            if known.request != request.model_dump(mode="json"):
+            if known.request != asked:
                 raise KeyReused("this idempotency key belongs to another audit")
             return _view(known, whole=True)
         waiting = select(func.count()).where(AuditJob.party_id == party.id, AuditJob.state.in_(("queued", "running")))
         if (session.scalar(waiting) or 0) >= broker.settings.max_active_audits:
             raise TooMany(f"at most {broker.settings.max_active_audits} audits of a party wait at a time", 10.0)
-        job = AuditJob(
-            id=audit_id,
-            party_id=party.id,
-            state="queued",
-            request=request.model_dump(mode="json"),
-            progress=0.0,
-            note="waiting",
-            report=None,
-            created_at=now(),
-        )
+        job = AuditJob(id=audit_id, party_id=party.id, state="queued", request=asked, note="waiting", report=None)
+        job.created_at = now()
         session.add(job)
         note(session, party, "audit.start", audit_id, detail=request.auction)
     broker.wake.set()
@@ -62,6 +51,5 @@ def get_audit(broker: Broker, party: Party, audit_id: str) -> wire.Audit:
 def _view(job: AuditJob, *, whole: bool) -> wire.Audit:
     report = job.report if whole else None
     claims = tuple(wire.Claim(**claim) for claim in (report or {}).get("claims", ()))
-    request = AuditRequest.model_validate(job.request)
-    asked = {"auction": request.auction, "population": request.population, "profiles": request.profiles}
-    return as_wire(wire.Audit, job, **asked, seed=request.seed, claims=claims, report=report)
+    asked = AuditRequest.model_validate(job.request).model_dump(exclude={"owners"})
+    return as_wire(wire.Audit, job, **asked, claims=claims, report=report)

@@ -5,10 +5,8 @@ and reports the error bound that its aggregation would reach: the mechanism's ow
 if asked for, comes from playing the task's first rounds in memory; it stops when its time is up.
 """
 
-from __future__ import annotations
-
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +25,12 @@ from flmarket.learning import dimension
 from flmarket.ledger import MICROS
 from flmarket.market.owner import LEAST_EPSILON
 
-__all__ = ["bid_help", "explore"]
-
 _TRIAL_ROUNDS, _TRIAL_SECONDS = 25, 6.0
 _MOST_BIDS = 4000
+_ADVICE = {
+    True: "Bidding what your privacy is really worth to you is your best bid here.",
+    False: "This auction does not promise that an honest bid is your best one.",
+}
 
 
 def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Exploration:
@@ -44,7 +44,8 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
     rng = np.random.default_rng(request.task.seed)
     bidders = min(request.task.task.bidders_per_round, simulation.bids.n)
     profiles = max(1, min(request.profiles, _MOST_BIDS // bidders))  # so that no request costs more than a second or so
-    bids = _rounds(simulation, bidders, profiles, rng)
+    drawn = [np.sort(rng.permutation(simulation.bids.n)[:bidders]) for _ in range(profiles)]
+    bids = simulation.bids[np.stack(drawn)]
     until = time.monotonic() + _TRIAL_SECONDS
     points = []
     for budget in sorted(set(request.budgets_micros)):
@@ -52,17 +53,9 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
         if request.accuracy and not point.failed and time.monotonic() < until:
             point = replace(point, accuracy=_trial(simulation, budget))
         points.append(point)
-    return wire.Exploration(
-        simulation.auction.name,
-        simulation.aggregation.name,
-        simulation.perturbation.name,
-        size,
-        bidders,
-        profiles,
-        int(bids.full_cost.sum(axis=-1).mean() * MICROS),
-        simulation.data.baseline_accuracy,
-        tuple(points),
-    )
+    names = simulation.auction.name, simulation.aggregation.name, simulation.perturbation.name
+    full_cost, baseline = int(bids.full_cost.sum(axis=-1).mean() * MICROS), simulation.data.baseline_accuracy
+    return wire.Exploration(*names, size, bidders, profiles, full_cost, baseline, tuple(points))
 
 
 def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> wire.BidAdvice:
@@ -87,7 +80,19 @@ def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> wire.BidA
     paid_most = min(request.rounds, int(left / mean_epsilon * (1 + 1e-9))) if mean_epsilon else 0
     total = min(request.rounds * share, float(paid_most)) * pay
     truthful = str(auction.guarantees.truthful)
-    outlook = _Outlook(request.rounds, paid_most, total, spent, left)
+    if left < LEAST_EPSILON:
+        words = (
+            f"Your cap is reached (ε = {spent:.4g} spent in total): you can sell nothing and are paid nothing, "
+            f"whatever you bid."
+        )
+    elif share == 0:
+        words = "This bid would not have won a single round: it asks for more than what others sell for."
+    else:
+        words = (
+            f"It would win {share:.0%} of rounds, selling ε = {mean_epsilon:.3g} and earning {pay:.4g} each time; "
+            f"by your own valuation that privacy is worth {paid_cost:.4g} to you. Of {request.rounds} round(s), your "
+            f"cap lets you be paid for {paid_most} at most: about {total:.4g} in all. {_ADVICE[truthful == 'exact']}"
+        )
     return wire.BidAdvice(
         auction.name,
         request.population,
@@ -104,14 +109,8 @@ def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> wire.BidA
         spent,
         left,
         epsilon_words(min(spent + request.rounds * limit, spent + left)),
-        _bid_words(share, mean_epsilon, pay, paid_cost, truthful, outlook),
+        words,
     )
-
-
-def _rounds(simulation: Simulation, bidders: int, profiles: int, rng: np.random.Generator) -> BidProfile:
-    """Bids of randomly drawn rounds, shape (profiles, bidders)."""
-    chosen = np.stack([np.sort(rng.permutation(simulation.bids.n)[:bidders]) for _ in range(profiles)])
-    return simulation.bids[chosen]
 
 
 def _point(simulation: Simulation, bids: BidProfile, budget: int, dimension: int) -> wire.BudgetPoint:
@@ -157,34 +156,3 @@ def _beside(mine: BidProfile, others: BidProfile) -> BidProfile:
 
 def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if values.size else 0.0
-
-
-@dataclass(frozen=True)
-class _Outlook:
-    """Several rounds of a bid under a cap."""
-
-    rounds: int
-    paid_most: int
-    total: float
-    spent: float
-    left: float
-
-
-def _bid_words(share: float, epsilon: float, pay: float, cost: float, truthful: str, outlook: _Outlook) -> str:
-    if outlook.left < LEAST_EPSILON:
-        return (
-            f"Your cap is reached (ε = {outlook.spent:.4g} spent in total): you can sell nothing and are paid nothing, "
-            f"whatever you bid."
-        )
-    if share == 0:
-        return "This bid would not have won a single round: it asks for more than what others sell for."
-    advice = (
-        "Bidding what your privacy is really worth to you is your best bid here."
-        if truthful == "exact"
-        else "This auction does not promise that an honest bid is your best one."
-    )
-    return (
-        f"It would win {share:.0%} of rounds, selling ε = {epsilon:.3g} and earning {pay:.4g} each time; "
-        f"by your own valuation that privacy is worth {cost:.4g} to you. Of {outlook.rounds} round(s), your cap lets "
-        f"you be paid for {outlook.paid_most} at most: about {outlook.total:.4g} in all. {advice}"
-    )

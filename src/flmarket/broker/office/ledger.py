@@ -5,10 +5,7 @@ sees owners by their names in the task (`pseudonyms`), and can search for nothin
 log and is for everybody: whoever keeps one can tell later whether the past was changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import asdict
 
 from sqlalchemy import select
 
@@ -21,8 +18,6 @@ from flmarket.broker.tables import TaskRow
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.ledger import Entry
-
-__all__ = ["entries", "head", "verify"]
 
 _READ = 20_000
 
@@ -38,7 +33,7 @@ def verify(broker: Broker, party: Party) -> wire.LedgerCheck:
     require(party, "operator")
     try:
         found = broker.books.ledger.verify()
-        wrong = tuple(wire.Finding(**asdict(one)) for one in reconcile(broker.database.engine))
+        wrong = reconcile(broker.database.engine)
         said = "every entry, balance and award follows from the log, and so does every bill and statement"
         if wrong:
             said = f"the log is sound, but {len(wrong)} bills or statements do not follow from it: {wrong[0].message}"
@@ -65,7 +60,8 @@ def entries(
     while end > start and len(found) < limit:
         first = max(start, end - 1000)
         for entry in reversed(list(broker.books.ledger.entries(first, end))):
-            if len(found) < limit and (view := seen(entry)) is not None and _matches(view, search):
+            view = seen(entry) if len(found) < limit else None
+            if view is not None and any((search or "") in text for text in (view.ref, view.kind, *_names(view))):
                 found.append(view)
         end = first
     reached = found[-1].seq if len(found) >= limit else start
@@ -93,20 +89,7 @@ def _names(entry: wire.LedgerEntry) -> tuple[str, ...]:
     return tuple(name for name in (entry.debit, entry.credit, entry.owner) if name)
 
 
-def _matches(entry: wire.LedgerEntry, search: str | None) -> bool:
-    return search is None or any(search in text for text in (entry.ref, entry.kind, *_names(entry)))
-
-
 def _view(entry: Entry) -> wire.LedgerEntry:
-    line = entry.line
-    return wire.LedgerEntry(
-        entry.seq,
-        iso(entry.time_us // 1000) or "",
-        str(line.kind),
-        line.ref,
-        line.debit,
-        line.credit,
-        line.amount_micros,
-        line.owner,
-        entry.hash,
-    )
+    at, line = iso(entry.time_us // 1000) or "", entry.line
+    moved = (line.ref, line.debit, line.credit, line.amount_micros, line.owner)
+    return wire.LedgerEntry(entry.seq, at, str(line.kind), *moved, entry.hash)

@@ -1,7 +1,5 @@
 """The market at a glance, for everybody; and the names that a task may use."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from sqlalchemy import func, select
@@ -13,8 +11,6 @@ from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, 
 from flmarket.client import wire
 from flmarket.ledger import AwardState
 from flmarket.market import kinds
-
-__all__ = ["catalogue", "kind_of", "overview", "registered_places"]
 
 
 def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> wire.Market:
@@ -34,16 +30,9 @@ def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> wire.Ma
         )
         _, from_owners = session.execute(at_home).one()
         owners = session.scalar(select(func.count()).where(PartyRow.role == "owner", PartyRow.active)) or 0
-    return wire.Market(
-        tuple(_task(row, party) for row in rows),
-        sum(by_state.get(state, 0) for state in PLAYABLE),
-        by_state.get("finished", 0),
-        settled,
-        int(paid),
-        deliveries,
-        deliveries - from_owners,
-        owners,
-    )
+    running, finished = sum(by_state.get(state, 0) for state in PLAYABLE), by_state.get("finished", 0)
+    bought = (int(paid), deliveries, deliveries - from_owners)
+    return wire.Market(tuple(_task(row, party) for row in rows), running, finished, settled, *bought, owners)
 
 
 def kind_of(broker: Broker, task_id: str) -> str | None:

@@ -5,7 +5,7 @@ every round until she replaces or withdraws it. She never bids more privacy than
 are not here: owners' own nodes bid in them.
 """
 
-from __future__ import annotations
+from contextlib import suppress
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
@@ -21,8 +21,6 @@ from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, Bid, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
-
-__all__ = ["as_profile", "get_offer", "list_offers", "my_bid", "place_bid", "withdraw_bid"]
 
 
 def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> wire.OfferPage:
@@ -50,12 +48,9 @@ def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -
     """Bid, or replace one's bid; the first one takes a place in the task."""
     require(party, "owner")
     as_profile(request.valuation, request.privacy_budget, 1)  # a table that is no valuation is refused here
-    for _ in range(3):
-        try:
-            with broker.database.write() as session:
-                return _place(session, party, task_id, request)
-        except IntegrityError:
-            continue  # somebody took the place in between (PostgreSQL): look for another
+    for _ in range(3):  # again if somebody took the place in between (PostgreSQL)
+        with suppress(IntegrityError), broker.database.write() as session:
+            return _place(session, party, task_id, request)
     raise Conflict("the task is busy, try again")
 
 
@@ -67,30 +62,29 @@ def withdraw_bid(broker: Broker, party: Party, task_id: str) -> wire.Bid:
         if bid.active:
             bid.active = False
             note(session, party, "bid.withdraw", task_id)
-    return view_bid(bid)
+    return _view_bid(bid)
 
 
 def my_bid(broker: Broker, party: Party, task_id: str) -> wire.Bid:
     """One's own standing bid."""
     require(party, "owner")
     with broker.database.read() as session:
-        return view_bid(_bid(session, party, task_id))
+        return _view_bid(_bid(session, party, task_id))
 
 
 def as_profile(valuation: Valuation, privacy_budget: float, data_size: int) -> BidProfile:
     """One owner's bid as mechanisms read it."""
-    if valuation.kind == "tabulated":
-        assert valuation.grid is not None
-        assert valuation.values is not None
-        made = Valuations.tabulated([valuation.grid], [valuation.values])
-    else:
-        assert valuation.rate is not None
-        made = Valuations([int(Kind[valuation.kind.upper()])], [valuation.rate])
-    return BidProfile(made, [privacy_budget], [float(data_size)])
+    return BidProfile(valuations_of(valuation), [privacy_budget], [float(data_size)])
 
 
-def view_bid(bid: Bid) -> wire.Bid:
-    """The row as a view."""
+def valuations_of(bid: Valuation | Bid) -> Valuations:
+    """What a bid says a loss is worth, as mechanisms read it."""
+    if bid.kind == "tabulated":
+        return Valuations.tabulated([bid.grid or []], [bid.values or []])
+    return Valuations([int(Kind[bid.kind.upper()])], [bid.rate or 0.0])
+
+
+def _view_bid(bid: Bid) -> wire.Bid:
     tables = {"grid": bid.grid, "values": bid.values}
     return as_wire(wire.Bid, bid, **{name: None if one is None else tuple(one) for name, one in tables.items()})
 
@@ -101,7 +95,7 @@ def _place(session: Session, party: Party, task_id: str, request: BidRequest) ->
         raise Conflict(f"bids for task {task_id} come from owners' own nodes: what owner.toml says is bid")
     if task.state not in PLAYABLE:
         raise Conflict(f"task {task_id} is {task.state}: it takes no more bids")
-    slot = session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id == party.id)).first()
+    slot = _slot(session, party, task_id)
     if slot is None:
         free = select(Slot).where(Slot.task_id == task_id, Slot.party_id.is_(None)).order_by(Slot.slot).limit(1)
         slot = session.scalars(free.with_for_update(skip_locked=True)).first()
@@ -111,30 +105,24 @@ def _place(session: Session, party: Party, task_id: str, request: BidRequest) ->
     size = slot.records if request.data_size is None else request.data_size
     if size > slot.records:
         raise InvalidInput("data_size", size, f"at most the {slot.records} records of your place in this task")
-    bid = session.get(Bid, (task_id, party.id))
-    if bid is None:
-        bid = Bid(task_id=task_id, party_id=party.id, slot=slot.slot)
-        session.add(bid)
-    valuation = request.valuation
-    bid.kind, bid.rate = valuation.kind, valuation.rate
-    bid.grid, bid.values = valuation.grid, valuation.values
-    bid.privacy_budget, bid.data_size = request.privacy_budget, size
-    bid.placed_at, bid.active = now(), True
+    offered = {"privacy_budget": request.privacy_budget, "data_size": size, "placed_at": now(), "active": True}
+    made = Bid(task_id=task_id, party_id=party.id, slot=slot.slot, **dict(request.valuation), **offered)
+    bid = session.merge(made)  # in place of the one that stands
     session.flush()
     note(session, party, "bid.place", task_id)
-    return view_bid(bid)
+    return _view_bid(bid)
 
 
 def _offer(session: Session, party: Party, task_id: str) -> TaskRow:
     row = session.get(TaskRow, task_id)
-    if row is None:
+    listed = row is not None and row.state in PLAYABLE and _takes_bids(row)
+    if row is None or not (listed or party.role == "operator" or _slot(session, party, task_id)):
         raise NotFound("offer", task_id)
-    listed = row.state in PLAYABLE and _takes_bids(row)
-    if not listed and party.role != "operator":
-        mine = select(Slot.slot).where(Slot.task_id == task_id, Slot.party_id == party.id)
-        if session.scalar(mine) is None:
-            raise NotFound("offer", task_id)
     return row
+
+
+def _slot(session: Session, party: Party, task_id: str) -> Slot | None:
+    return session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id == party.id)).first()
 
 
 def _takes_bids(row: TaskRow) -> bool:
@@ -153,7 +141,7 @@ def _bid(session: Session, party: Party, task_id: str) -> Bid:
 def _view(session: Session, row: TaskRow, party: Party) -> wire.Offer:
     order = order_of(row.spec)
     free = select(func.count()).where(Slot.task_id == row.id, Slot.party_id.is_(None))
-    slot = session.scalars(select(Slot).where(Slot.task_id == row.id, Slot.party_id == party.id)).first()
+    slot = _slot(session, party, row.id)
     bid = session.get(Bid, (row.id, party.id))
     return as_wire(
         wire.Offer,
@@ -165,5 +153,5 @@ def _view(session: Session, row: TaskRow, party: Party) -> wire.Offer:
         places_free=session.scalar(free) or 0,
         slot=None if slot is None else slot.slot,
         records=None if slot is None else slot.records,
-        bid=None if bid is None else view_bid(bid),
+        bid=None if bid is None else _view_bid(bid),
     )

@@ -3,8 +3,6 @@
 In the log there is never a secret and never a request's body.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import func, make_url, select
 from sqlalchemy.orm import Session
 
@@ -15,8 +13,7 @@ from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, P
 from flmarket.client import wire
 from flmarket.ledger import ESCROW
 
-__all__ = ["WORKER", "audit_log", "note", "status"]
-
+WORKER = "worker"
 _LONGEST = 500
 
 
@@ -24,16 +21,8 @@ def note(
     session: Session, party: Party | None, action: str, target: str = "", *, outcome: str = "ok", detail: str = ""
 ) -> None:
     """Add a line within the transaction of what it describes."""
-    session.add(
-        AuditLog(
-            at=now(),
-            party_id=None if party is None else party.id,
-            action=action,
-            target=target[:120],
-            outcome=outcome,
-            detail=detail[:_LONGEST],
-        )
-    )
+    who, detail = None if party is None else party.id, detail[:_LONGEST]
+    session.add(AuditLog(at=now(), party_id=who, action=action, target=target[:120], outcome=outcome, detail=detail))
 
 
 def audit_log(
@@ -50,9 +39,6 @@ def audit_log(
         rows = session.scalars(query).all()
     lines = tuple(as_wire(wire.LogLine, row) for row in rows[:limit])
     return wire.LogPage(lines, lines[-1].id if len(rows) > limit else None)
-
-
-WORKER = "worker"
 
 
 def status(broker: Broker, party: Party) -> wire.Operations:

@@ -7,8 +7,6 @@ break it: secrets that are not random. Older versions stored argon2id hashes; th
 replaced when their key is next used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Callable
@@ -17,21 +15,15 @@ from sqlalchemy import Select, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from flmarket.broker.core import Broker, Party, Role, require
+from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL
-from flmarket.broker.stamps import derived_id, iso, new_id, new_secret, now
-from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, SessionRow, TaskRow
+from flmarket.broker.stamps import derived_id, new_id, new_secret, now
+from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
-
-__all__ = [
-    "account", "bind_node", "create_party", "deposit", "format_key", "get_party", "hash_secret", "is_slow",
-    "issue_key", "list_keys", "list_parties", "make_secret", "may_act", "my_view", "party_of_key", "revoke_key",
-    "set_active", "split_key", "unbind_node", "verify_secret", "view_party",
-]  # fmt: skip
 
 
 def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) -> wire.Party:
@@ -44,7 +36,7 @@ def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) 
     with broker.database.write() as session:
         session.add(row)
         note(session, party, "party.create", row.id, detail=role)
-    return view_party(row)
+    return as_wire(wire.Party, row)
 
 
 def get_party(broker: Broker, party_id: str) -> Party:
@@ -59,7 +51,7 @@ def get_party(broker: Broker, party_id: str) -> Party:
 def my_view(broker: Broker, party: Party) -> wire.Party:
     """Oneself."""
     with broker.database.read() as session:
-        return view_party(_party_row(session, party.id))
+        return as_wire(wire.Party, _party_row(session, party.id))
 
 
 def list_parties(broker: Broker, party: Party, *, limit: int = 100, after: str | None = None) -> wire.PartyPage:
@@ -70,7 +62,7 @@ def list_parties(broker: Broker, party: Party, *, limit: int = 100, after: str |
         query = query.where(PartyRow.id > after)
     with broker.database.read() as session:
         rows = session.scalars(query).all()
-    items = tuple(view_party(row) for row in rows[:limit])
+    items = tuple(as_wire(wire.Party, row) for row in rows[:limit])
     return wire.PartyPage(items, items[-1].id if len(rows) > limit else None)
 
 
@@ -83,7 +75,7 @@ def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> 
         row = _party_row(session, party_id)
         row.active = active
         note(session, party, "party.open" if active else "party.close", party_id)
-    return view_party(row)
+    return as_wire(wire.Party, row)
 
 
 def bind_node(broker: Broker, party: Party, party_id: str, *, node_id: str, number: int | None = None) -> wire.Party:
@@ -107,7 +99,7 @@ def bind_node(broker: Broker, party: Party, party_id: str, *, node_id: str, numb
                 note(session, party, "node.bind", party_id, detail=f"node {node_id}, owner {row.owner_number}")
     except IntegrityError:
         raise Conflict("this node or this number is another owner's") from None
-    return view_party(row)
+    return as_wire(wire.Party, row)
 
 
 def unbind_node(broker: Broker, party: Party, party_id: str) -> wire.Party:
@@ -118,14 +110,14 @@ def unbind_node(broker: Broker, party: Party, party_id: str) -> wire.Party:
         if row.node_id is not None:
             note(session, party, "node.unbind", party_id, detail=f"node {row.node_id}")
             row.node_id = None
-    return view_party(row)
+    return as_wire(wire.Party, row)
 
 
 def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str) -> wire.NewKey:
     """A new key, whose secret is returned this once; for oneself, or by the operator for anybody."""
     if party is not None and party.id != party_id:
         require(party, "operator")
-    key_id, secret = new_id("k"), make_secret()
+    key_id, secret = new_id("k"), new_secret()
     hashed = hash_secret(broker.secrets.keys, key_id, secret)
     with broker.database.write() as session:
         if party is not None and not may_act(session, party):
@@ -143,7 +135,7 @@ def list_keys(broker: Broker, party: Party) -> wire.KeyPage:
     """One's own keys, without secrets."""
     with broker.database.read() as session:
         rows = session.scalars(select(ApiKey).where(ApiKey.party_id == party.id).order_by(ApiKey.created_at)).all()
-    return wire.KeyPage(tuple(_key_view(row) for row in rows))
+    return wire.KeyPage(tuple(as_wire(wire.Key, row) for row in rows))
 
 
 def revoke_key(broker: Broker, party: Party, key_id: str) -> wire.Key:
@@ -156,7 +148,7 @@ def revoke_key(broker: Broker, party: Party, key_id: str) -> wire.Key:
             row.revoked_at = now()
             session.execute(delete(SessionRow).where(SessionRow.key_id == key_id))
             note(session, party, "key.revoke", key_id)
-    return _key_view(row)
+    return as_wire(wire.Key, row)
 
 
 def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], None] = lambda: None) -> Party:
@@ -174,8 +166,11 @@ def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], Non
         before_slow_work()
     if not verify_secret(broker.secrets.keys, parts[0], stored, parts[1]):
         raise Unauthenticated("the key is not valid")
-    if is_slow(stored):
-        _rehash(broker, *parts)
+    if is_slow(stored):  # store today's hash, unless the key was revoked meanwhile
+        with broker.database.write() as session:
+            if session.execute(_valid_key(parts[0])).one_or_none() is None:
+                raise Unauthenticated("the key is not valid")
+            session.get_one(ApiKey, parts[0]).hash = hash_secret(broker.secrets.keys, *parts)
     return as_party(row, parts[0])
 
 
@@ -225,12 +220,6 @@ def as_party(row: PartyRow, key_id: str | None = None) -> Party:
     return Party(row.id, row.role, row.name, key_id)
 
 
-def view_party(row: PartyRow) -> wire.Party:
-    """The row as a view."""
-    created = iso(row.created_at) or ""
-    return wire.Party(row.id, row.role, row.name, row.active, created, row.node_id, row.owner_number)
-
-
 def _valid_key(key_id: str) -> Select[str, PartyRow]:
     """A key's hash and its party, if neither was revoked or closed."""
     return (
@@ -240,14 +229,6 @@ def _valid_key(key_id: str) -> Select[str, PartyRow]:
     )
 
 
-def _rehash(broker: Broker, key_id: str, secret: str) -> None:
-    """Store today's hash of a key that has just been checked against an older one, unless it was revoked meanwhile."""
-    with broker.database.write() as session:
-        if session.execute(_valid_key(key_id)).one_or_none() is None:
-            raise Unauthenticated("the key is not valid")
-        session.get_one(ApiKey, key_id).hash = hash_secret(broker.secrets.keys, key_id, secret)
-
-
 def _party_row(session: Session, party_id: str) -> PartyRow:
     row = session.get(PartyRow, party_id)
     if row is None:
@@ -255,12 +236,7 @@ def _party_row(session: Session, party_id: str) -> PartyRow:
     return row
 
 
-def _key_view(row: ApiKey) -> wire.Key:
-    return wire.Key(row.id, row.label, iso(row.created_at) or "", iso(row.revoked_at))
-
-
 # --- keys -------------------------------------------------------------------------------------------------------------
-
 
 _PREFIX = "flm_"
 _FAST, _SLOW = "hmac-sha256$", "$argon2"
@@ -277,11 +253,6 @@ def split_key(key: str) -> tuple[str, str] | None:
         return None
     key_id, separator, secret = key.removeprefix(_PREFIX).partition("_")
     return (f"k_{key_id}", secret) if separator and key_id and secret else None
-
-
-def make_secret() -> str:
-    """256 random bits."""
-    return new_secret()
 
 
 def hash_secret(service_secret: bytes, key_id: str, secret: str) -> str:

@@ -5,8 +5,6 @@ the same owner by any name, id, number or total that they are served. What they 
 price and records; an owner who sells the same unusual figures everywhere can be recognised by those.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
@@ -19,8 +17,6 @@ from flmarket.broker.core import Broker, Party
 from flmarket.client import wire
 from flmarket.ledger import BANK, ESCROW, FEES
 from flmarket.ledger.receipt import SealedReceipt, seal
-
-__all__ = ["buyers_award", "buyers_data", "buyers_entry", "buyers_receipt", "buyers_text", "owner_name"]
 
 _AWARD = re.compile(r"([^/\s]+)/(\d+)/(\d+)")
 _PARTY = re.compile(r"\bp_[a-z2-7]{16}\b")
@@ -48,12 +44,8 @@ def buyers_data(broker: Broker, party: Party, task_id: str, data: dict[str, Any]
     known, plain = dict(data), party.role == "operator"
     if isinstance(known.get("winners"), list):  # where an event only counts them, it is a number
         winners = [
-            {
-                "owner": f"owner-{one['slot']}" if plain else owner_name(broker, task_id, one["slot"]),
-                "epsilon": one["epsilon"],
-                "price_micros": one["price_micros"],
-                "loss": one.get("loss"),
-            }
+            {"owner": f"owner-{one['slot']}" if plain else owner_name(broker, task_id, one["slot"])}
+            | {name: one.get(name) for name in ("epsilon", "price_micros", "loss")}
             for one in known["winners"]
         ]
         known["winners"] = winners if plain else sorted(winners, key=lambda one: str(one["owner"]))
@@ -76,10 +68,5 @@ def buyers_entry(broker: Broker, entry: wire.LedgerEntry, own: Set[str]) -> wire
     def account(name: str | None) -> str | None:
         return name if name is None or name in own or name in (BANK, ESCROW, FEES) else owner
 
-    return replace(
-        entry,
-        ref=buyers_award(broker, entry.ref),
-        debit=account(entry.debit),
-        credit=account(entry.credit),
-        owner=account(entry.owner),
-    )
+    debit, credit, named = map(account, (entry.debit, entry.credit, entry.owner))
+    return replace(entry, ref=buyers_award(broker, entry.ref), debit=debit, credit=credit, owner=named)

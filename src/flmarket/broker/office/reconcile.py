@@ -15,39 +15,22 @@ is being played. Where awards run over all rounds (`OwnerSide.lasting`) that is 
 What would break it: a connection that does not see one moment of both, so it reads in one snapshot.
 """
 
-from __future__ import annotations
-
 import json
-import logging
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, case, func, select
 
 from flmarket.broker.books import shown_epsilon, slot_account
-from flmarket.broker.database import fenced
-from flmarket.broker.stamps import now
-from flmarket.broker.tables import ENDED, Check, PartyRow, Release, RoundRow, TaskRow
+from flmarket.broker.tables import PartyRow, Release, RoundRow, TaskRow
+from flmarket.client.wire import ENDED, Finding
 from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, fits, loss_of, release_of
 from flmarket.ledger.store import accounts, entries
 from flmarket.market import kinds
 
-if TYPE_CHECKING:
-    from flmarket.broker.core import Broker
-
-__all__ = ["RECONCILE", "Finding", "StandingCheck", "reconcile"]
-
 RECONCILE = "reconcile"
 _MOST = 100
-_EVERY_SECONDS, _SHARE = 60.0, 0.05  # how often it runs, and the most of a processor that it may take
-_PATIENCE = 3.0
 _ENDS = [kind.value for kind in RESOLUTIONS.values()]
-log = logging.getLogger("flmarket.broker")
 
 hold, end, given = entries.alias("hold"), entries.alias("ending"), entries.alias("given")
 _ended = and_(end.c.ref == hold.c.ref, end.c.kind.in_(_ENDS))
@@ -55,20 +38,14 @@ _is_hold = hold.c.kind == EntryKind.HOLD.value
 _ALL_ROUNDS = -1  # instead of an index, where awards are for all rounds
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that does not agree: which rule, about what, and how."""
-
-    rule: str
-    subject: str
-    message: str
-
-
 def reconcile(engine: Engine) -> tuple[Finding, ...]:
     """Everything that does not agree, at most 100 findings; none is good news."""
-    with _snapshot(engine) as connection:
-        rules = (_funding, _orphans, _bills, _escrow, _rounds, _unlisted, _statements, _releases)
-        return tuple(islice(chain.from_iterable(rule(connection) for rule in rules), _MOST))
+    rules = (_funding, _orphans, _bills, _escrow, _rounds, _unlisted, _statements, _releases)
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            return tuple(islice(chain.from_iterable(rule(connection) for rule in rules), _MOST))
 
 
 def _funding(connection: Connection) -> Iterator[Finding]:
@@ -193,50 +170,3 @@ def _round_over() -> ColumnElement[bool]:
     """Whether the last round that an award is for is over, of a task under way."""
     last: ColumnElement[int] = case((_lasting(), TaskRow.rounds - 1), else_=hold.c.round_index)
     return last < TaskRow.rounds_done
-
-
-@contextmanager
-def _snapshot(engine: Engine) -> Iterator[Connection]:
-    with engine.connect() as connection:
-        if engine.dialect.name == "postgresql":
-            connection = connection.execution_options(isolation_level="REPEATABLE READ")
-        with connection.begin():
-            yield connection
-
-
-class StandingCheck:
-    """Reconciles now and then, in a thread of its own, and keeps what was found for the operator to see."""
-
-    def __init__(self, broker: Broker, stop: threading.Event, check: Callable[[Connection], None]) -> None:
-        self._broker, self._stop, self._check = broker, stop, check
-        self._thread: threading.Thread | None = None
-        self._due = 0.0
-
-    def ensure_running(self) -> None:
-        """Start the thread if it is time and it does not run."""
-        if time.monotonic() >= self._due and (self._thread is None or not self._thread.is_alive()):
-            self._due = time.monotonic() + _EVERY_SECONDS
-            self._thread = threading.Thread(target=self._work, name="flmarket-reconcile", daemon=True)
-            self._thread.start()
-
-    def join(self) -> None:
-        """Wait a little for the thread."""
-        if self._thread is not None:
-            self._thread.join(_PATIENCE)
-
-    def run(self) -> tuple[Finding, ...]:
-        """Here and now."""
-        began = time.monotonic()
-        found = reconcile(self._broker.database.engine)
-        with fenced(self._check), self._broker.database.write() as session:
-            session.merge(Check(name=RECONCILE, at=now(), findings=[asdict(one) for one in found]))
-        self._due = time.monotonic() + max(_EVERY_SECONDS, (time.monotonic() - began) / _SHARE)
-        return found
-
-    def _work(self) -> None:
-        try:
-            for one in self.run():
-                log.error("the books do not agree: %s %s: %s", one.rule, one.subject, one.message)
-        except Exception:
-            if not self._stop.is_set():  # else the database was closed under it, as announced
-                log.exception("the books could not be reconciled; it is tried again")

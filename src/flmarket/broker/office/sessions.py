@@ -4,8 +4,6 @@ The cookie's value is 256 random bits of which only a SHA-256 is stored. Each se
 requests; whoever writes by cookie must send it too. A session that a key began ends with the key.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 
@@ -15,21 +13,10 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import Unauthenticated
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.parties import as_party, may_act, party_of_key, view_party
-from flmarket.broker.stamps import iso, new_secret, now
-from flmarket.broker.tables import PartyRow, SessionRow, SignInLink
+from flmarket.broker.office.parties import as_party, may_act, party_of_key
+from flmarket.broker.stamps import new_secret, now
+from flmarket.broker.tables import PartyRow, SessionRow, SignInLink, as_wire
 from flmarket.client import wire
-
-__all__ = [
-    "SignedIn",
-    "link_path",
-    "make_link",
-    "redeem_link",
-    "session_of",
-    "sign_in",
-    "sign_out",
-    "still_signed_in",
-]
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ def session_of(broker: Broker, cookie: str) -> tuple[Party, wire.Session]:
     if found is None:
         raise Unauthenticated("the session is not valid any more: sign in again")
     row, party = found
-    return as_party(party, row.key_id), wire.Session(view_party(party), row.csrf, iso(row.expires_at) or "")
+    return as_party(party, row.key_id), as_wire(wire.Session, row, party=as_wire(wire.Party, party))
 
 
 def still_signed_in(broker: Broker, party: Party, cookie: str | None) -> bool:
@@ -96,14 +83,8 @@ def sign_out(broker: Broker, party: Party, cookie: str) -> None:
 
 def _start(broker: Broker, party: Party, action: str) -> SignedIn:
     cookie, at = new_secret(), now()
-    row = SessionRow(
-        id=_digest(cookie),
-        party_id=party.id,
-        key_id=party.key_id,
-        csrf=new_secret(),
-        created_at=at,
-        expires_at=at + int(broker.settings.session_seconds * 1000),
-    )
+    row = SessionRow(id=_digest(cookie), party_id=party.id, key_id=party.key_id, csrf=new_secret(), created_at=at)
+    row.expires_at = at + int(broker.settings.session_seconds * 1000)
     with broker.database.write() as session:
         if not may_act(session, party):
             raise Unauthenticated("the key is not valid any more")  # revoked in between
@@ -111,7 +92,7 @@ def _start(broker: Broker, party: Party, action: str) -> SignedIn:
         session.add(row)
         found = session.get_one(PartyRow, party.id)
         note(session, party, action)
-    return SignedIn(cookie, wire.Session(view_party(found), row.csrf, iso(row.expires_at) or ""))
+    return SignedIn(cookie, as_wire(wire.Session, row, party=as_wire(wire.Party, found)))
 
 
 def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow] | None:

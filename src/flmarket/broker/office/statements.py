@@ -1,8 +1,6 @@
 """What an owner sold, earned and gave up: the statement, as values or as CSV, and her lifetime cap; and her privacy in
 plain words, always from the total of everything she gave up (`flmarket.trust`)."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -11,14 +9,11 @@ from sqlalchemy import select
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.parties import view_party
 from flmarket.broker.tables import PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.ledger import AwardState, format_micros
 from flmarket.privacy import PureDp
 from flmarket.trust import certainty, meaning_of, task_words
-
-__all__ = ["epsilon_words", "privacy", "privacy_words", "set_cap", "statement", "statement_csv"]
 
 _MOST = 100_000
 _HEADER = (
@@ -30,10 +25,20 @@ _HEADER = (
 def privacy(broker: Broker, party: Party) -> wire.Privacy:
     """Total ε spent and left over all tasks, as the ledger counts it."""
     require(party, "owner")
-    cap, spent = broker.books.privacy(party.id)
-    limit = 0.0 if cap is None else cap
-    left = max(0.0, limit - spent)
-    return wire.Privacy(limit, spent, left, privacy_words(limit, spent))
+    registered, spent = broker.books.privacy(party.id)
+    cap = registered or 0.0
+    left = max(0.0, cap - spent)
+    if cap <= 0:
+        words = "You have no cap yet: set one before you bid."
+    elif left:
+        words = (
+            f"All your releases together cost at most ε = {spent:.4g} in total; {left:.3g} of {cap:.4g} "
+            f"({100 * left / cap:.0f} %) is left under your cap. {meaning_of(cap)}"
+        )
+    else:
+        sold = f"You have sold all the privacy that you were willing to sell, ε = {cap:.4g} in total: no more is sold."
+        words = f"{sold} {meaning_of(cap)}"
+    return wire.Privacy(cap, spent, left, words)
 
 
 def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> wire.Privacy:
@@ -57,7 +62,7 @@ def statement(broker: Broker, party: Party) -> wire.Statement:
     )
     with broker.database.read() as session:
         rows = session.execute(query).all()
-        row = session.get_one(PartyRow, party.id)
+        who = as_wire(wire.Party, session.get_one(PartyRow, party.id))
     left = {release.award_id for release in broker.books.ledger.releases(party.id)}
     releases, total, earned, delivered = [], 0.0, 0, 0
     for one, name, spec in rows:
@@ -68,7 +73,7 @@ def statement(broker: Broker, party: Party) -> wire.Statement:
         delivered += one.state == AwardState.POSTED
         place = task_words(spec["broker"]["engine"], spec["kind"]).place
         releases.append(as_wire(wire.Release, one, task_name=name, place=place, epsilon_total=total, paid_micros=paid))
-    return wire.Statement(view_party(row), privacy(broker, party), earned, len(releases), delivered, tuple(releases))
+    return wire.Statement(who, privacy(broker, party), earned, len(releases), delivered, tuple(releases))
 
 
 def statement_csv(broker: Broker, party: Party) -> str:
@@ -88,9 +93,6 @@ def _plain(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-# --- in plain words ---------------------------------------------------------------------------------------------------
-
-
 def epsilon_words(epsilon_total: float) -> wire.EpsilonWords:
     """What a total ε lets others learn at most."""
     if epsilon_total <= 0.5:
@@ -104,17 +106,3 @@ def epsilon_words(epsilon_total: float) -> wire.EpsilonWords:
     factor = math.exp(min(epsilon_total, 700.0))
     words = f"{meaning_of(epsilon_total)} Odds grow by at most {factor:.3g}. {verdict}"
     return wire.EpsilonWords(epsilon_total, factor, certainty(epsilon_total), words)
-
-
-def privacy_words(cap: float, spent: float) -> str:
-    """Where an owner stands against her own cap, and what the cap means."""
-    if cap <= 0:
-        return "You have no cap yet: set one before you bid."
-    left = max(0.0, cap - spent)
-    stands = (
-        f"All your releases together cost at most ε = {spent:.4g} in total; {left:.3g} of {cap:.4g} "
-        f"({100 * left / cap:.0f} %) is left under your cap."
-        if left
-        else f"You have sold all the privacy that you were willing to sell, ε = {cap:.4g} in total: no more is sold."
-    )
-    return f"{stands} {meaning_of(cap)}"

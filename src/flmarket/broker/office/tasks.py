@@ -5,17 +5,15 @@ the queue. What was cut off in between is cleared up by the worker at any time: 
 and fails if not. The ledger decides which, so a slow posting that the worker gave up moves no money any more.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
-from sqlalchemy import Select, and_, delete, func, select
+from sqlalchemy import and_, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -24,23 +22,38 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
-from flmarket.broker.requests import FLOWER, TaskRequest, check_playable
-from flmarket.broker.stamps import derived_id, iso, new_id, now
-from flmarket.broker.tables import ACTIVE, ENDED, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, vector
+from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, order_of
+from flmarket.broker.stamps import derived_id, new_id, now
+from flmarket.broker.tables import ACTIVE, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, vector
 from flmarket.client import wire
+from flmarket.client.wire import ENDED
 from flmarket.errors import MissingDependency
 from flmarket.learning import Model, to_named
 from flmarket.ledger.entry import EntryKind, loss_of
 from flmarket.ledger.store import entries
 from flmarket.privacy import event_to_dict
 from flmarket.report.formatting import finite_or_none
+from flmarket.report.model_card import model_zip
+from flmarket.trust import task_words
 
-__all__ = [
-    "ModelFormat", "bill", "cancel_task", "events", "get_task", "list_tasks", "model", "model_file", "post_task",
-    "receipts", "recover_posting", "round_detail", "rounds", "view_round",
-]  # fmt: skip
+ModelFormat = Literal["zip", "npz", "safetensors"]
 
-ModelFormat = Literal["npz", "safetensors"]
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A trained model as a file."""
+
+    name: str
+    content: bytes
+    media_type: str = "application/octet-stream"
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """What is left of a model when only its arrays matter: the task's row has it."""
+
+    tensors: dict[str, tuple[int, ...]]
+    dtype: str
 
 
 def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | None = None) -> wire.Task:
@@ -51,8 +64,10 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
     spec = request.model_dump(mode="json")
     with broker.database.read() as session:
         known = session.get(TaskRow, task_id)
-    if known is not None:
-        return _posted_before(broker, party, known, spec)
+    if known is not None:  # the key came back
+        if known.buyer_id != party.id or known.spec != spec:
+            raise KeyReused("this idempotency key belongs to another order: use a new one")
+        return _fund(broker, party, known) if known.state == "funding" else _view(broker, party, known)
     simulation = broker.simulations.build(task_id, request)
     kind = simulation.kind()
     at = now()
@@ -63,10 +78,7 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
         state="funding",
         spec=spec,
         rounds=request.task.rounds,
-        rounds_done=0,
         escrow_micros=request.escrow_micros,
-        spent_micros=0,
-        refunded_micros=0,
         perturbation=kind.announcement(0).perturbation,
         dimension=kind.dimension,
         features=simulation.data.features,
@@ -77,8 +89,6 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
         created_at=at,
         deadline_at=at + 1000 * request.broker.deadline_seconds,
         next_at=at,
-        cancel_requested=False,
-        error="",
     )
     # on Flower, places are taken by owners with a node, as they come
     sizes = () if request.broker.engine == FLOWER else tuple(simulation.partition.sizes.tolist())
@@ -102,13 +112,6 @@ def _keyed_id(broker: Broker, party: Party, key: str) -> str:
     """The id that follows from the key; the next one if a posting under it was given up, which frees the key."""
     ids = (derived_id("t", party.id, key, *([str(attempt)] if attempt else [])) for attempt in count())
     return next(task_id for task_id in ids if not broker.books.is_dropped(task_id))
-
-
-def _posted_before(broker: Broker, party: Party, known: TaskRow, spec: dict[str, Any]) -> wire.Task:
-    """A key that came back: its task, or KeyReused if it comes with another order."""
-    if known.buyer_id != party.id or known.spec != spec:
-        raise KeyReused("this idempotency key belongs to another order: use a new one")
-    return _fund(broker, party, known) if known.state == "funding" else _view(broker, party, known)
 
 
 def _fund(broker: Broker, party: Party, row: TaskRow) -> wire.Task:
@@ -202,9 +205,8 @@ def rounds(broker: Broker, party: Party, task_id: str, *, limit: int = 1000, sta
         own_task(session, party, task_id)
         query = select(RoundRow).where(RoundRow.task_id == task_id, RoundRow.index >= start).order_by(RoundRow.index)
         rows = session.scalars(query.limit(limit + 1)).all()
-    return wire.RoundPage(
-        tuple(view_round(row) for row in rows[:limit]), rows[limit].index if len(rows) > limit else None
-    )
+    found = tuple(as_wire(wire.Round, row) for row in rows[:limit])
+    return wire.RoundPage(found, rows[limit].index if len(rows) > limit else None)
 
 
 def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire.RoundDetail:
@@ -214,8 +216,13 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire
         row = session.get(RoundRow, (task_id, index))
         if row is None:
             raise NotFound("round", str(index))
-        releases = session.execute(_releases_with_names(task_id, index)).all()
-        losses = _losses(session, task_id, index)
+        sold = Release.task_id == task_id, Release.index == index
+        query = select(Release, PartyRow.name).outerjoin(PartyRow, Release.party_id == PartyRow.id)
+        releases = session.execute(query.where(*sold).order_by(Release.slot)).all()
+        # What each award buys, as the ledger has it; rows have one number.
+        hold = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.HOLD.value)
+        terms = session.execute(select(entries.c.ref, entries.c.detail).join(Release, hold).where(*sold))
+        losses = {ref: event_to_dict(loss_of(json.loads(detail))) for ref, detail in terms}
     named = party.role == "operator"
     awards = [
         as_wire(
@@ -230,7 +237,8 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire
         )
         for one, name in releases
     ]
-    return wire.RoundDetail(view_round(row), tuple(awards if named else sorted(awards, key=lambda award: award.owner)))
+    shown = awards if named else sorted(awards, key=lambda award: award.owner)
+    return wire.RoundDetail(as_wire(wire.Round, row), tuple(shown))
 
 
 def bill(broker: Broker, party: Party, task_id: str) -> wire.Bill:
@@ -238,9 +246,7 @@ def bill(broker: Broker, party: Party, task_id: str) -> wire.Bill:
     with broker.database.read() as session:
         row = own_task(session, party, task_id)
         played = session.scalars(select(RoundRow).where(RoundRow.task_id == task_id).order_by(RoundRow.index)).all()
-    lines = tuple(
-        wire.BillLine(one.index, one.budget_micros, one.spent_micros, one.delivered) for one in played if one.closed_at
-    )
+    lines = tuple(as_wire(wire.BillLine, one, deliveries=one.delivered) for one in played if one.closed_at)
     left = row.escrow_micros - row.spent_micros - row.refunded_micros
     return as_wire(wire.Bill, row, task_id=task_id, left_micros=left, lines=lines)
 
@@ -258,18 +264,11 @@ def receipts(broker: Broker, party: Party, task_id: str, index: int) -> wire.Rec
         raise NotFound("receipt", f"{task_id}/{index}")
     receipt = partial(buyers_receipt, broker) if party.role == "buyer" else broker.books.ledger.receipt
     shown = partial(buyers_award, broker) if party.role == "buyer" else str
-    return wire.ReceiptPage(
-        tuple(
-            as_wire(
-                wire.Receipt,
-                one,
-                epsilon=finite_or_none(one.epsilon),
-                award_id=shown(one.award_id),
-                document=receipt(one.award_id).to_dict(),
-            )
-            for one in found
-        )
-    )
+    made = []
+    for one in found:
+        told = {"epsilon": finite_or_none(one.epsilon), "document": receipt(one.award_id).to_dict()}
+        made.append(as_wire(wire.Receipt, one, award_id=shown(one.award_id), **told))
+    return wire.ReceiptPage(tuple(made))
 
 
 def events(
@@ -280,10 +279,7 @@ def events(
         own_task(session, party, task_id)
         query = select(Event).where(Event.task_id == task_id, Event.id > after).order_by(Event.id).limit(limit)
         found = session.scalars(query).all()
-    return tuple(
-        wire.Progress(one.id, one.kind, buyers_data(broker, party, task_id, one.data), iso(one.at) or "")
-        for one in found
-    )
+    return tuple(as_wire(wire.Progress, one, data=buyers_data(broker, party, task_id, one.data)) for one in found)
 
 
 def model(broker: Broker, party: Party, task_id: str, *, format: ModelFormat = "npz") -> ModelFile:
@@ -294,7 +290,11 @@ def model(broker: Broker, party: Party, task_id: str, *, format: ModelFormat = "
         if row.state not in ENDED or row.parameters is None:
             raise Conflict(f"task {task_id} is {row.state}: there is no finished model")
         note(session, party, "model.download", task_id, detail=format)
-        return model_file(row, vector(row.parameters), format)
+        if format != "zip":
+            return model_file(row, vector(row.parameters), format)
+        _ = row.checkpoint  # read while the session is there
+        sold = list(session.scalars(select(Release.award_id).where(Release.task_id == task_id)))
+    return _bundle(broker, party, row, sold)
 
 
 def own_task(session: Session, party: Party, task_id: str) -> TaskRow:
@@ -305,28 +305,6 @@ def own_task(session: Session, party: Party, task_id: str) -> TaskRow:
     return row
 
 
-def view_round(row: RoundRow) -> wire.Round:
-    """The row as a view."""
-    return as_wire(wire.Round, row)
-
-
-def _releases_with_names(task_id: str, index: int) -> Select[Release, str]:
-    return (
-        select(Release, PartyRow.name)
-        .outerjoin(PartyRow, Release.party_id == PartyRow.id)
-        .where(Release.task_id == task_id, Release.index == index)
-        .order_by(Release.slot)
-    )
-
-
-def _losses(session: Session, task_id: str, index: int) -> dict[str, dict[str, Any]]:
-    """What each award of a round buys, as the ledger has it; rows have one number."""
-    hold = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.HOLD.value)
-    query = select(entries.c.ref, entries.c.detail).join(Release, hold)
-    found = session.execute(query.where(Release.task_id == task_id, Release.index == index))
-    return {ref: event_to_dict(loss_of(json.loads(terms))) for ref, terms in found}
-
-
 def _view(broker: Broker, party: Party, row: TaskRow) -> wire.Task:
     error = row.error if party.role == "operator" else buyers_text(broker, row.error)
     return as_wire(wire.Task, row, request=row.spec, error=error)
@@ -335,21 +313,27 @@ def _view(broker: Broker, party: Party, row: TaskRow) -> wire.Task:
 # --- the model as a file ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModelFile:
-    """A trained model as a file."""
-
-    name: str
-    content: bytes
-    media_type: str = "application/octet-stream"
-
-
-@dataclass(frozen=True)
-class _Shapes:
-    """What is left of a model when only its arrays matter: the task's row has it."""
-
-    tensors: dict[str, tuple[int, ...]]
-    dtype: str
+def _bundle(broker: Broker, party: Party, task: TaskRow, sold: list[str]) -> ModelFile:
+    """All that it takes to use the model, and what it cost, in one zip."""
+    order = order_of(task.spec)
+    spec = broker.simulations.build(task.id, order)
+    kind = spec.kind(task.id)
+    assert task.parameters is not None
+    kind.parameters = vector(task.parameters)
+    if task.checkpoint is not None:
+        with np.load(io.BytesIO(task.checkpoint), allow_pickle=False) as saved:
+            if "best" in saved:
+                kind.best, kind.notes = saved["best"], json.loads(saved["notes"].tobytes())
+    documents = [
+        one.document for index in range(task.rounds_done) for one in receipts(broker, party, task.id, index).items
+    ]
+    content = model_zip(
+        kind, spec.data, broker.books.ledger, task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        rounds_played=task.rounds_done, documents=documents, title=task.name,
+        awards=[broker.books.ledger.award(one) for one in sold],
+        names={"auction": order.auction_name, "aggregation": order.aggregation_name, "perturbation": task.perturbation},
+    )  # fmt: skip
+    return ModelFile(f"{task.id}.zip", content, "application/zip")
 
 
 def model_file(task: TaskRow, parameters: FloatArray, format: ModelFormat) -> ModelFile:

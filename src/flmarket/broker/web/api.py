@@ -3,14 +3,13 @@
 What is in a path or a query has limits; numbers there are digits and nothing else.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BeforeValidator
 
+from flmarket.broker import requests
 from flmarket.broker.core import require
 from flmarket.broker.office import (
     audits,
@@ -25,19 +24,6 @@ from flmarket.broker.office import (
     tasks,
 )
 from flmarket.broker.office.tasks import ModelFormat
-from flmarket.broker.requests import (
-    AuditRequest,
-    BidHelpRequest,
-    BidRequest,
-    CapRequest,
-    DepositRequest,
-    ExploreRequest,
-    KeyRequest,
-    NodeRequest,
-    PartyRequest,
-    SignInRequest,
-    TaskRequest,
-)
 from flmarket.broker.web.auth import (
     Caller,
     CurrentAuth,
@@ -48,18 +34,13 @@ from flmarket.broker.web.auth import (
     set_cookie,
 )
 from flmarket.broker.web.idempotency import IdempotencyKey, IdempotentRoute, keep_secret
-from flmarket.broker.web.problems import PROBLEMS, file_response
+from flmarket.broker.web.problems import PROBLEMS, attachment, file_response
 from flmarket.client import wire
-
-__all__ = [
-    "After", "Before", "Identifier", "Index", "Limit", "Search", "Start", "account_routes", "audit_routes",
-    "operator_routes", "owner_routes", "sign_in_routes", "task_routes",
-]  # fmt: skip
 
 # --- parameters -------------------------------------------------------------------------------------------------------
 
-
 _ID = r"^[A-Za-z0-9_-]{1,64}$"
+_NEXT = "`next` of the page before."
 
 
 def _digits(value: Any) -> Any:
@@ -71,23 +52,20 @@ def _digits(value: Any) -> Any:
 Identifier = Annotated[str, Path(pattern=_ID, description="An id as the API returns it.")]
 Index = Annotated[int, BeforeValidator(_digits), Path(ge=0, le=1_000_000, description="A round, from 0.")]
 Limit = Annotated[int, BeforeValidator(_digits), Query(ge=1, le=500, description="Items at most.")]
-Before = Annotated[str | None, Query(pattern=_ID, description="`next` of the page before.")]
+Before = Annotated[str | None, Query(pattern=_ID, description=_NEXT)]
 Start = Annotated[int, BeforeValidator(_digits), Query(ge=0, le=10**15, description="Where to begin.")]
-After = Annotated[
-    int | None, BeforeValidator(_digits), Query(ge=0, le=10**15, description="`next` of the page before.")
-]
+After = Annotated[int | None, BeforeValidator(_digits), Query(ge=0, le=10**15, description=_NEXT)]
 Search = Annotated[str | None, Query(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9_/.-]*$")]
 
 
 # --- account ----------------------------------------------------------------------------------------------------------
-
 
 account_routes = APIRouter(tags=["account"], route_class=IdempotentRoute, responses=PROBLEMS)
 sign_in_routes = APIRouter(tags=["account"], responses=PROBLEMS)
 
 
 @sign_in_routes.post("/session", status_code=201)
-def sign_in(request: Request, response: Response, broker: CurrentBroker, body: SignInRequest) -> wire.Session:
+def sign_in(request: Request, response: Response, broker: CurrentBroker, body: requests.SignInRequest) -> wire.Session:
     """Exchange a key for a session cookie. Writes by cookie need the returned token as `X-CSRF-Token`."""
     get_gate(request).sign_ins.take(client_address(request))
     signed_in = sessions.sign_in(broker, body.key)
@@ -122,7 +100,7 @@ def my_keys(who: Caller) -> wire.KeyPage:
 
 
 @account_routes.post("/me/keys", status_code=201)
-def new_key(request: Request, who: Caller, body: KeyRequest, key: IdempotencyKey = None) -> wire.NewKey:
+def new_key(request: Request, who: Caller, body: requests.KeyRequest, key: IdempotencyKey = None) -> wire.NewKey:
     """A new key for me; its secret is shown this once."""
     keep_secret(request)
     return parties.issue_key(*who, who.party.id, label=body.label)
@@ -160,12 +138,11 @@ def ledger_head(who: Caller) -> wire.LedgerHead:
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
-
 task_routes = APIRouter(tags=["tasks"], route_class=IdempotentRoute, responses=PROBLEMS)
 
 
 @task_routes.post("/tasks", status_code=201)
-def post_task(who: Caller, body: TaskRequest, key: IdempotencyKey = None) -> wire.Task:
+def post_task(who: Caller, body: requests.TaskRequest, key: IdempotencyKey = None) -> wire.Task:
     """Post a task. Its whole budget goes into escrow; what is not spent comes back."""
     return tasks.post_task(*who, body, key=key)
 
@@ -216,13 +193,12 @@ def get_bill(who: Caller, task_id: Identifier) -> wire.Bill:
 def get_model(who: Caller, task_id: Identifier, format: ModelFormat = "npz") -> Response:
     """The trained model, for the buyer who paid for it."""
     file = tasks.model(*who, task_id, format=format)
-    headers = {"Content-Disposition": f'attachment; filename="{file.name}"'}
-    return Response(file.content, media_type=file.media_type, headers=headers)
+    return attachment(file.content, file.media_type, file.name)
 
 
 @task_routes.post("/explore")
 async def explore_budgets(
-    request: Request, who: Caller, body: ExploreRequest, key: IdempotencyKey = None
+    request: Request, who: Caller, body: requests.ExploreRequest, key: IdempotencyKey = None
 ) -> wire.Exploration:
     """What different budgets would buy, before posting a task. Nothing is posted and nothing is paid.
 
@@ -232,7 +208,6 @@ async def explore_budgets(
 
 
 # --- owners -----------------------------------------------------------------------------------------------------------
-
 
 owner_routes = APIRouter(tags=["owners"], route_class=IdempotentRoute, responses=PROBLEMS)
 
@@ -256,7 +231,7 @@ def get_bid(who: Caller, task_id: Identifier) -> wire.Bid:
 
 
 @owner_routes.put("/offers/{task_id}/bid")
-def place_bid(who: Caller, task_id: Identifier, body: BidRequest, key: IdempotencyKey = None) -> wire.Bid:
+def place_bid(who: Caller, task_id: Identifier, body: requests.BidRequest, key: IdempotencyKey = None) -> wire.Bid:
     """Bid, or replace my bid. It counts in every round until I replace or withdraw it."""
     return offers.place_bid(*who, task_id, body)
 
@@ -276,8 +251,7 @@ def statement(who: Caller) -> wire.Statement:
 @owner_routes.get("/me/statement.csv", response_class=Response, responses=file_response("text/csv"))
 def statement_csv(who: Caller) -> Response:
     """The same as a table."""
-    headers = {"Content-Disposition": 'attachment; filename="statement.csv"'}
-    return Response(statements.statement_csv(*who), media_type="text/csv", headers=headers)
+    return attachment(statements.statement_csv(*who), "text/csv", "statement.csv")
 
 
 @owner_routes.get("/me/privacy")
@@ -287,13 +261,15 @@ def privacy(who: Caller) -> wire.Privacy:
 
 
 @owner_routes.put("/me/privacy")
-def set_cap(who: Caller, body: CapRequest, key: IdempotencyKey = None) -> wire.Privacy:
+def set_cap(who: Caller, body: requests.CapRequest, key: IdempotencyKey = None) -> wire.Privacy:
     """Set the most ε that I give up in total; not below what I gave up already."""
     return statements.set_cap(*who, body.cap_epsilon_total)
 
 
 @owner_routes.post("/bid-help")
-async def bid_help(request: Request, who: Caller, body: BidHelpRequest, key: IdempotencyKey = None) -> wire.BidAdvice:
+async def bid_help(
+    request: Request, who: Caller, body: requests.BidHelpRequest, key: IdempotencyKey = None
+) -> wire.BidAdvice:
     """What a bid would earn, and what its ε means on top of all I gave up before. Nothing is placed."""
     return await get_gate(request).heavy.run(who.party.id, lambda: explore.bid_help(*who, body))
 
@@ -304,7 +280,7 @@ audit_routes = APIRouter(tags=["audits"], route_class=IdempotentRoute, responses
 
 
 @audit_routes.post("/audits", status_code=202)
-def start_audit(who: Caller, body: AuditRequest, key: IdempotencyKey = None) -> wire.Audit:
+def start_audit(who: Caller, body: requests.AuditRequest, key: IdempotencyKey = None) -> wire.Audit:
     """Run the auditor on a mechanism, in the background."""
     return audits.start_audit(*who, body, key=key)
 
@@ -323,7 +299,6 @@ def get_audit(who: Caller, audit_id: Identifier) -> wire.Audit:
 
 # --- operator ---------------------------------------------------------------------------------------------------------
 
-
 operator_routes = APIRouter(prefix="/operator", tags=["operator"], route_class=IdempotentRoute, responses=PROBLEMS)
 
 
@@ -340,7 +315,7 @@ def list_parties(who: Caller, limit: Limit = 100, after: Before = None) -> wire.
 
 
 @operator_routes.post("/parties", status_code=201)
-def create_party(who: Caller, body: PartyRequest, key: IdempotencyKey = None) -> wire.Party:
+def create_party(who: Caller, body: requests.PartyRequest, key: IdempotencyKey = None) -> wire.Party:
     """Somebody new."""
     return parties.create_party(*who, role=body.role, name=body.name)
 
@@ -358,7 +333,7 @@ def reopen_party(who: Caller, party_id: Identifier, key: IdempotencyKey = None) 
 
 
 @operator_routes.put("/parties/{party_id}/node")
-def bind_node(who: Caller, party_id: Identifier, body: NodeRequest, key: IdempotencyKey = None) -> wire.Party:
+def bind_node(who: Caller, party_id: Identifier, body: requests.NodeRequest, key: IdempotencyKey = None) -> wire.Party:
     """Which SuperNode is an owner's, so that she can sell in Flower tasks."""
     return parties.bind_node(*who, party_id, node_id=body.node_id, number=body.number)
 
@@ -371,11 +346,7 @@ def unbind_node(who: Caller, party_id: Identifier, key: IdempotencyKey = None) -
 
 @operator_routes.post("/parties/{party_id}/keys", status_code=201)
 def issue_key(
-    request: Request,
-    who: Caller,
-    party_id: Identifier,
-    body: KeyRequest,
-    key: IdempotencyKey = None,
+    request: Request, who: Caller, party_id: Identifier, body: requests.KeyRequest, key: IdempotencyKey = None
 ) -> wire.NewKey:
     """A key for a party; its secret is shown this once."""
     require(who.party, "operator")
@@ -384,7 +355,9 @@ def issue_key(
 
 
 @operator_routes.post("/parties/{party_id}/deposits", status_code=201)
-def deposit(who: Caller, party_id: Identifier, body: DepositRequest, key: IdempotencyKey = None) -> wire.Account:
+def deposit(
+    who: Caller, party_id: Identifier, body: requests.DepositRequest, key: IdempotencyKey = None
+) -> wire.Account:
     """Book money that a buyer paid in."""
     return parties.deposit(*who, party_id, body.amount_micros, key=key)
 
@@ -399,3 +372,6 @@ def audit_log(who: Caller, limit: Limit = 100, before: After = None, about: Befo
 def verify_ledger(who: Caller, key: IdempotencyKey = None) -> wire.LedgerCheck:
     """Replay the whole log and say what was found."""
     return ledger.verify(*who)
+
+
+ROUTERS = (sign_in_routes, account_routes, task_routes, owner_routes, audit_routes, operator_routes)

@@ -7,12 +7,11 @@ Strangers are counted by the address at the other end of the connection. What `X
 address is a proxy's that the operator named; a server in front of the application must not put it there by itself.
 """
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request, Response
@@ -26,18 +25,6 @@ from flmarket.broker.settings import Settings
 from flmarket.broker.web.limits import Buckets, HeavyWork, Streams
 from flmarket.client import wire
 from flmarket.errors import ConfigError
-
-__all__ = [
-    "COOKIE",
-    "Auth",
-    "Caller",
-    "Gate",
-    "authenticate",
-    "check_csrf",
-    "clear_cookie",
-    "get_broker",
-    "set_cookie",
-]
 
 COOKIE = "flmarket_session"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -95,9 +82,8 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError:
-        raise ConfigError(
-            "trusted proxy", text, "an address such as 10.0.0.7, or a network such as 10.0.0.0/24"
-        ) from None
+        accepted = "an address such as 10.0.0.7, or a network such as 10.0.0.0/24"
+        raise ConfigError("trusted proxy", text, accepted) from None
 
 
 def _within(address: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
@@ -133,15 +119,8 @@ def check_csrf(auth: Auth, token: str) -> None:
 
 def set_cookie(response: Response, settings: Settings, signed_in: SignedIn) -> None:
     """Hand the session to the browser: not readable by scripts, not sent from other sites."""
-    response.set_cookie(
-        COOKIE,
-        signed_in.cookie,
-        max_age=int(settings.session_seconds),
-        httponly=True,
-        samesite="lax",
-        secure=settings.secure_cookies,
-        path="/",
-    )
+    age, secure = int(settings.session_seconds), settings.secure_cookies
+    response.set_cookie(COOKIE, signed_in.cookie, max_age=age, httponly=True, samesite="lax", secure=secure, path="/")
 
 
 def clear_cookie(response: Response, settings: Settings) -> None:
@@ -155,9 +134,8 @@ def _identify(request: Request, broker: Broker, gate: Gate) -> Auth:
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("send your key as: Authorization: Bearer flm_…")
-        return Auth(
-            party_of_key(broker, key.strip(), before_slow_work=lambda: gate.strangers.take(client_address(request)))
-        )
+        counted = partial(gate.strangers.take, client_address(request))
+        return Auth(party_of_key(broker, key.strip(), before_slow_work=counted))
     cookie = request.cookies.get(COOKIE)
     if cookie:
         party, session = session_of(broker, cookie)

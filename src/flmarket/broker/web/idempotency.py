@@ -7,8 +7,6 @@ key derives the new id from caller and key, so that the repetition finds what th
 request for as long as that is there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Coroutine
@@ -25,8 +23,6 @@ from flmarket.broker.errors import Conflict, KeyReused
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import IdempotentCall
 from flmarket.broker.web.auth import SAFE, authenticate, get_broker
-
-__all__ = ["IdempotencyKey", "IdempotentRoute", "keep_secret"]
 
 _PATTERN = r"^[!-~]{1,80}$"
 _ABANDONED_MS = 60_000
@@ -51,9 +47,9 @@ class IdempotentRoute(APIRoute):
             key = request.headers.get("idempotency-key")
             if request.method in SAFE or key is None or not re.fullmatch(_PATTERN, key):
                 return await original(request)  # a malformed key is refused there, like any malformed field
-            body = await request.body()
-            party = (await run_in_threadpool(authenticate, request)).party
-            broker, digest = get_broker(request), _digest(request, body)
+            head = f"{request.method}\n{request.url.path}\n{request.url.query}\n".encode()
+            digest = hashlib.sha256(head + await request.body()).hexdigest()
+            party, broker = (await run_in_threadpool(authenticate, request)).party, get_broker(request)
             kept = await run_in_threadpool(_begin, broker, party, key, digest)
             if kept is not None:
                 return kept
@@ -77,26 +73,18 @@ def keep_secret(request: Request) -> None:
     request.state.secret_answer = True
 
 
-def _digest(request: Request, body: bytes) -> str:
-    head = f"{request.method}\n{request.url.path}\n{request.url.query}\n".encode()
-    return hashlib.sha256(head + body).hexdigest()
-
-
 def _begin(broker: Broker, party: Party, key: str, digest: str) -> Response | None:
     try:
         with broker.database.write() as session:
-            known = session.get(IdempotentCall, (party.id, key))
-            at = now()
-            old = known is not None and (
-                at - known.at > 1000 * broker.settings.idempotency_seconds
-                or (known.status is None and at - known.at > _ABANDONED_MS)
-            )
-            if known is not None and not old:
-                return _kept(known, digest)
-            if known is not None:
-                known.request, known.status, known.at = digest, None, at
-            else:
+            known, at = session.get(IdempotentCall, (party.id, key)), now()
+            if known is None:
                 session.add(IdempotentCall(party_id=party.id, key=key, request=digest, at=at))
+                return None
+            age = at - known.at
+            old = age > 1000 * broker.settings.idempotency_seconds or (known.status is None and age > _ABANDONED_MS)
+            if not old:
+                return _kept(known, digest)
+            known.request, known.status, known.at = digest, None, at
     except IntegrityError:
         raise Conflict("a request with this idempotency key is under way") from None
     return None

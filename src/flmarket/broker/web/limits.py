@@ -1,19 +1,16 @@
 """Limits in this process's memory: a bucket of tokens for each party or address, refilled steadily; open streams; and
 work that takes seconds, which has threads of its own so that no crowd of it holds up what is quick."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
 from flmarket.broker.errors import TooMany
-
-__all__ = ["Buckets", "HeavyWork", "Streams"]
 
 T = TypeVar("T")
 
@@ -56,27 +53,26 @@ class Streams:
 
     def __init__(self, most: int, most_per_party: int) -> None:
         self._most, self._most_per_party = most, most_per_party
-        self._open: dict[str, int] = {}
+        self._open: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def enter(self, name: str) -> None:
         """Count a new stream, or TooMany."""
         with self._lock:
-            if sum(self._open.values()) >= self._most or self._open.get(name, 0) >= self._most_per_party:
+            if self.count >= self._most or self._open[name] >= self._most_per_party:
                 raise TooMany("too many open event streams: close one", 5.0)
-            self._open[name] = self._open.get(name, 0) + 1
+            self._open[name] += 1
 
     def leave(self, name: str) -> None:
         """A stream ended."""
         with self._lock:
-            self._open[name] -= 1
-            if not self._open[name]:
-                del self._open[name]
+            self._open.subtract([name])
+            self._open = +self._open  # without those who have none
 
     @property
     def count(self) -> int:
         """All open streams."""
-        return sum(self._open.values())
+        return self._open.total()
 
 
 class HeavyWork:

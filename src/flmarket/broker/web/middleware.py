@@ -4,8 +4,6 @@ Written against ASGI itself, so that event streams are not buffered. The log has
 or the query: those may hold a sign-in token.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 
@@ -16,10 +14,10 @@ from flmarket.broker.core import Metrics
 from flmarket.broker.errors import TooLarge
 from flmarket.broker.web.problems import problem
 
-__all__ = ["BodyLimit", "Observe", "SecureHeaders"]
-
 access = logging.getLogger("flmarket.access")
 
+_API = "/api/v1"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -33,30 +31,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-
-
-class SecureHeaders:
-    """Strict headers on every answer; answers about parties are not stored by anybody."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
-                if not scope["path"].startswith("/static/"):
-                    headers.setdefault("Cache-Control", "no-store")
-            await send(message)
-
-        await self.app(scope, receive, with_headers)
 
 
 class BodyLimit:
@@ -98,7 +72,8 @@ class BodyLimit:
 
 
 class Observe:
-    """Counts and times every request by its route, and writes one line to the log."""
+    """Counts and times every request by its route, and writes one line to the log. Every answer has strict headers, and
+    answers about parties are not stored by anybody."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -113,14 +88,17 @@ class Observe:
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, headers = message["status"], MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                if not scope["path"].startswith("/static/"):
+                    headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         try:
             await self.app(scope, receive, watched)
         finally:
-            seconds = time.perf_counter() - started
-            route = _template(scope)
+            seconds, route = time.perf_counter() - started, _template(scope)
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.requests.labels(method, route, str(status)).inc()
             self.metrics.latency.labels(method, route).observe(seconds)
@@ -135,7 +113,3 @@ def _template(scope: Scope) -> str:
     if scope["path"].startswith(_API) and template.startswith("/") and not template.startswith(_API):
         return _API + template
     return template
-
-
-_API = "/api/v1"
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

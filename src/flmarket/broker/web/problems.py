@@ -1,14 +1,12 @@
 """Errors as RFC 9457 problem documents that name the field; never a trace, never what was sent."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -25,26 +23,23 @@ from flmarket.errors import (
 )
 from flmarket.ledger.journal import LedgerUnavailable
 
-__all__ = ["PROBLEMS", "file_response", "install", "problem"]
-
-
 log = logging.getLogger("flmarket.broker")
 MEDIA_TYPE = "application/problem+json"
-
-
-def _documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    titles = {
-        400: "The body cannot be read",
-        401: "No valid key or session",
-        403: "Not for this role, or the CSRF token is missing",
-        404: "No such object, or somebody else's",
-        409: "The object's state does not allow it",
-        413: "The body is too large",
-        422: "A field is not accepted",
-        429: "Too many requests",
-    }
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {status: {"description": titles[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
+_DESCRIPTIONS = {
+    400: "The body cannot be read",
+    401: "No valid key or session",
+    403: "Not for this role, or the CSRF token is missing",
+    404: "No such object, or somebody else's",
+    409: "The object's state does not allow it",
+    413: "The body is too large",
+    422: "A field is not accepted",
+    429: "Too many requests",
+}
+_CONTENT = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": _CONTENT} for status, text in _DESCRIPTIONS.items()
+}
+_CONFLICTS = (SettlementError, PrivacyBudgetExhausted, MechanismViolation, DataUnavailable)
 
 
 def file_response(media_type: str) -> dict[int | str, dict[str, Any]]:
@@ -52,19 +47,16 @@ def file_response(media_type: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "The file", "content": {media_type: {"schema": {"type": "string"}}}}}
 
 
-PROBLEMS = _documented(400, 401, 403, 404, 409, 413, 422, 429)
-_CONFLICTS = (SettlementError, PrivacyBudgetExhausted, MechanismViolation, DataUnavailable)
+def attachment(content: str | bytes, media_type: str, name: str) -> Response:
+    """A file to keep."""
+    return Response(content, media_type=media_type, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 def problem(
-    status: int,
-    title: str,
-    detail: str,
-    errors: Iterable[wire.FieldProblem] = (),
-    headers: dict[str, str] | None = None,
+    status: int, title: str, detail: str, found: Iterable[wire.FieldProblem] = (), headers: dict[str, str] | None = None
 ) -> JSONResponse:
     """A problem document."""
-    content = asdict(wire.Problem(title, status, detail, tuple(errors)))
+    content = asdict(wire.Problem(title, status, detail, tuple(found)))
     return JSONResponse(content, status, headers=headers, media_type=MEDIA_TYPE)
 
 
@@ -81,9 +73,8 @@ def from_error(error: FlmarketError) -> JSONResponse:
         return problem(422, "Not accepted", str(error), [wire.FieldProblem(field, f"expected {error.accepted}")])
     if isinstance(error, LedgerUnavailable):
         return problem(503, "Not now", str(error), headers={"Retry-After": "1"})
-    if isinstance(error, _CONFLICTS):
-        return problem(409, "Conflict", str(error))
-    log.error("an unforeseen refusal: %s", error)
+    if not isinstance(error, _CONFLICTS):
+        log.error("an unforeseen refusal: %s", error)
     return problem(409, "Conflict", str(error))
 
 

@@ -2,8 +2,6 @@
 
 Before it looks for events a stream asks again whether its key or session is valid; when it is not, the stream ends."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,13 +15,10 @@ from starlette.concurrency import run_in_threadpool
 
 from flmarket.broker.core import Broker
 from flmarket.broker.office import tasks
-from flmarket.broker.tables import ENDED
 from flmarket.broker.web.api import Identifier, Start
 from flmarket.broker.web.auth import CurrentAuth, CurrentBroker, get_gate
 from flmarket.broker.web.problems import PROBLEMS
-from flmarket.client import wire
-
-__all__ = ["News", "router", "streaming"]
+from flmarket.client.wire import ENDED
 
 router = APIRouter(tags=["tasks"], responses=PROBLEMS)
 _HEARTBEAT = 15.0
@@ -101,11 +96,7 @@ def events(
         last = found[-1].id if found else last
         if not found and state in ENDED:
             return News(f"event: end\ndata: {json.dumps({'state': state})}\n\n", ended=True)
-        return News("".join(map(_format, found)))
+        told = ((one, json.dumps({"at": one.at, **one.data})) for one in found)
+        return News("".join(f"id: {one.id}\nevent: {one.kind}\ndata: {data}\n\n" for one, data in told))
 
     return streaming(request, broker, auth.party.id, look, retry_ms=2000)
-
-
-def _format(event: wire.Progress) -> str:
-    data = json.dumps({"at": event.at, **event.data})
-    return f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n"

@@ -8,20 +8,17 @@ A task ends in three steps: what is still held of its round goes back to it, eve
 its rows are written in one transaction. The first two may be repeated, the last happens once.
 """
 
-from __future__ import annotations
-
 from sqlalchemy.orm import Session, undefer
 
 from flmarket.broker.core import Broker
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import order_of
 from flmarket.broker.stamps import now
-from flmarket.broker.tables import ENDED, Event, RoundRow, TaskRow
+from flmarket.broker.tables import Event, RoundRow, TaskRow
 from flmarket.broker.work.round_rows import AWARDED, void_round
+from flmarket.client.wire import ENDED
 from flmarket.ledger import Award, AwardState, Resolution
 from flmarket.market import award_id, kinds, resolve_each
-
-__all__ = ["INTERNAL", "begin", "end_task", "ending", "open_awards"]
 
 INTERNAL = "an internal error; the operator's log has the details"
 _GIVEN_UP = "the round was given up"

@@ -6,13 +6,11 @@ that only grows; whoever writes under the lease checks in the same transaction t
 A holder that stops renewing loses the lease when it runs out, or at once if its process is seen to be gone.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket
-from pathlib import Path
 
+import psutil
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
@@ -20,8 +18,6 @@ from flmarket.broker.database import Database, fenced
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Lease
 from flmarket.errors import FlmarketError
-
-__all__ = ["Held", "Replaced", "may_run", "new_holder"]
 
 _LONGEST = 64
 
@@ -92,19 +88,8 @@ def may_run(holder: str) -> bool:
     if host != socket.gethostname():
         return True
     try:
-        pid = int(rest.partition(":")[0])
-        os.kill(pid, 0)
-    except (ProcessLookupError, ValueError):
+        return psutil.Process(int(rest.partition(":")[0])).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except (psutil.NoSuchProcess, ValueError):
         return False
-    except PermissionError:
-        pass
-    return not _is_dead(pid)
-
-
-def _is_dead(pid: int) -> bool:
-    """Whether the process has ended and only its parent has not noticed; False where there is no /proc."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in ("Z", "X")
+    except psutil.AccessDenied:
+        return True

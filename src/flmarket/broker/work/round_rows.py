@@ -5,14 +5,13 @@ read. The ledger is the authority on money; these rows follow it. Repeating a st
 that is settled stays so, and an event that is said twice is read as the latest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
 
 from flmarket.broker.books import shown_epsilon, slot_account
@@ -22,8 +21,6 @@ from flmarket.ledger import Award, AwardState
 from flmarket.market import RoundRecord
 from flmarket.privacy import event_to_dict
 from flmarket.report.formatting import finite_or_none
-
-__all__ = ["AWARDED", "Winner", "add_event", "award_round", "open_round", "settle_round", "take_bids", "void_round"]
 
 AWARDED = "awarded"
 _SHOWN = 200
@@ -39,7 +36,7 @@ class Winner:
     loss: dict[str, Any]
 
     @classmethod
-    def of(cls, slot: int, award: Award) -> Winner:
+    def of(cls, slot: int, award: Award) -> Self:
         """An award's, of whoever is at that place."""
         return cls(slot, finite_or_none(shown_epsilon(award.loss)), award.price_micros, event_to_dict(award.loss))
 
@@ -93,63 +90,49 @@ def settle_round(
     row.delivered, row.spent_micros, row.error_bound = int(record.delivered.sum()), record.spent_micros, bound
     row.accuracy, row.loss = record.metrics.get("accuracy"), record.metrics.get("loss")
     row.balanced_accuracy = record.metrics.get("balanced_accuracy")
-    session.add_all(_releases(task_id, record, awards, parties, at))
+    places = {owner: k for k, owner in enumerate(record.bidders.tolist())}
+    for owner, award in awards.items():
+        k = places[owner]
+        if award.state is not AwardState.PENDING and record.state[k] is not None:
+            sold = {"records": float(record.data_size[k]), "weight": float(record.weights[k])}
+            session.add(_release(task_id, index, owner, award, at, party_id=parties.get(owner), **sold))
     task.rounds_done, task.spent_micros = index + 1, task.spent_micros + record.spent_micros
     task.rounds = index + 1 if over else task.rounds
     task.checkpoint, task.next_at = checkpoint, at + pause_ms
     if parameters is not None:
         task.parameters, task.accuracy, task.error_bound = vector_bytes(parameters), row.accuracy, bound
-    add_event(
-        session,
-        task_id,
-        index,
-        "settled",
-        {
-            "delivered": row.delivered,
-            "winners": row.winners,
-            "spent_micros": record.spent_micros,
-            "accuracy": row.accuracy,
-            "error_bound": bound,
-            "rounds_done": index + 1,
-            "rounds": task.rounds,
-        },
-    )
+    told = {name: getattr(row, name) for name in ("delivered", "winners", "spent_micros", "accuracy", "error_bound")}
+    add_event(session, task_id, index, "settled", told | {"rounds_done": index + 1, "rounds": task.rounds})
     return True
 
 
 def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> None:
     """The task ends in the middle of a round: its awards are booked as the ledger has them, and no model comes of it.
 
-    A round that nobody had bid in is forgotten. Whatever was paid is on the bill.
+    A round that nobody had bid in is forgotten, unless awards of earlier rounds end in it. Whatever was paid is on the
+    bill, once.
     """
     row, at = session.get(RoundRow, (task.id, task.rounds_done), options=[undefer(RoundRow.opened)]), now()
+    told = set(session.scalars(select(Release.award_id).where(Release.task_id == task.id)))
+    awards = {owner: award for owner, award in awards.items() if award.id not in told}
+    if not awards and (row is None or row.opened is None):
+        if row is not None:
+            session.delete(row)
+        return
     if row is None:
-        return
-    if row.opened is None:
-        session.delete(row)
-        return
-    records = dict(zip(row.opened["bidders"], row.opened["data_size"], strict=True))
+        row = RoundRow(task_id=task.id, index=task.rounds_done, opened_at=at)
+        session.add(row)
+    opened = row.opened or session.get_one(RoundRow, (task.id, 0), options=[undefer(RoundRow.opened)]).opened
+    opened = opened or {"bidders": [], "data_size": []}
+    records = dict(zip(opened["bidders"], opened["data_size"], strict=True))
     posted = [award for award in awards.values() if award.state is AwardState.POSTED]
     row.state, row.closed_at, row.winners = "void", at, len(awards)
     row.delivered, row.spent_micros = len(posted), sum(award.price_micros for award in posted)
     task.spent_micros += row.spent_micros
-    session.add_all(
-        Release(
-            task_id=task.id,
-            index=row.index,
-            slot=owner,
-            party_id=None if award.owner == slot_account(task.id, owner) else award.owner,
-            epsilon=shown_epsilon(award.loss),
-            records=float(records[owner]),
-            weight=0.0,
-            price_micros=award.price_micros,
-            state=award.state.value,
-            reason=award.reason,
-            award_id=award.id,
-            at=at,
-        )
-        for owner, award in awards.items()
-    )
+    for owner, award in awards.items():
+        party = None if award.owner == slot_account(task.id, owner) else award.owner
+        sold = {"records": float(records[owner]), "weight": 0.0}
+        session.add(_release(task.id, row.index, owner, award, at, party_id=party, **sold))
 
 
 def add_event(session: Session, task_id: str, index: int, kind: str, data: dict[str, Any]) -> None:
@@ -157,25 +140,8 @@ def add_event(session: Session, task_id: str, index: int, kind: str, data: dict[
     session.add(Event(task_id=task_id, kind=kind, data={"round": index, **data}, at=now()))
 
 
-def _releases(
-    task_id: str, record: RoundRecord, awards: Mapping[int, Award], parties: Mapping[int, str], at: int
-) -> list[Release]:
-    places = {owner: k for k, owner in enumerate(record.bidders.tolist())}
-    return [
-        Release(
-            task_id=task_id,
-            index=record.index,
-            slot=owner,
-            party_id=parties.get(owner),
-            epsilon=shown_epsilon(award.loss),
-            records=float(record.data_size[places[owner]]),
-            weight=float(record.weights[places[owner]]),
-            price_micros=award.price_micros,
-            state=award.state.value,
-            reason=award.reason,
-            award_id=award.id,
-            at=at,
-        )
-        for owner, award in awards.items()
-        if award.state is not AwardState.PENDING and record.state[places[owner]] is not None
-    ]
+def _release(task_id: str, index: int, slot: int, award: Award, at: int, **more: Any) -> Release:
+    """What an award's owner sold, as the ledger has it."""
+    told = {"state": award.state.value, "reason": award.reason, "award_id": award.id, "at": at}
+    sold = {"epsilon": shown_epsilon(award.loss), "price_micros": award.price_micros}
+    return Release(task_id=task_id, index=index, slot=slot, **sold, **told, **more)

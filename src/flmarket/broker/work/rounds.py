@@ -9,8 +9,6 @@ Awards are paid by the task's account, which holds its budget since it was poste
 simulated owner, `<task>/owner-<place>`.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +19,10 @@ import numpy as np
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import undefer
 
-from flmarket.bids import FloatArray, Valuations
-from flmarket.bids import Kind as Family
+from flmarket.bids import FloatArray
 from flmarket.broker.books import slot_account
 from flmarket.broker.core import Broker
+from flmarket.broker.office.offers import valuations_of
 from flmarket.broker.requests import order_of
 from flmarket.broker.tables import Bid as BidRow
 from flmarket.broker.tables import Delivered, RoundRow, Slot, TaskRow, vector, vector_bytes
@@ -37,7 +35,7 @@ from flmarket.market.record import MemoryRecord
 from flmarket.privacy import PrivacyAccount, PureDp
 
 _OPEN = AwardState.PENDING
-__all__ = ["SqlStore", "TaskOwners", "TooFewBids", "play_round", "steps_with_events"]
+_EXCHANGE = -1  # nobody's place: among deliveries, where a masked sum under way is kept
 
 
 class SqlStore:
@@ -70,7 +68,7 @@ class SqlStore:
             owners = MemoryOwners.state_of(dict(enumerate(accounts)))
             return Checkpoint(done, saved["parameters"], list(saved["history"]), dict(self.kind.notes), owners)
         notes, owners = json.loads(saved["notes"].tobytes()), saved["owners"].tobytes()
-        return Checkpoint(done, saved["parameters"], list(saved["history"]), notes, owners)
+        return Checkpoint(done, saved["parameters"], list(saved["history"]), notes, owners, saved.get("best"))
 
     def terms(self) -> dict[str, Any]:
         """What holds for all rounds; empty while that is not settled."""
@@ -95,7 +93,8 @@ class SqlStore:
 
     def deliveries(self, index: int) -> dict[int, FloatArray]:
         """Checked deliveries of a round so far."""
-        query = select(Delivered).where(Delivered.task_id == self.task_id, Delivered.index == index)
+        of_round = Delivered.task_id == self.task_id, Delivered.index == index, Delivered.slot != _EXCHANGE
+        query = select(Delivered).where(*of_round)
         with self.broker.database.read() as session:
             return {row.slot: vector(row.vector) for row in session.scalars(query)}
 
@@ -124,6 +123,17 @@ class SqlStore:
                     Delivered(task_id=self.task_id, index=index, slot=slot, vector=vector_bytes(np.asarray(update)))
                 )
 
+    def exchange(self, index: int) -> bytes:
+        """A masked sum of the round under way, if there is one."""
+        with self.broker.database.read() as session:
+            row = session.get(Delivered, (self.task_id, index, _EXCHANGE))
+            return b"" if row is None else row.vector
+
+    def save_exchange(self, index: int, state: bytes) -> None:
+        """How far it has come, until the round is over."""
+        with self.broker.database.write() as session:
+            session.merge(Delivered(task_id=self.task_id, index=index, slot=_EXCHANGE, vector=state))
+
     def save_round(self, record: RoundRecord, checkpoint: Checkpoint) -> None:
         """Everything that a round changed, in one transaction."""
         ended = self.broker.books.round_awards(
@@ -147,7 +157,10 @@ def _packed(checkpoint: Checkpoint) -> bytes:
     out, notes = io.BytesIO(), np.frombuffer(json.dumps(checkpoint.notes).encode(), dtype=np.uint8)
     history = np.array(checkpoint.history).reshape(-1, checkpoint.parameters.size)
     owners = np.frombuffer(checkpoint.owners, dtype=np.uint8)
-    np.savez_compressed(out, parameters=checkpoint.parameters, history=history, notes=notes, owners=owners)
+    best = {} if checkpoint.best is None else {"best": checkpoint.best}
+    np.savez_compressed(
+        out, parameters=checkpoint.parameters, history=history, notes=notes, owners=owners, allow_pickle=False, **best
+    )
     return out.getvalue()
 
 
@@ -178,12 +191,9 @@ class TaskOwners(MemoryOwners):
         privacy = self.broker.books.privacy_of([bid.party_id for bid in standing])
         for bid in standing:
             owner, size = self.spec.owner(bid.slot), bid.data_size
-            asks = replace(
-                owner, x=owner.x[:size], y=owner.y[:size], valuation=_valuation(bid), privacy_budget=bid.privacy_budget
-            )
-            self._register(bid.slot, asks, *privacy[bid.party_id])
-        found = super().bids(call, accepts)
-        bidding = {bid.slot for bid in standing}
+            asks = replace(owner, x=owner.x[:size], y=owner.y[:size], privacy_budget=bid.privacy_budget)
+            self._register(bid.slot, replace(asks, valuation=valuations_of(bid)), *privacy[bid.party_id])
+        found, bidding = super().bids(call, accepts), {bid.slot for bid in standing}
         away = set(self.parties) - bidding
         return {slot: bid for slot, bid in found.items() if slot not in away and (self.simulated or slot in bidding)}
 
@@ -210,12 +220,6 @@ class TaskOwners(MemoryOwners):
         self.records[number] = record = MemoryRecord(account)
         self._guards[number] = Guard(replace(owner, cap=account.cap), record)
         self._stale.add(number)
-
-
-def _valuation(bid: BidRow) -> Valuations:
-    if bid.kind == "tabulated":
-        return Valuations.tabulated([bid.grid or []], [bid.values or []])
-    return Valuations([int(Family[bid.kind.upper()])], [bid.rate or 0.0])
 
 
 def play_round(broker: Broker, task_id: str) -> Iterator[str]:

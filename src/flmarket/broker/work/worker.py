@@ -7,39 +7,169 @@ task: they are tried again, ever more slowly. Flower tasks are played elsewhere:
 work on each (`flower.runs`). Audits and the reconciliation of the books run in threads beside it.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select, update
 
+from flmarket.audit import audit
 from flmarket.broker.core import Broker
 from flmarket.broker.database import fenced, is_transient
 from flmarket.broker.office.operator import WORKER
-from flmarket.broker.office.reconcile import StandingCheck
+from flmarket.broker.office.reconcile import RECONCILE, reconcile
 from flmarket.broker.office.tasks import recover_posting
-from flmarket.broker.requests import FLOWER, order_of
+from flmarket.broker.requests import FLOWER, AuditRequest, order_of
 from flmarket.broker.stamps import now
-from flmarket.broker.tables import PLAYABLE, TaskRow
-from flmarket.broker.work.audit_runs import AuditRuns
+from flmarket.broker.tables import PLAYABLE, AuditJob, Check, TaskRow
 from flmarket.broker.work.endings import INTERNAL, begin, end_task, ending
 from flmarket.broker.work.flower.closing import give_up
 from flmarket.broker.work.flower.runs import FlowerRuns
 from flmarket.broker.work.holders import Held, Replaced
-from flmarket.broker.work.rounds import TooFewBids, play_round
+from flmarket.broker.work.rounds import play_round
+from flmarket.client.wire import Finding
 from flmarket.errors import FlmarketError
-
-__all__ = ["Worker"]
+from flmarket.market import TooFewBids
 
 log = logging.getLogger("flmarket.broker")
 
 _STEPS = 5  # of a round, among which the task's seconds for a round are divided
 _FUNDING_MS = 10_000
 _WAIT_FOR_BIDS_MS = 500
+_PATIENCE = 3.0  # seconds for threads beside the worker's to stop
+_CHECK_SECONDS, _CHECK_SHARE = 60.0, 0.05  # how often books are reconciled, and the most of a processor for it
 _FIRST_REST, _LONGEST_REST = 0.1, 30.0  # seconds after a fault
+
+
+class _Stopped(Exception):
+    """The service ends; the audit goes back into the queue."""
+
+
+class _Beside:
+    """What a thread does beside the worker's; `check` says whether this process may still write."""
+
+    def __init__(self, broker: Broker, stop: threading.Event, check: Callable[[Connection], None]) -> None:
+        self._broker, self._stop, self._check = broker, stop, check
+        self._thread: threading.Thread | None = None
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _start(self, work: Callable[[], None], name: str) -> None:
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait a little for the thread."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+
+
+class StandingCheck(_Beside):
+    """Reconciles the books now and then, and keeps what was found for the operator to see."""
+
+    _due = 0.0
+
+    def ensure_running(self) -> None:
+        """Start the thread if it is time and it does not run."""
+        if time.monotonic() >= self._due and not self._is_running():
+            self._due = time.monotonic() + _CHECK_SECONDS
+            self._start(self._work, "flmarket-reconcile")
+
+    def run(self) -> tuple[Finding, ...]:
+        """Here and now."""
+        began = time.monotonic()
+        found = reconcile(self._broker.database.engine)
+        with fenced(self._check), self._broker.database.write() as session:
+            session.merge(Check(name=RECONCILE, at=now(), findings=[asdict(one) for one in found]))
+        self._due = time.monotonic() + max(_CHECK_SECONDS, (time.monotonic() - began) / _CHECK_SHARE)
+        return found
+
+    def _work(self) -> None:
+        try:
+            for one in self.run():
+                log.error("the books do not agree: %s %s: %s", one.rule, one.subject, one.message)
+        except Exception:
+            if not self._stop.is_set():  # else the database was closed under it, as announced
+                log.exception("the books could not be reconciled; it is tried again")
+
+
+class AuditRuns(_Beside):
+    """Audits one after the other, with progress that can be read. The thread lives while there are some, and stops at
+    its next sign of progress; what it leaves is begun again."""
+
+    _cut_off = False
+
+    def ensure_running(self) -> None:
+        """Start the thread if there is work and it does not run."""
+        if self._is_running():
+            return
+        if self._cut_off:
+            with fenced(self._check):
+                self.requeue()
+            self._cut_off = False
+        if self._next() is not None:
+            self._start(self._work, "flmarket-audits")
+
+    def requeue(self) -> None:
+        """What a former worker had begun is begun again."""
+        with self._broker.database.write() as session:
+            session.execute(update(AuditJob).where(AuditJob.state == "running").values(state="queued", progress=0.0))
+
+    def run_all(self) -> None:
+        """Run all audits that wait, here and now."""
+        while (audit_id := self._next()) is not None and not self._stop.is_set():
+            self._run(audit_id)
+
+    def _work(self) -> None:
+        try:
+            with fenced(self._check):
+                self.run_all()
+        except Exception:
+            self._cut_off = True
+            if not self._stop.is_set():  # else the database was closed under it, as announced
+                log.exception("the audit thread failed; what it was at is begun again")
+
+    def _next(self) -> str | None:
+        with self._broker.database.read() as session:
+            waiting = select(AuditJob.id).where(AuditJob.state == "queued").order_by(AuditJob.created_at).limit(1)
+            return session.scalar(waiting)
+
+    def _run(self, audit_id: str) -> None:
+        with self._broker.database.read() as session:
+            request = AuditRequest.model_validate(session.get_one(AuditJob, audit_id).request)
+        shown = -1.0
+
+        def progress(share: float, text: str) -> None:
+            nonlocal shown
+            if self._stop.is_set():
+                raise _Stopped
+            if share - shown >= 0.05:
+                shown = share
+                self._update(audit_id, state="running", progress=share, note=text[:200])
+
+        try:
+            report = audit(request.auction, **request.model_dump(exclude={"auction"}), progress=progress)
+            self._update(audit_id, state="done", progress=1.0, note="done", report=report.to_dict(), finished_at=now())
+        except _Stopped:
+            self._update(audit_id, state="queued", progress=0.0, note="waiting")
+        except Replaced:
+            raise
+        except FlmarketError as error:
+            self._update(audit_id, state="failed", note=str(error)[:200], finished_at=now())
+        except Exception as error:
+            if self._stop.is_set():
+                return
+            if is_transient(error):
+                raise
+            log.exception("audit %s failed unexpectedly", audit_id)
+            self._update(audit_id, state="failed", note="an internal error", finished_at=now())
+
+    def _update(self, audit_id: str, **values: object) -> None:
+        with self._broker.database.write() as session:
+            session.execute(update(AuditJob).where(AuditJob.id == audit_id).values(**values))
 
 
 class Worker:
@@ -123,7 +253,7 @@ class Worker:
                 raise
             except Exception:  # it is still there in the next turn
                 log.exception("the posting of task %s could not be cleared up", task_id)
-        due = [(task_id, engine) for task_id, engine in due if self._is_rested(task_id)]
+        due = [one for one in due if self._faults.get(one[0], (0, 0.0))[1] <= time.monotonic()]  # those that rested
         for task_id, engine in due:
             if self._stop.is_set() or not self._has_lease():
                 break
@@ -158,9 +288,10 @@ class Worker:
         """End the task; deliveries of its round are paid if it can still be told what they were."""
         try:
             give_up(self.broker, task_id, error)
-        except FlmarketError as problem:
-            if is_transient(problem):
+        except Exception as problem:
+            if isinstance(problem, Replaced) or is_transient(problem):
                 raise
+            log.warning("task %s: what its round delivered cannot be told", task_id, exc_info=True)
             end_task(self.broker, task_id, "failed", error)
 
     def _play(self, task_id: str) -> None:
@@ -171,8 +302,12 @@ class Worker:
             pause = int(1000 * order_of(session.get_one(TaskRow, task_id).spec).broker.round_seconds / _STEPS)
         playing = self._rounds.setdefault(task_id, play_round(broker, task_id))
         try:
-            while self._step(playing):
-                if pause:
+            more = True
+            while more:
+                started = time.perf_counter()
+                more = next(playing, None) is not None
+                broker.metrics.round_seconds.observe(time.perf_counter() - started)
+                if more and pause:
                     _postpone(broker, task_id, pause)
                     return
         except TooFewBids:
@@ -195,15 +330,6 @@ class Worker:
         self._rounds.pop(task_id, None)
         end_task(self.broker, task_id, state)
         return True
-
-    def _step(self, playing: Iterator[str]) -> bool:
-        started = time.perf_counter()
-        more = next(playing, None) is not None
-        self.broker.metrics.round_seconds.observe(time.perf_counter() - started)
-        return more
-
-    def _is_rested(self, task_id: str) -> bool:
-        return self._faults.get(task_id, (0, 0.0))[1] <= time.monotonic()
 
     def _has_lease(self) -> bool:
         seconds = self.broker.settings.lease_seconds

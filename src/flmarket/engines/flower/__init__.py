@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flmarket.engines.flower.inprocess import InProcessGrid
     from flmarket.engines.flower.play import FlowerRun, simulate
     from flmarket.engines.flower.ray_runtime import RayFailed
-    from flmarket.engines.flower.strategy import GridOwners, MarketStrategy
+    from flmarket.engines.flower.strategy import GridOwners, KindStrategy
     from flmarket.market import FileStore, Owner
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "FlowerRun",
     "GridOwners",
     "InProcessGrid",
-    "MarketStrategy",
+    "KindStrategy",
     "Owner",
     "OwnerFile",
     "OwnerGuard",
@@ -36,7 +36,7 @@ _HOME = {
     "FlowerRun": "play",
     "GridOwners": "strategy",
     "InProcessGrid": "inprocess",
-    "MarketStrategy": "strategy",
+    "KindStrategy": "strategy",
     "OwnerFile": "files",
     "OwnerGuard": "client",
     "RayFailed": "ray_runtime",

@@ -18,8 +18,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-__all__ = ["NodeKeys", "ServerFiles", "node_keys", "server_files"]
-
 _DAYS = 30
 
 

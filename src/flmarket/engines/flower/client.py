@@ -16,6 +16,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from flmarket.bids import FloatArray
 from flmarket.engines.flower.messages import (
     BID,
+    MASK,
+    MASKED,
     RELEASE,
     TRAIN,
     Delivery,
@@ -24,76 +26,90 @@ from flmarket.engines.flower.messages import (
     unpack,
     unpack_escrow,
     unpack_head,
+    unpack_stage,
     unpack_vector,
 )
 from flmarket.errors import InvalidInput
-from flmarket.market.kind import Announcement, Order, Refused, release_id
-from flmarket.market.owner import Guard, Owner, drops_out, guarded, spoilt
-
-__all__ = ["Compute", "OwnerGuard", "OwnerOf", "client_app"]
+from flmarket.ledger import HoldReceipt
+from flmarket.market.kind import Announcement, Order, Refused, ReleasedUpdate, release_id
+from flmarket.market.masking.guarding import SumGuard, public_identity
+from flmarket.market.owner import Guard, Owner, guarded
 
 OwnerOf = Callable[[Context], Owner]
 Compute = Callable[[Owner, Order, FloatArray], object]
+WorkOf = tuple[FloatArray, HoldReceipt | None, Callable[[], object] | None]
 
 
 class OwnerGuard:
     """A mod for `ClientApp(mods=[...])`. `owner_of` says whose machine this is, from the node's own configuration.
 
-    `faults` lets simulated owners fail as often as their market's file says; it puts a step outside the guard.
+    What is asked for is told by what a message holds, as far as its type admits it: an announcement asks for a bid, an
+    order for work if parameters come with it, and otherwise for what was released before.
     """
 
-    def __init__(self, owner_of: OwnerOf, compute: Compute | None = None, *, faults: bool = False) -> None:
-        self.owner_of, self.compute, self.faults = owner_of, compute, faults
+    def __init__(self, owner_of: OwnerOf, compute: Compute | None = None) -> None:
+        self.owner_of, self.compute = owner_of, compute
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer, or refuse; never raise, but for a simulated drop-out."""
+        """Answer, or refuse; never raise."""
         owner = guarded(lambda: self.owner_of(context))
         if isinstance(owner, Refused):
             return _refusal(0, owner, message)
-        if self.faults and owner.simulated and message.metadata.message_type == TRAIN:
-            order = guarded(lambda: unpack(Order, message))
-            if isinstance(order, Order) and drops_out(owner, order):
-                raise ConnectionError("simulated drop-out")
-        answer = guarded(lambda: self._answer(message, owner))
+        answer = guarded(lambda: self._answer(owner, message, context, call_next))
         return _refusal(owner.number, answer, message) if isinstance(answer, Refused) else answer
 
-    def _answer(self, message: Message, owner: Owner) -> Message:
+    def _answer(self, owner: Owner, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         asked, guard = message.metadata.message_type, Guard(owner)
-        if asked == BID:
-            call = unpack(Announcement, message)
-            if call is None:
-                return _refusal(owner.number, Refused("malformed", "a bid is asked for by an announcement"), message)
+        if asked not in (BID, TRAIN, RELEASE, MASK, MASKED):
+            return _refusal(
+                owner.number, Refused("unknown", "this owner answers bids, orders and nothing else"), message
+            )
+        call = unpack(Announcement, message) if asked in (BID, TRAIN) else None
+        if call is not None:
             bid, seen = guard.bid(call, unpack_head(message))
-            return reply(bid, message, head=seen)
-        order = unpack(Order, message) if asked in (TRAIN, RELEASE) else None
+            return reply(bid, message, head=seen, identity=public_identity(owner))
+        order = None if asked == BID else unpack(Order, message)
         if order is None:
-            known = asked in (TRAIN, RELEASE)
-            words = ("malformed", "work and releases are asked for by an order")
-            return _refusal(owner.number, Refused(*(words if known else _UNKNOWN)), message)
-        parameters = unpack_vector(message) if asked == TRAIN else None
-        if parameters is None:
-            vector = guard.release(order)
-        else:
-            compute, mine = self.compute, parameters
-            own = None if compute is None else lambda: compute(owner, order, mine)
-            vector = guard.train(order, mine, unpack_escrow(message), own)
-            if self.faults and owner.simulated:
-                vector = spoilt(owner, order, vector, mine)
-        return reply(Delivery(release=release_id(order), owner=owner.number), message, vector)
+            words = "bids are asked for by an announcement, work and releases by an order"
+            return _refusal(owner.number, Refused("malformed", words), message)
+        return self.carried_out(guard, order, message, context, call_next)
 
+    def carried_out(
+        self, guard: Guard, order: Order, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        """The answer to an order."""
+        delivery = Delivery(release=release_id(order), owner=guard.owner.number)
+        if message.metadata.message_type in (MASK, MASKED):
+            stage, question = unpack_stage(message)
+            work = self.work_of(guard, order, message) if message.metadata.message_type == MASKED else ()
+            answer, words = SumGuard(guard).answer(order, stage, question, *work)
+            return reply(delivery, message, stage=(stage, answer), words=words)
+        works = message.metadata.message_type == TRAIN and bool(message.content.array_records)
+        vector = self.work(guard, order, message) if works else guard.release(order)
+        return reply(delivery, message, vector)
 
-_UNKNOWN = ("unknown", "this owner answers bids, orders and nothing else")
+    def work(self, guard: Guard, order: Order, message: Message) -> ReleasedUpdate:
+        """What is released for an order, from the parameters that came with it."""
+        return guard.train(order, *self.work_of(guard, order, message))
+
+    def work_of(self, guard: Guard, order: Order, message: Message) -> WorkOf:
+        """What an order brings along: parameters and proof; and how she computes, if in a way of her own."""
+        compute, parameters = self.compute, unpack_vector(message)
+        own = None if compute is None else lambda: compute(guard.owner, order, parameters)
+        return parameters, unpack_escrow(message), own
 
 
 def _refusal(number: int, refused: Refused, message: Message) -> Message:
     return reply(Refusal(owner=number, code=refused.code, reason=refused.why), message)
 
 
-def client_app(owner_of: OwnerOf, compute: Compute | None = None, *, faults: bool = False) -> ClientApp:
+def client_app(owner_of: OwnerOf, compute: Compute | None = None, *, guard: type[OwnerGuard] = OwnerGuard) -> ClientApp:
     """The app that runs beside an owner's data. `owner_of` reads the node's own configuration, never a message."""
-    app = ClientApp(mods=[OwnerGuard(owner_of, compute, faults=faults)])
+    app = ClientApp(mods=[guard(owner_of, compute)])
 
     @app.train()
+    @app.train("mask")
+    @app.query("mask")
     @app.query("bid")
     @app.query("release")
     def answered(message: Message, context: Context) -> Message:

@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 
 from flmarket.bids import Kind
-from flmarket.engines.flower.files import BidSection, CapSection, OwnerFile
+from flmarket.engines.flower.files import IDENTITY, PEERS, BidSection, CapSection, OwnerFile
 from flmarket.engines.memory import Spec
 from flmarket.errors import ConfigError
 from flmarket.market import AuctionSpec, JointSpec, Owner
 from flmarket.privacy import Cap, Uncapped
-
-__all__ = ["registered_cap", "write_owner"]
 
 RECORDS = "records.npz"
 
@@ -48,6 +46,8 @@ def _described(market: Spec, owner: Owner, kind_of_market: str) -> OwnerFile:
     """What she would write about herself."""
     given: dict[str, Any] = {"owner": owner.number, "data": RECORDS, "record": "record"}
     given |= {"classes": market.data.n_classes, "cap": CapSection.of(owner.cap)}
+    if market.kind().announcement(0).trust != "local":
+        given |= {"trust": owner.trust, "identity": IDENTITY, "peers": PEERS}
     if owner.allow_raw:
         given["allow_raw"] = True
     said = market.kind().announcement(0).model

@@ -21,6 +21,7 @@ import sys
 import time
 import tomllib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -30,16 +31,24 @@ from typing import Any
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower.certificates import NodeKeys, ServerFiles, node_keys, server_files
 from flmarket.engines.flower.dealing import registered_cap, write_owner
-from flmarket.engines.flower.play import QUIET
+from flmarket.engines.flower.files import PEERS, write_identity, write_peers
 from flmarket.engines.flower.processes import HOST, MARK, free_ports, processes_marked, send_signal, signal_group
+from flmarket.engines.flower.ray_runtime import QUIET
 from flmarket.engines.memory import Spec
 from flmarket.errors import ConfigError, FlmarketError
-from flmarket.ledger import DurableAccount, SqlLedger
-from flmarket.market import owner_account
-
-__all__ = ["Deployment", "DeploymentFailed"]
+from flmarket.ledger import DurableAccount, SqlLedger, format_micros
+from flmarket.market import FileStore, RoundRecord, owner_account
 
 _CONNECTION = "local"
+
+
+def _story(record: RoundRecord, baseline: float) -> str:
+    """A finished round in one line."""
+    ends = [state.value for state in record.state if state is not None]
+    awards = ", ".join(f"{ends.count(end)} {end}" for end in dict.fromkeys(ends)) or "no awards"
+    accuracy = record.metrics.get("accuracy")
+    score = "" if accuracy is None else f"; accuracy {accuracy:.3f} (always the largest class: {baseline:.3f})"
+    return f"{awards}, {format_micros(record.spent_micros)} paid{score}"
 
 
 class DeploymentFailed(FlmarketError):
@@ -68,6 +77,10 @@ class Deployment:
         self.spec.owner(0)  # refused if no account could hold what she sells
         self.folder.mkdir(parents=True, exist_ok=True)  # only now that everything is in order
         self.market_file.write_text(self.toml, encoding="utf-8")
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing runs yet."""
         self.mark = uuid.uuid4().hex
         self.ports: list[int] = []
         self.tls: ServerFiles | None = None
@@ -96,27 +109,39 @@ class Deployment:
         self.stop()
 
     def prepare(self) -> None:
-        """Write keys, owners' folders and the app, and register every owner's cap with the ledger."""
+        """Write keys, owners' folders and the app, and register every owner's cap with the ledger.
+
+        Owners that are there already stay as they are: their accounts remember what they sold.
+        """
+        packed = resources.files("flmarket.engines.flower") / "app"
+        with resources.as_file(packed) as source:
+            self.prepare_link(source)
+        if self.spec.kind().announcement(0).trust != "local" and not (self.owner_folder(0) / PEERS).exists():
+            identities = {i: write_identity(self.owner_folder(i)) for i in range(self.nodes)}
+            for i in range(self.nodes):  # handed round by the owners themselves, anywhere but here
+                write_peers(self.owner_folder(i) / PEERS, identities)
+        registered = registered_cap(self.spec)
+        with SqlLedger(self.ledger_url) as ledger:
+            for i in range(self.nodes):
+                if not (self.owner_folder(i) / "owner.toml").exists():
+                    write_owner(self.spec, i, self.owner_folder(i), self.kind)
+                if registered is not None and ledger.cap(owner_account(i)) is None:
+                    ledger.register_cap(owner_account(i), registered)
+
+    def prepare_link(self, app: Path) -> None:
+        """Certificates, ports, keys, and a copy of the app that is submitted."""
         self.tls = server_files(self.folder / "tls", HOST)
         self.ports = free_ports(1 + self.nodes)
         (self.folder / "logs").mkdir(exist_ok=True)
         self.state.mkdir(exist_ok=True)
-        packed = resources.files("flmarket.engines.flower") / "app"
-        with resources.as_file(packed) as source:
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, self.folder / "app", dirs_exist_ok=True, ignore=ignore)
+        ignore = shutil.ignore_patterns("__pycache__", "record")
+        shutil.copytree(app, self.folder / "app", dirs_exist_ok=True, ignore=ignore)
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
         connection = f'address = "{HOST}:{self.ports[0]}"\nroot-certificates = "{self.tls.authority}"\n'
         config = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n{connection}'
         (home / "config.toml").write_text(config, encoding="utf-8")
         self.keys = [node_keys(self.owner_folder(i), "key") for i in range(self.nodes)]
-        registered = registered_cap(self.spec)
-        with SqlLedger(self.ledger_url) as ledger:
-            for i in range(self.nodes):
-                write_owner(self.spec, i, self.owner_folder(i), self.kind)
-                if registered is not None:
-                    ledger.register_cap(owner_account(i), registered)
 
     def owner_folder(self, owner: int) -> Path:
         """Where one owner's data, configuration and record are."""
@@ -156,8 +181,12 @@ class Deployment:
         return self._launch(
             name, "flower-supernode", "--superlink", f"{HOST}:{self.ports[0]}", "--root-certificates",
             str(self.tls.authority), "--auth-supernode-private-key", str(key), "--host", HOST, "--port", str(port),
-            "--node-config", f'owner-file="{folder / "owner.toml"}"', FLWR_HOME=str(folder / "flwr"),
+            "--node-config", self.node_config(folder), FLWR_HOME=str(folder / "flwr"),
         )  # fmt: skip
+
+    def node_config(self, folder: Path) -> str:
+        """What the SuperNode of an owner's folder is told."""
+        return f'owner-file="{folder / "owner.toml"}"'
 
     def revive_node(self, owner: int, seconds: float = 180.0) -> None:
         """Start a SuperNode that was killed: Flower takes it back once its heartbeat has lapsed, a minute at most."""
@@ -180,25 +209,36 @@ class Deployment:
             "market": str(self.market_file), "ledger": self.ledger_url, "state": str(self.state), "nodes": self.nodes,
             "bid-seconds": self.bid_seconds, "train-seconds": self.train_seconds,
         }  # fmt: skip
-        overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        self._launch("run", "flwr", "run", str(self.folder / "app"), _CONNECTION, "--stream", "--run-config", overrides)
+        self.submit(" ".join(f"{key}={json.dumps(value)}" for key, value in settings.items()))
 
-    def wait(self, seconds: float) -> dict[str, Any]:
-        """Wait for the end of the run and return what the server wrote."""
-        deadline = time.monotonic() + seconds
+    def submit(self, overrides: str) -> None:
+        """`flwr run`, with what is overridden in the app's configuration."""
+        given = ("--run-config", overrides) if overrides else ()
+        self._launch("run", "flwr", "run", str(self.folder / "app"), _CONNECTION, "--stream", *given)
+
+    def wait(self, seconds: float, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+        """Wait for the end of the run and return what the server wrote; every finished round is told as it comes."""
+        deadline, store, told = time.monotonic() + seconds, FileStore(self.state / "server"), 0
         while time.monotonic() < deadline:
+            while (record := store.record(told)) is not None:
+                told += 1
+                tell(f"round {told}: {_story(record, self.spec.data.baseline_accuracy)}")
             if (self.state / "result.json").exists():
                 return dict(json.loads((self.state / "result.json").read_text()))
             if self.processes["run"].poll() is not None:
                 time.sleep(1.0)  # the result may be written as the stream ends
                 if not (self.state / "result.json").exists():
                     raise DeploymentFailed(f"the run ended without a result, see {self.log('run')}")
-            for name in ("superlink", *(f"supernode-{i}" for i in range(self.nodes))):
-                process = self.processes.get(name)
-                if process is not None and process.poll() is not None:
-                    raise DeploymentFailed(f"{name} ended with code {process.returncode}, see {self.log(name)}")
+            self.check_alive()
             time.sleep(0.2)
         raise DeploymentFailed(f"no result after {seconds:g} s, see {self.log('run')}")
+
+    def check_alive(self) -> None:
+        """Whether SuperLink and SuperNodes are still there; an error that names the log if not."""
+        for name in ("superlink", *(f"supernode-{i}" for i in range(self.nodes))):
+            process = self.processes.get(name)
+            if process is not None and process.poll() is not None:
+                raise DeploymentFailed(f"{name} ended with code {process.returncode}, see {self.log(name)}")
 
     def accounts(self) -> dict[int, DurableAccount]:
         """The owners' privacy accounts, as their own machines have them; close them."""

@@ -22,8 +22,6 @@ from flwr.app import Message
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-__all__ = ["Roster", "exchange"]
-
 _log = logging.getLogger(__name__)
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 0.5
 

@@ -16,8 +16,6 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["InProcessGrid"]
-
 _FIRST_NODE = 1_000
 
 

@@ -1,11 +1,16 @@
 """What travels between buyer and owners (`flmarket.market.kind`) in the form of Flower's records.
 
-Four exchanges, each a question and its answer:
+Six exchanges, each a question and its answer:
 
     query.bid      Announcement → Bid, or Refusal ("nothing to sell")
     train          Order + parameters → Delivery + vector, or Refusal
     query.release  Order → Delivery + the vector that was released before, or Refusal
+    query.mask     Order + a stage of a masked sum and its question → Delivery + the answer, or Refusal
+    train.mask     the same for the stage at which she trains: + parameters → + her masked input
     (all others)   refused
+
+A `train` message may hold any of the three questions: that is the only type that every ClientApp takes, so it is how
+owners behind somebody else's app are asked (`flmarket.flower`).
 
 Every field is checked on arrival, by type and range; a record with missing, additional or odd fields is an error and
 never half read. What would break it: trusting a field that the receiver can compute. Award and release ids follow from
@@ -20,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -31,23 +36,12 @@ from flmarket.bids import FloatArray
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import Head, HoldReceipt
 from flmarket.market.kind import Announcement, Bid, Order, ReleasedUpdate
+from flmarket.market.masking import STAGES
+from flmarket.market.masking.primitives import KEY as _KEY
+from flmarket.market.masking.primitives import Words
 from flmarket.privacy import event_from_dict, event_to_dict
 
-__all__ = [
-    "BID",
-    "RELEASE",
-    "TRAIN",
-    "Delivery",
-    "Refusal",
-    "pack",
-    "reply",
-    "unpack",
-    "unpack_escrow",
-    "unpack_head",
-    "unpack_vector",
-]
-
-BID, TRAIN, RELEASE = "query.bid", "train", "query.release"
+BID, TRAIN, RELEASE, MASK, MASKED = "query.bid", "train", "query.release", "query.mask", "train.mask"
 
 # Limits on everything that arrives: longer texts or larger numbers are not messages of this market.
 LONGEST_TEXT = 2_000
@@ -76,29 +70,50 @@ class Refusal:
 _Beside = TypeVar("_Beside")
 Value = TypeVar("Value", Announcement, Bid, Order, Delivery, Refusal)
 _RECORD = {Announcement: "announcement", Bid: "bid", Order: "order", Delivery: "delivery", Refusal: "refusal"}
-_VECTOR, _ARRAY = "vector", "values"
+VECTOR, _ARRAY = "vector", "values"
 _SINGLE, _DOUBLE = "float32", "float64"
 _HEAD, _ESCROW, _TEXT = "head", "escrow", "json"
+_IDENTITY, _STAGE, _WORDS = "identity", "stage", "words"
+LONGEST_STAGE = 10_000_000
 LONGEST_PROOF = 20_000
+RESERVED = frozenset({*_RECORD.values(), VECTOR, _HEAD, _ESCROW})  # names of records that are the market's own
 
 
 def pack(
     value: Announcement | Bid | Order | Delivery | Refusal,
-    vector: FloatArray | None = None,
+    vector: FloatArray | ArrayRecord | None = None,
     *,
     head: Head | None = None,
     escrow: HoldReceipt | None = None,
+    identity: bytes = b"",
+    stage: tuple[str, bytes] | None = None,
+    words: Words | None = None,
     dtype: str = _DOUBLE,
 ) -> RecordDict:
-    """The value as a message's content, with what goes beside it; the vector in numbers of this type."""
+    """The value as a message's content, with what goes beside it; the vector in numbers of this type.
+
+    A record that was made before (`vector_record`) is not copied: the same for all messages that carry it.
+    `stage` is one of a masked sum with its question or answer, `words` a masked input.
+    """
     config = {f.name.replace("_", "-"): _plain(getattr(value, f.name)) for f in fields(value)}
     content = RecordDict({_RECORD[type(value)]: ConfigRecord(config)})
     if vector is not None:
-        content[_VECTOR] = ArrayRecord({_ARRAY: Array(np.asarray(vector).astype(dtype))})
+        content[VECTOR] = vector if isinstance(vector, ArrayRecord) else vector_record(vector, dtype)
     for name, proof in ((_HEAD, head), (_ESCROW, escrow)):
         if proof is not None:
-            content[name] = ConfigRecord({_TEXT: json.dumps(proof.to_dict())})
+            content[name] = text_record(json.dumps(proof.to_dict()))
+    if identity:
+        content[_IDENTITY] = ConfigRecord({"key": identity})
+    if stage is not None:
+        content[_STAGE] = ConfigRecord({"name": stage[0], "body": stage[1]})
+    if words is not None:
+        content[_WORDS] = ArrayRecord({_ARRAY: Array(words)})
     return content
+
+
+def vector_record(vector: FloatArray, dtype: str = _DOUBLE) -> ArrayRecord:
+    """A vector as a message carries it."""
+    return ArrayRecord({_ARRAY: Array(np.asarray(vector).astype(dtype))})
 
 
 def _plain(item: Any) -> Any:
@@ -122,20 +137,24 @@ def unpack(cls: type[Value], message: Message) -> Value | None:
 def unpack_vector(message: Message, length: int = LARGEST_VECTOR) -> FloatArray:
     """The vector of at most `length` numbers that a message carries; raises InvalidInput if there is none."""
     records = message.content.array_records
-    if _VECTOR not in records or list(records[_VECTOR]) != [_ARRAY]:
+    if VECTOR not in records or list(records[VECTOR]) != [_ARRAY]:
         raise InvalidInput("vector", list(records), "one array of numbers")
-    array = records[_VECTOR][_ARRAY]
-    known = array.stype == "numpy.ndarray" and array.dtype in (_SINGLE, _DOUBLE)
+    return numbers("vector", records[VECTOR][_ARRAY], length)
+
+
+def numbers(name: str, array: Array, length: int, accepted: Sequence[str] = (_SINGLE, _DOUBLE)) -> FloatArray:
+    """What an array of at most `length` numbers holds; raises InvalidInput unless it is what it says it is."""
+    known = array.stype == "numpy.ndarray" and array.dtype in accepted
     if not known or len(array.data) > 8 * length + 4096:
         found = f"{array.stype} of {array.dtype}, {len(array.data)} bytes"
-        raise InvalidInput("vector", found, f"a float array of {length} numbers")
+        raise InvalidInput(name, found, f"a float array of {length} numbers")
     try:
-        numbers = array.numpy()
+        found_there = array.numpy()
     except (ValueError, TypeError, OSError, EOFError, MemoryError) as error:
-        raise InvalidInput("vector", type(error).__name__, "a readable array of numbers") from None
-    if str(numbers.dtype) != array.dtype:
-        raise InvalidInput("vector", str(numbers.dtype), f"what it says it is: {array.dtype}")
-    return np.asarray(numbers, dtype=np.float64)
+        raise InvalidInput(name, type(error).__name__, "a readable array of numbers") from None
+    if str(found_there.dtype) != array.dtype:
+        raise InvalidInput(name, str(found_there.dtype), f"what it says it is: {array.dtype}")
+    return np.asarray(found_there, dtype=np.float64)
 
 
 def unpack_head(message: Message) -> Head | None:
@@ -148,29 +167,90 @@ def unpack_escrow(message: Message) -> HoldReceipt | None:
     return _beside(message, _ESCROW, HoldReceipt.from_dict)
 
 
-def _beside(message: Message, name: str, meaning: Callable[[Any], _Beside]) -> _Beside | None:
-    record = message.content.config_records.get(name)
+def unpack_identity(message: Message) -> bytes:
+    """The public key by which an owner is known in masked sums, beside a bid; empty if she has none."""
+    record = message.content.config_records.get(_IDENTITY)
+    if record is None:
+        return b""
+    key = record.get("key")
+    if set(record) != {"key"} or not isinstance(key, bytes) or len(key) != _KEY:
+        raise InvalidInput(_IDENTITY, sorted(record), f"a key of {_KEY} bytes")
+    return key
+
+
+def unpack_stage(message: Message) -> tuple[str, bytes]:
+    """A stage of a masked sum, and its question or answer, not yet read."""
+    record = message.content.config_records.get(_STAGE, ConfigRecord())
+    name, body = record.get("name"), record.get("body")
+    if set(record) != {"name", "body"} or not isinstance(name, str) or not isinstance(body, bytes):
+        raise InvalidInput(_STAGE, sorted(record), "a stage's name and body")
+    if name not in STAGES or len(body) > LONGEST_STAGE:
+        raise InvalidInput(_STAGE, (name, len(body)), f"one of {', '.join(STAGES)}, of at most {LONGEST_STAGE} bytes")
+    return name, body
+
+
+def unpack_words(message: Message, length: int) -> Words | None:
+    """A masked input of so many words, if one came; what is wrong with it otherwise its receiver finds."""
+    record = message.content.array_records.get(_WORDS)
     if record is None:
         return None
-    text = record.get(_TEXT)
-    if set(record) != {_TEXT} or not isinstance(text, str) or len(text) > LONGEST_PROOF:
-        raise InvalidInput(name, sorted(record), f"one text of at most {LONGEST_PROOF} characters")
+    array = record.get(_ARRAY)
+    if array is None or array.dtype not in ("uint32", "uint64") or len(array.data) > 8 * length + 4096:
+        raise InvalidInput(_WORDS, list(record), f"an array of {length} whole numbers")
+    try:
+        words = array.numpy()
+    except (ValueError, TypeError, OSError, EOFError, MemoryError) as error:
+        raise InvalidInput(_WORDS, type(error).__name__, "a readable array of numbers") from None
+    if str(words.dtype) != array.dtype:
+        raise InvalidInput(_WORDS, str(words.dtype), f"what it says it is: {array.dtype}")
+    return words
+
+
+def _beside(message: Message, name: str, meaning: Callable[[Any], _Beside]) -> _Beside | None:
+    text = unpack_text(message, name, LONGEST_PROOF)
+    if text is None:
+        return None
     try:
         return meaning(json.loads(text))
     except (ValueError, RecursionError):
         raise InvalidInput(name, len(text), "a readable proof") from None
 
 
+def unpack_text(message: Message, name: str, longest: int) -> str | None:
+    """A text that goes beside, if any."""
+    record = message.content.config_records.get(name)
+    if record is None:
+        return None
+    text = record.get(_TEXT)
+    if set(record) != {_TEXT} or not isinstance(text, str) or len(text) > longest:
+        raise InvalidInput(name, sorted(record), f"one text of at most {longest} characters")
+    return text
+
+
+def text_record(text: str) -> ConfigRecord:
+    """A text as it goes beside."""
+    return ConfigRecord({_TEXT: text})
+
+
 def reply(
-    value: Bid | Delivery | Refusal, to: Message, vector: ReleasedUpdate | None = None, *, head: Head | None = None
+    value: Bid | Delivery | Refusal,
+    to: Message,
+    vector: ReleasedUpdate | None = None,
+    *,
+    head: Head | None = None,
+    identity: bytes = b"",
+    stage: tuple[str, bytes] | None = None,
+    words: Words | None = None,
 ) -> Message:
     """An answer that holds this and nothing else; of vectors only one that a guard has released.
 
     Its numbers are of the type in which the parameters came: so the size of an answer depends on the question alone.
     """
-    asked = to.content.array_records.get(_VECTOR) if to.has_content() else None
+    asked = to.content.array_records.get(VECTOR) if to.has_content() else None
     single = asked is not None and any(array.dtype == _SINGLE for array in asked.values())
-    return Message(pack(value, vector, head=head, dtype=_SINGLE if single else _DOUBLE), reply_to=to)
+    dtype = _SINGLE if single else _DOUBLE
+    content = pack(value, vector, head=head, identity=identity, stage=stage, words=words, dtype=dtype)
+    return Message(content, reply_to=to)
 
 
 def _checked(key: str, value: Any, kind: str) -> Any:

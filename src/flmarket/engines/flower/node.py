@@ -21,8 +21,6 @@ from flmarket.market import Owner
 if TYPE_CHECKING:
     from flmarket.engines.memory import Spec
 
-__all__ = ["app", "owner_of_node", "run_setting"]
-
 
 def owner_of_node(context: Context) -> Owner:
     """Whose machine this is."""
@@ -59,4 +57,4 @@ def run_setting(context: Context, key: str) -> str:
     return value
 
 
-app = client_app(owner_of_node, faults=True)
+app = client_app(owner_of_node)

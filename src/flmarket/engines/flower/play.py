@@ -14,20 +14,22 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from flwr.app import Context
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
 
 from flmarket.bids import FloatArray
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.flower.client import client_app
+from flmarket.engines.flower.client import OwnerGuard, client_app
 from flmarket.engines.flower.inprocess import InProcessGrid
-from flmarket.engines.flower.ray_runtime import QUIET, play_on_ray
-from flmarket.engines.flower.strategy import MarketStrategy
+from flmarket.engines.flower.messages import MASKED, TRAIN, unpack, unpack_vector
+from flmarket.engines.flower.ray_runtime import play_on_ray
+from flmarket.engines.flower.strategy import KindStrategy
 from flmarket.engines.memory import Spec
 from flmarket.ledger import Ledger, MemoryLedger
 from flmarket.market import FileStore, Owner, RoundRecord
+from flmarket.market.kind import Order, ReleasedUpdate
 from flmarket.market.kinds import SamplingSpec
-
-__all__ = ["QUIET", "Dealer", "FlowerRun", "simulate", "store_spec"]
+from flmarket.market.owner import Guard, drops_out, guarded, spoilt
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +55,29 @@ class Dealer:
         return _dealt(self, int(context.node_config["partition-id"]))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _dealt(dealer: Dealer, number: int) -> Owner:
     return _stored_spec(dealer.spec_file).owner(
         number, dealer.records / f"owner-{number}", seeded=not dealer.secure_noise
     )
+
+
+class FailingGuard(OwnerGuard):
+    """For simulations: owners fail as often as their market's file says. It puts a step outside the guard."""
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer, or drop out."""
+        owner = self.owner_of(context)
+        if owner.simulated and message.metadata.message_type in (TRAIN, MASKED):
+            order = guarded(lambda: unpack(Order, message))
+            if isinstance(order, Order) and drops_out(owner, order):
+                raise ConnectionError("simulated drop-out")
+        return super().__call__(message, context, call_next)
+
+    def work(self, guard: Guard, order: Order, message: Message) -> ReleasedUpdate:
+        """What she sends instead of what she should."""
+        vector = super().work(guard, order, message)
+        return spoilt(guard.owner, order, vector, unpack_vector(message)) if guard.owner.simulated else vector
 
 
 def store_spec(spec: Spec, folder: Path) -> Path:
@@ -97,11 +117,11 @@ def simulate(
     books = MemoryLedger() if ledger is None else ledger
     spec_file = store_spec(spec, folder)
     store = FileStore(folder / "server", synchronised=False)
-    played = MarketStrategy(
+    played = KindStrategy(
         spec.kind(), books, store, nodes=spec.partition.owners, progress=progress,
         bid_seconds=bid_seconds, train_seconds=train_seconds, **strategy,
     )  # fmt: skip
-    app = client_app(Dealer(spec_file, folder / "owners", secure_noise), faults=True)
+    app = client_app(Dealer(spec_file, folder / "owners", secure_noise), guard=FailingGuard)
     if backend == "in-process":
         played.start(InProcessGrid(app, spec.partition.owners))
     else:

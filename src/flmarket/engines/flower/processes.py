@@ -1,7 +1,7 @@
 """Processes and ports of a deployment on this machine.
 
 A deployment marks its processes by a variable in their environment, which children inherit however they detach; so they
-can be found and ended by id, and nobody else's are touched. Reads /proc: Linux only.
+can be found and ended by id, and nobody else's are touched.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import contextlib
 import os
 import re
 import socket
-from pathlib import Path
 
-__all__ = ["HOST", "MARK", "free_ports", "processes_marked", "send_signal", "signal_group"]
+import psutil
 
 HOST = "127.0.0.1"
 MARK = "FLMARKET_DEPLOYMENT"
@@ -20,20 +19,13 @@ MARK = "FLMARKET_DEPLOYMENT"
 
 def processes_marked(mark: str, command: str = "") -> list[int]:
     """Ids of living processes that carry a deployment's mark, those whose command line matches a pattern."""
-    found = []
-    wanted = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if re.search(command, line):
-                    found.append(int(entry.name))
-        except OSError:  # it ended meanwhile, or is somebody else's
-            continue
-    return found
+    return [
+        process.pid
+        for process in psutil.process_iter(["status", "environ", "cmdline"])  # None where it is somebody else's
+        if process.info["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        and (process.info["environ"] or {}).get(MARK) == mark
+        and re.search(command, " ".join(process.info["cmdline"] or ()))
+    ]
 
 
 def free_ports(count: int) -> list[int]:

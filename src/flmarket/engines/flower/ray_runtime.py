@@ -28,9 +28,7 @@ from flwr.supercore.run import Run
 from flmarket.errors import FlmarketError
 
 if TYPE_CHECKING:
-    from flmarket.engines.flower.strategy import MarketStrategy
-
-__all__ = ["QUIET", "ListeningGrid", "RayFailed", "play_on_ray"]
+    from flmarket.engines.flower.strategy import KindStrategy
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 PATIENCE = 60.0
@@ -104,7 +102,7 @@ class ListeningGrid(Grid):
             raise RayFailed("Flower's simulation ended before the market did")
 
 
-def play_on_ray(played: MarketStrategy, app: ClientApp, owners: int, *, patience: float | None = None) -> None:
+def play_on_ray(played: KindStrategy, app: ClientApp, owners: int, *, patience: float | None = None) -> None:
     """Play a market with so many simulated owners; raises what the strategy raises, or `RayFailed`."""
     os.environ.update(QUIET)
     patience = PATIENCE if patience is None else patience

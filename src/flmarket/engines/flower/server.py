@@ -15,12 +15,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flmarket.engines.flower.node import market_of, run_setting
-from flmarket.engines.flower.strategy import MarketStrategy
+from flmarket.engines.flower.strategy import KindStrategy
 from flmarket.files import write_file
 from flmarket.ledger import SqlLedger
 from flmarket.market import FileStore
-
-__all__ = ["app", "serve"]
 
 app = ServerApp()
 
@@ -32,7 +30,7 @@ def serve(grid: Grid, context: Context) -> None:
     market = Path(run_setting(context, "market"))
     kind = market_of(market).kind()
     with SqlLedger(run_setting(context, "ledger")) as ledger:
-        strategy = MarketStrategy(
+        strategy = KindStrategy(
             kind, ledger, FileStore(state / "server"), nodes=int(settings.get("nodes", 1)),
             bid_seconds=float(settings.get("bid-seconds", 60.0)),
             train_seconds=float(settings.get("train-seconds", 600.0)),

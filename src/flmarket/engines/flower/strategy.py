@@ -1,16 +1,19 @@
 """Owners behind Flower's grid, and the strategy that plays the market's round with them.
 
 `GridOwners` asks nodes (bids by QUERY, orders by TRAIN), by deadlines: who does not answer in time is not in the round.
-`MarketStrategy` is a `flwr.serverapp.strategy.Strategy` whose `start` drives `flmarket.market.Rounds`, which goes on
-where a crashed server stopped, keeps its books, and puts each delivery on disk as it comes. Flower's own loop has
-nothing to add: its four questions get no answer here.
+All orders of a round share one record of parameters. What happens is told to Flower's own log, which
+`flwr run --stream` shows. `KindStrategy` is a `flwr.serverapp.strategy.Strategy` whose `start` drives
+`flmarket.market.Rounds`, which goes on where a crashed server stopped, keeps its books, and puts each delivery on disk
+as it comes. Flower's own loop has nothing to add: its four questions get no answer here.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -21,33 +24,46 @@ from flmarket.bids import FloatArray
 from flmarket.engines.flower.exchange import Roster, exchange
 from flmarket.engines.flower.messages import (
     BID,
+    MASK,
+    MASKED,
     RELEASE,
     TRAIN,
+    VECTOR,
     Delivery,
     Refusal,
     pack,
     unpack,
     unpack_head,
+    unpack_identity,
+    unpack_stage,
     unpack_vector,
+    unpack_words,
+    vector_record,
 )
 from flmarket.errors import InvalidInput
 from flmarket.learning import Model, dimension, from_named, to_named
-from flmarket.ledger import Head, Ledger
+from flmarket.ledger import Head, HoldReceipt, Ledger
 from flmarket.market import kind as market
 from flmarket.market.kind import Announcement, Bad, Bid, Delivered, MarketKind, Order, Refused, ReleasedUpdate
-from flmarket.market.owner import REPLAY
+from flmarket.market.masking import INPUT, Reply
+from flmarket.market.masking.delivering import summed
+from flmarket.market.owner import MASKING, REPLAY
 from flmarket.market.round import Prove, Rounds
-from flmarket.market.store import RoundStore
+from flmarket.market.store import MemoryStore, RoundStore
 from flmarket.market.task import RoundRecord
 
-__all__ = ["GridOwners", "MarketStrategy"]
-
+Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("flwr")  # Flower's: what is said here appears in its streams
 
 
 class GridOwners:
-    """Owners at the nodes of a grid, who go by the ledger's `head`. `known_nodes` (node → owner) admits only those."""
+    """Owners at the nodes of a grid, who go by the ledger's `head`. `known_nodes` (node → owner) admits only those.
+
+    Masked sums under way are kept in `store`, so that another process can go on with them.
+    """
+
+    types: ClassVar[Mapping[str, str]] = {BID: BID, TRAIN: TRAIN, RELEASE: RELEASE}
 
     def __init__(
         self,
@@ -58,7 +74,10 @@ class GridOwners:
         bid_seconds: float,
         train_seconds: float,
         known_nodes: Mapping[int, int] | None = None,
+        store: RoundStore | None = None,
     ) -> None:
+        self.store: RoundStore = MemoryStore() if store is None else store
+        self.identities: dict[int, bytes] = {}
         self.grid, self.head, self.length = grid, head, dimension(model)
         self.dtype = str(np.dtype(getattr(model, "dtype", np.float64)))
         self.bid_seconds, self.train_seconds = bid_seconds, train_seconds
@@ -72,21 +91,33 @@ class GridOwners:
 
     def bids(self, call: Announcement, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
         """The bids of whoever answers in time and speaks for one owner."""
-        online, head = list(self.grid.get_node_ids()), self.head()
-        bids, heads = dict[int, Bid](), dict[int, Head]()
-        for answers in self._exchange(BID, call.round_index, {node: pack(call, head=head) for node in online}):
+        online, question = self.asked(), pack(call, head=self.head())
+        bids, heads, keys = dict[int, Bid](), dict[int, Head](), dict[int, bytes]()
+        others = Counter[str]()
+        for answers in self._exchange(BID, call.round_index, dict.fromkeys(online, question)):
             for answer in answers:
                 node = answer.metadata.src_node_id
                 try:
-                    bid, seen = unpack(Bid, answer), unpack_head(answer) if answer.has_content() else None
+                    bid, refusal = unpack(Bid, answer), unpack(Refusal, answer)
+                    seen, key = (None, b"") if bid is None else (unpack_head(answer), unpack_identity(answer))
                 except InvalidInput as error:
                     _log.warning("node %s: %s", node, error)
                     continue
-                if bid is not None and accepts(bid):
-                    bids[node] = bid
+                if refusal is not None:
+                    others[refusal.reason] += 1
+                elif bid is None:
+                    others[f"no bid but {answer.error.reason if answer.has_error() else 'something else'}"] += 1
+                elif not accepts(bid):
+                    others["a bid that makes no sense"] += 1
+                else:
+                    bids[node], keys[node] = bid, key
                     if seen is not None:
                         heads[node] = seen
+        _log.info("bids: %s of %s nodes", len(bids), len(online))
+        for reason, times in others.most_common(5):
+            _log.info("\t%s × %s", times, reason[:200])
         standing = self.roster.roll_call({node: bid.owner for node, bid in bids.items()}, online)
+        self.identities |= {owner: keys[node] for node, owner in standing.items() if keys[node]}
         self._seen |= {owner: heads[node] for node, owner in standing.items() if node in heads}
         return {owner: bids[node] for node, owner in standing.items()}
 
@@ -95,18 +126,44 @@ class GridOwners:
     ) -> Iterator[Mapping[int, market.Delivery]]:
         """Send orders with their proofs, and hand over what comes, as it comes."""
         self._find(call, orders)
-        proofs = prove(orders, self._seen) if orders else {}
-        return self._ask(
-            TRAIN, orders, lambda order: pack(order, parameters, escrow=proofs.get(order.award), dtype=self.dtype)
-        )
+        proofs, start = prove(orders, self._seen) if orders else {}, self.start(parameters)
+        if any(order.share for order in orders):
+            return self._summed(call, orders, parameters, proofs)
+        return self._ask(TRAIN, orders, lambda order: start | self.order(order, proofs.get(order.award)))
+
+    def _summed(
+        self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, proofs: Mapping[str, HoldReceipt]
+    ) -> Iterator[Mapping[int, market.Delivery]]:
+        """Have orders carried out of which only the sum is to be seen."""
+        wanted = {order.owner: order for order in orders}
+
+        def ask(stage: str, questions: Mapping[int, bytes]) -> Iterator[Mapping[int, Reply | Refused]]:
+            trains, contents = stage == INPUT, dict[int, RecordDict]()
+            for owner, question in questions.items():
+                node, order = self.roster.node(owner), wanted.get(owner)
+                if node is None or order is None:
+                    continue
+                start, proof = (parameters, proofs.get(order.award)) if trains else (None, None)
+                contents[node] = pack(order, start, escrow=proof, stage=(stage, question), dtype=self.dtype)
+            for answers in self._exchange(MASKED if trains else MASK, orders[0].round_index, contents):
+                came = dict[int, Reply | Refused]()
+                for answer in answers:
+                    speaks = self.roster.owner(answer.metadata.src_node_id)
+                    if speaks in wanted and not answer.has_error():
+                        came[speaks] = _stage(answer, wanted[speaks], stage, self.length)
+                yield came
+
+        return summed(call, orders, self.identities, self.store, ask)
 
     def replay(self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid]) -> None:
         """Owners keep what they did."""
 
     def released(self, call: Announcement, orders: Sequence[Order]) -> Iterator[Mapping[int, market.Delivery]]:
         """Ask for releases of before."""
+        if any(order.share for order in orders):  # nothing leaves alone: the sum is taken up again
+            return iter(())
         self._find(call, orders)
-        return self._ask(RELEASE, orders, pack)
+        return self._ask(RELEASE, orders, lambda order: self.order(order, None))
 
     def state(self) -> bytes:
         """Owners keep theirs."""
@@ -115,49 +172,85 @@ class GridOwners:
     def restore(self, state: bytes) -> None:
         """Owners keep theirs."""
 
+    # what a subclass may say in its own way
+
+    def asked(self) -> list[int]:
+        """The nodes that are asked for bids."""
+        return list(self.grid.get_node_ids())
+
+    def start(self, parameters: FloatArray) -> Records:
+        """What all orders of a round carry."""
+        return {VECTOR: vector_record(parameters, self.dtype)}
+
+    def order(self, order: Order, escrow: HoldReceipt | None) -> Records:
+        """What one order, or the question for its release, carries besides."""
+        return dict(pack(order, escrow=escrow))
+
+    def vector(self, answer: Message) -> FloatArray:
+        """What an answer delivers; raises InvalidInput if that is no vector."""
+        return unpack_vector(answer, self.length)
+
     def _find(self, call: Announcement, orders: Sequence[Order]) -> None:
         """A roll-call if somebody's node is not known: offers stand, so asking again changes nothing."""
         if any(self.roster.node(order.owner) is None for order in orders):
             self.bids(call, lambda bid: True)
 
     def _ask(
-        self, kind: str, orders: Sequence[Order], content: Callable[[Order], RecordDict]
+        self, kind: str, orders: Sequence[Order], content: Callable[[Order], Records]
     ) -> Iterator[Mapping[int, market.Delivery]]:
         if not orders:
             return
         wanted = {order.owner: order for order in orders}
         nodes = {node: order for order in orders if (node := self.roster.node(order.owner)) is not None}
-        contents = {node: content(order) for node, order in nodes.items()}
+        contents = {node: RecordDict(content(order)) for node, order in nodes.items()}
         for answers in self._exchange(kind, orders[0].round_index, contents):
             came: dict[int, market.Delivery] = {}
             for answer in answers:
                 owner = self.roster.owner(answer.metadata.src_node_id)
                 if owner in wanted and not answer.has_error():  # a crash at the other end is silence
-                    came[owner] = _delivery(answer, wanted[owner], self.length)
+                    came[owner] = self._delivery(answer, wanted[owner])
             yield came
 
     def _exchange(self, kind: str, index: int, contents: Mapping[int, RecordDict]) -> Iterator[list[Message]]:
-        seconds = self.train_seconds if kind == TRAIN else self.bid_seconds
-        made = [Message(content, node, kind, ttl=seconds, group_id=str(index)) for node, content in contents.items()]
+        seconds = self.train_seconds if kind in (TRAIN, MASKED) else self.bid_seconds
+        made = [
+            Message(content, node, self.types.get(kind, kind), ttl=seconds, group_id=str(index))
+            for node, content in contents.items()
+        ]
         return exchange(self.grid, made, seconds=seconds)
 
+    def _delivery(self, answer: Message, order: Order) -> Delivered | Bad | Refused:
+        """What an owner's answer to an order is; the vector is not yet checked."""
+        try:
+            refusal, delivery = unpack(Refusal, answer), unpack(Delivery, answer)
+            if refusal is not None:
+                return Refused(refusal.code, refusal.reason, replayed=refusal.code == REPLAY)
+            if delivery is None:
+                return Bad("neither a delivery nor a refusal")
+            if (delivery.release, delivery.owner) != (market.release_id(order), order.owner):
+                return Bad("another award's")
+            return Delivered(ReleasedUpdate(self.vector(answer)))
+        except InvalidInput as problem:
+            return Bad(str(problem))
 
-def _delivery(answer: Message, order: Order, length: int) -> Delivered | Bad | Refused:
-    """What an owner's answer to an order is; the vector is not yet checked."""
+
+def _stage(answer: Message, order: Order, stage: str, length: int) -> Reply | Refused:
+    """What an owner's answer to a stage of a masked sum is; not yet checked."""
     try:
         refusal, delivery = unpack(Refusal, answer), unpack(Delivery, answer)
         if refusal is not None:
-            return Refused(refusal.code, refusal.reason, replayed=refusal.code == REPLAY)
-        if delivery is None:
-            return Bad("neither a delivery nor a refusal")
-        if (delivery.release, delivery.owner) != (market.release_id(order), order.owner):
-            return Bad("another award's")
-        return Delivered(ReleasedUpdate(unpack_vector(answer, length)))
+            return Refused(refusal.code, refusal.reason)
+        if delivery is None or (delivery.release, delivery.owner) != (market.release_id(order), order.owner):
+            return Refused(MASKING, f"the answer of owner {order.owner} is another award's, or none")
+        name, body = unpack_stage(answer)
+        if name != stage:
+            return Refused(MASKING, f"owner {order.owner} answered the stage {name!r} when asked for {stage!r}")
+        return body, unpack_words(answer, length)
     except InvalidInput as problem:
-        return Bad(str(problem))
+        return Refused(MASKING, f"the answer of owner {order.owner} is malformed: {problem}")
 
 
-class MarketStrategy(Strategy):
+class KindStrategy(Strategy):
     """Plays a market kind on a grid, with a ledger for the money and a store for what a crash must not lose.
 
     `bid_seconds` and `train_seconds` are the deadlines. `nodes` waits for so many nodes before the first round.
@@ -235,7 +328,7 @@ class MarketStrategy(Strategy):
             kind.parameters = from_named(kind.model, {name: one.numpy() for name, one in initial_arrays.items()})
         owners = GridOwners(
             grid, kind.model, self.ledger.head, bid_seconds=self.bid_seconds, known_nodes=self.known_nodes,
-            train_seconds=self.train_seconds if timeout is None else timeout,
+            train_seconds=self.train_seconds if timeout is None else timeout, store=self.store,
         )  # fmt: skip
 
         def tell(record: RoundRecord) -> None:

@@ -5,10 +5,8 @@ comes from the training records only; what is learned from test records would le
 comparison: another split. Splits are drawn from fixed seeds, so a name means the same records everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -39,7 +37,7 @@ class Encoding:
     @classmethod
     def fit(
         cls, table: Table, numbers: Iterable[str], categories: Mapping[str, Sequence[str]], scaling: Scaling
-    ) -> Encoding:
+    ) -> "Encoding":
         """Scaling by these records: "standard" to mean 0 and deviation 1, "unit" to the range 0 to 1, or "none"."""
         names = tuple(numbers)
         known = {name: tuple(map(str, sorted(values))) for name, values in categories.items()}
@@ -54,7 +52,7 @@ class Encoding:
         return cls(names, offset, scale, known, clipped=scaling == "unit")
 
     @classmethod
-    def even(cls, names: Sequence[str], scale: float = 1.0) -> Encoding:
+    def even(cls, names: Sequence[str], scale: float = 1.0) -> "Encoding":
         """All columns divided by one number, as the pixels of an image."""
         return cls(tuple(names), np.zeros(len(names)), np.full(len(names), scale))
 
@@ -82,15 +80,11 @@ class Encoding:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Encoding:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Encoding":
         """What `to_dict` gave."""
-        return cls(
-            tuple(values["numbers"]),
-            np.array(values["offset"], dtype=np.float64),
-            np.array(values["scale"], dtype=np.float64),
-            {name: tuple(known) for name, known in values["categories"].items()},
-            bool(values["clipped"]),
-        )
+        offset, scale = (np.array(values[name], dtype=np.float64) for name in ("offset", "scale"))
+        categories = {name: tuple(known) for name, known in values["categories"].items()}
+        return cls(tuple(values["numbers"]), offset, scale, categories, bool(values["clipped"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +118,7 @@ class Pool(Sequence[Records]):
         object.__setattr__(self, "offsets", bounds.astype(np.int64))
 
     @classmethod
-    def of(cls, owners: Sequence[Records]) -> Pool:
+    def of(cls, owners: Sequence[Records]) -> "Pool":
         """The same owners' records in one table; a pool stays as it is."""
         if isinstance(owners, Pool):
             return owners
@@ -164,6 +158,7 @@ class DataSet:
 
     Features are numbers in a flat row for each record; `shape` says what a row is (an image's height, width and
     channels), for models that need to know. `encoding` is None where nobody knows how the features came about.
+    `validation` are records that choose among models, and neither train nor test any.
     """
 
     name: str
@@ -176,6 +171,7 @@ class DataSet:
     licence: str = ""
     encoding: Encoding | None = None
     shape: tuple[int, ...] = ()
+    validation: Records | None = None
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -221,6 +217,28 @@ class DataSet:
     def baseline_accuracy(self) -> float:
         """Test accuracy of always answering the most frequent class of the training records."""
         return float(np.mean(self.y_test == np.bincount(self.y_train).argmax()))
+
+    def centred(self, at: float) -> "DataSet":
+        """The same with one number taken from every feature; the encoding says so. What is common to all records then
+        takes less of a gradient that is clipped."""
+        if not np.isfinite(at):
+            raise InvalidInput("centre", at, "a finite number")
+        if self.encoding is not None and (self.encoding.categories or self.encoding.clipped):
+            raise InvalidInput("centre", at, "data of numbers alone, that are not clipped")
+        encoding = self.encoding
+        if encoding is not None:
+            encoding = replace(encoding, offset=encoding.offset + at * encoding.scale)
+        held = None if self.validation is None else Records(self.validation.x - at, self.validation.y)
+        return replace(self, x_train=self.x_train - at, x_test=self.x_test - at, encoding=encoding, validation=held)
+
+    def holding_out(self, count: int, rng: np.random.Generator) -> "DataSet":
+        """The same with `count` of its test records put aside as `validation`, drawn at random."""
+        if not 1 <= count < len(self.y_test):
+            raise InvalidInput("validation", count, f"from 1 to {len(self.y_test) - 1}, fewer than the test records")
+        order = rng.permutation(len(self.y_test))
+        kept, aside = np.sort(order[count:]), np.sort(order[:count])
+        held = Records(self.x_test[aside], self.y_test[aside])
+        return replace(self, x_test=self.x_test[kept], y_test=self.y_test[kept], validation=held)
 
     @property
     def train(self) -> Records:

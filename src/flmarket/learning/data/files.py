@@ -7,21 +7,21 @@ and plain http acceptable. What would break it: a cache directory that others ca
 are not hashed again.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib
 import http.client
 import io
 import os
-import tempfile
+import struct
+import tomllib
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import quote
@@ -31,12 +31,8 @@ from numpy.typing import NDArray
 
 from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import ConfigError, DataUnavailable, InvalidInput, MissingDependency
+from flmarket.files import write_file
 from flmarket.learning.data import DataSet, Encoding, Scaling, stratified_split
-
-__all__ = [
-    *("DATA_VARIABLE", "Locator", "RemoteFile", "Source", "cache_directory", "check_finite", "from_files"),
-    *("read_bytes", "read_csv", "read_npz", "read_table"),
-]
 
 DATA_VARIABLE = "FLMARKET_DATA"
 CACHE_VARIABLE = "FLMARKET_CACHE"
@@ -47,6 +43,7 @@ CHUNK_BYTES = 1 << 20
 Columns = dict[str, NDArray[Any]]
 MAX_CATEGORIES = 1000  # of one column; more is a name or a number, not a category
 SPLIT_SEED = 20_221
+SOURCES = tomllib.loads((files("flmarket.learning.data") / "sources.toml").read_text(encoding="utf-8"))
 TEST_SHARE = 0.2
 
 Opener = Callable[[str, float], AbstractContextManager[IO[bytes]]]
@@ -71,18 +68,12 @@ class Source:
     stand_ins: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        checksums: Mapping[str, str],
-        home: str,
-        *,
-        unpack: tuple[str, ...] = (),
-        stand_ins: tuple[str, ...] = (),
-    ) -> Source:
-        """Files by name with their sha256, from a home that has `{}` for the name."""
-        files = (RemoteFile(file, digest, home.format(quote(file)), unpack) for file, digest in checksums.items())
-        return cls(name, tuple(files), stand_ins)
+    def known(cls, name: str) -> "Source":
+        """One of `sources.toml`: files by name with their sha256, from a home that has `{}` for the name."""
+        about = SOURCES[name]
+        unpack, home = tuple(about.get("unpack", ())), about["home"]
+        files = (RemoteFile(file, sha256, home.format(quote(file)), unpack) for file, sha256 in about["files"].items())
+        return cls(name, tuple(files), tuple(about.get("stand_ins", ())))
 
 
 def cache_directory() -> Path:
@@ -187,14 +178,7 @@ def _download(file: RemoteFile, directory: Path, opener: Opener) -> Path:
         if digest != file.sha256:
             raise _DownloadFailed(f"{file.url} gave content with another checksum ({digest[:12]}…), not kept")
         directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{file.name}.")
-        try:
-            with os.fdopen(handle, "wb") as target:
-                target.write(content)
-            os.replace(temporary, directory / file.name)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_file(directory / file.name, content)
     except (OSError, http.client.HTTPException, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise _DownloadFailed(f"download of {file.url} failed ({error or type(error).__name__})") from error
     return directory / file.name
@@ -253,27 +237,34 @@ def from_files(
     if train.suffix == ".npz":
         parts = read_npz(train) if test is None else (*read_npz(train)[:2], *read_npz(test)[:2])
         return _from_arrays(title, parts, scaling or "none", train, source)
-    tables = [read_table(path) for path in (train, test) if path is not None]
+    tables = [read_table(train)]
     if label is None or label not in tables[0]:
         raise ConfigError(f"{train}: label", label, f"one of its columns {', '.join(tables[0])}")
     classes, first = _classes(tables[0][label], f"{train}: {label}")
     if test is None:
         chosen = stratified_split(first, test_share=TEST_SHARE, seed=SPLIT_SEED)
         tables = [{column: values[rows] for column, values in tables[0].items()} for rows in chosen]
-    labels = [_coded(table, label, classes, path) for table, path in zip(tables, (train, test or train), strict=True)]
     encoding = _fitted({key: values for key, values in tables[0].items() if key != label}, train, scaling or "standard")
+    if test is not None:  # what is text in the one file is text in the other, though all of it may look like numbers
+        tables.append(read_table(test, texts=encoding.categories))
+    labels = [_coded(table, label, classes, path) for table, path in zip(tables, (train, test or train), strict=True)]
     x = [_encoded(encoding, table, path) for table, path in zip(tables, (train, test or train), strict=True)]
     return DataSet(title, x[0], labels[0], x[1], labels[1], classes=classes, source=source, encoding=encoding)
 
 
-def read_table(path: Path, delimiter: str | None = None) -> Columns:
-    """Columns by name from a CSV (plain or gzipped; `,`, `;` or tabs) or Parquet file; of numbers where all are."""
+def read_table(path: Path, delimiter: str | None = None, texts: Collection[str] = ()) -> Columns:
+    """Columns by name from a CSV (plain or gzipped; `,`, `;` or tabs) or Parquet file; of numbers where all are, but
+    for those that are `texts`."""
     if path.suffix == ".parquet":
         return _read_parquet(path)
     if path.name.removesuffix(".gz").rpartition(".")[2] not in ("csv", "tsv", "txt"):
         raise ConfigError("data file", str(path), "a .csv, .tsv, .parquet or .npz file")
     raw = read_csv(path, delimiter)
-    return {name: _numbers(values) if _is_numeric(values) else values for name, values in raw.items()}
+    return {name: values if name in texts else _numbers(values) for name, values in raw.items()}
+
+
+# what NumPy and zipfile raise on a broken file; RuntimeError for compression and encryption that nobody supports
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, OverflowError, MemoryError)
 
 
 def read_npz(path: Path) -> tuple[NDArray[Any], ...]:
@@ -282,7 +273,7 @@ def read_npz(path: Path) -> tuple[NDArray[Any], ...]:
         with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as stored:
             keys = ("x", "y") if "x" in stored else ("x_train", "y_train", "x_test", "y_test")
             return tuple(stored[key] for key in keys)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error, struct.error) as error:
         wanted = "an npz with x and y, or with x_train, y_train, x_test, y_test"
         raise ConfigError(str(path), str(error), wanted) from None
 
@@ -351,25 +342,23 @@ def _encoded(encoding: Encoding, table: Columns, path: Path) -> FloatArray:
 
 
 def check_finite(table: Columns, numbers: list[str] | tuple[str, ...], path: Path) -> None:
+    """Raise where a column has a value that is missing or no number."""
     for name in numbers:
         if table[name].dtype != np.float64 or not np.isfinite(table[name]).all():
             raise ConfigError(f"{path}: {name}", "a value that is missing or no number", "finite numbers")
 
 
-def _is_numeric(values: NDArray[np.str_]) -> bool:
+def _numbers(values: NDArray[np.str_]) -> NDArray[Any]:
+    """Numbers if all are, an empty field NaN (to be refused where numbers are needed); else the texts as they are."""
     try:
-        _numbers(values)
+        return np.where(values == "", "nan", values).astype(np.float64)
     except ValueError:
-        return False
-    return True
+        return values
 
 
-def _numbers(values: NDArray[np.str_]) -> FloatArray:
-    """Numbers; an empty field is NaN, to be refused where numbers are needed."""
-    return np.where(values == "", "nan", values).astype(np.float64)
-
-
-def read_csv(path: Path, delimiter: str | None, needs: Sequence[str] = ()) -> dict[str, NDArray[np.str_]]:
+def read_csv(
+    path: Path, delimiter: str | None, needs: Sequence[str] = (), *, least: int = 10
+) -> dict[str, NDArray[np.str_]]:
     """The fields as text, by a header with the names that are needed."""
     text = read_bytes(path).decode("utf-8-sig", errors="replace")
     first = text.partition("\n")[0]
@@ -387,8 +376,8 @@ def read_csv(path: Path, delimiter: str | None, needs: Sequence[str] = ()) -> di
     for line, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise ConfigError(str(path), f"line {line} with {len(row)} fields", f"{len(header)} fields")
-    if len(rows) < 10:
-        raise ConfigError(str(path), f"{len(rows)} records", "at least 10")
+    if len(rows) < least:
+        raise ConfigError(str(path), f"{len(rows)} records", f"at least {least}")
     return dict(zip(header, (np.array(column) for column in zip(*rows, strict=True)), strict=True))
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,20 @@ from numpy.typing import ArrayLike, NDArray
 from flmarket.aggregation.robust import Choice, Combined, ExponentialChoice, RobustAggregation
 from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.learning import DataSet, Model, Partition, Purpose, Records, accuracies, stream, train_many
+from flmarket.learning import (
+    DataSet,
+    Model,
+    Partition,
+    Purpose,
+    Records,
+    accuracies,
+    local_training,
+    stream,
+    train_many,
+)
 from flmarket.learning.adversaries import Adversary
 from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
+from flmarket.market.descent import checked_local, descend, reach
 from flmarket.market.kind import (
     NOISE_MARGIN,
     Announcement,
@@ -51,8 +62,6 @@ from flmarket.privacy import ApproxDp, Cap, Event, GaussianRelease, NoiseSource,
 from flmarket.privacy.composition import zcdp_rho
 from flmarket.privacy.events import checked_number
 from flmarket.privacy.joint import JointPrivacy, LocalPerturbation, account_of
-
-__all__ = ["JdpResult", "JointKind", "JointSpec", "Selection"]
 
 # The cost of somebody who does not take part: beyond any budget.
 _STAYS_OUT = 1e12
@@ -121,6 +130,8 @@ class JointSpec:
             checked_number("stop_accuracy", self.stop_accuracy, 0.0, 1.0)
         to_micros("budget", self.budget)
         _ = self.perturbation is None or self.cap.gaussian  # refused where no account can hold such noise
+        if self.perturbation is not None and self.perturbation.unit == "record":
+            checked_local(self.model, self.data, self.perturbation.clip)
 
     def bids(self) -> BidProfile:
         """A cost is for taking part at all, whatever the ε: a step."""
@@ -281,10 +292,10 @@ class JointSide(OwnerSide):
         return loss.epsilon
 
     def guarantee(self, amount: float, records: int, call: Announcement) -> Event:
-        """What M3's noise promises for her whole data set."""
+        """What M3's noise promises for her whole data set, or for each record."""
         if call.perturbation != LocalPerturbation.name:
             raise InvalidInput("perturbation", call.perturbation, LocalPerturbation.name)
-        return _noise(call.clip, call.settings).guarantee(amount, records)
+        return _noise(call.clip, call.settings).guarantee(amount)
 
     def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[Callable[[float], Event], int]:
         """An upload every round."""
@@ -298,18 +309,39 @@ class JointSide(OwnerSide):
         """The cost that she reported."""
         return bid.rate
 
+    def trains_itself(self, call: Announcement) -> bool:
+        """Where records are protected: then every record's gradient is clipped."""
+        return bool(call.perturbation) and _noise(call.clip, call.settings).unit == "record"
+
+    noises_itself = trains_itself
+
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Models after local training, each from the public one mixed with her own of the round before (M5)."""
         starts = np.stack([_start(work) for work in works])
-        trained = train_many(works[0].model, starts, [work.records for work in works], Streams(works))
+        if self.noises_itself(works[0].call):
+            trained = self._descend(works, starts)
+        else:
+            trained = train_many(works[0].model, starts, [work.records for work in works], Streams(works))
         overflowed = ~np.isfinite(trained).all(axis=1)
         trained[overflowed] = starts[overflowed]
         for work, own in zip(works, trained, strict=True):
             work.record.journal.keep_own_model(work.order.task, work.order.round_index, own)
         return trained
 
+    def _descend(self, works: Sequence[Work], starts: FloatArray, *, blind: bool = False) -> FloatArray:
+        """Noised steps on all records, each one's gradient clipped; `blind`: noise only."""
+        call = works[0].call
+        mechanism = _noise(call.clip, call.settings)
+        return descend(
+            works[0].model, starts, [work.records for work in works],
+            [work.owner.noise(work.order) for work in works], clip=call.clip, blind=blind,
+            scale=[partial(mechanism.scale, self.amount(work.order.loss, call)) for work in works],
+        )  # fmt: skip
+
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
         """M3."""
+        if self.noises_itself(work.call):
+            return ReleasedUpdate(self._descend([work], raw[None], blind=True)[0])
         mechanism = _noise(work.call.clip, work.call.settings)
         sigma = np.array([mechanism.scale(self.amount(work.order.loss, work.call), work.order.records)])
         return ReleasedUpdate(np.asarray(mechanism.upload(raw[None], work.parameters, sigma, [noise])[0]))
@@ -346,7 +378,7 @@ class JointKind(MarketKind):
         self.included: list[NDArray[np.bool_]] = []
         split = stream(spec.seed, purpose=Purpose.EVALUATION).permutation(len(spec.data.y_test))
         self._validation = self._test_records(split[: spec.validation])
-        self._test = self._test_records(split[spec.validation :])
+        self.tested = self._test = self._test_records(split[spec.validation :])
         self._call = Announcement(
             task=self.task, buyer=self.buyer, market=self.name, round_index=0, rounds=self.rounds,
             features=spec.data.features, classes=spec.data.n_classes, model=self._model_text,
@@ -355,7 +387,8 @@ class JointKind(MarketKind):
             settings="{}" if noise is None else json.dumps(noise.choices, sort_keys=True),
         )  # fmt: skip
         self._chosen: tuple[dict[str, Any], Selection] | None = None
-        self._combined: tuple[int, Combined | None] = (-1, None)
+        self._combined: tuple[tuple[int, ...], Combined | None] = ((-1,), None)
+        self._stop: tuple[int, bool] = (-1, False)
 
     def _test_records(self, rows: IntArray) -> Records:
         data = self.spec.data
@@ -369,19 +402,29 @@ class JointKind(MarketKind):
             self._chosen = self.terms, replace(self.spec, costs=costs, adversary=None, adversaries=0).select()
         return self._chosen[1]
 
+    def _steps(self, records: int) -> tuple[int, float]:
+        """How many noised steps an upload consists of, and how far one of noise 1 goes."""
+        if self.spec.perturbation is None or self.spec.perturbation.unit == "client":
+            return 1, 1.0
+        local = local_training(self.model)
+        return int(local.plan(records)[0]), reach(local)
+
     @property
     def sigma(self) -> FloatArray:
-        """The chosen clients' noise."""
-        noise, chosen = self.spec.perturbation, self.chosen
+        """The noise in each coordinate of the chosen clients' uploads; with momentum, at most."""
+        noise, chosen, found = self.spec.perturbation, self.chosen, np.zeros(self.chosen.clients.size)
         if noise is None:
-            return np.zeros(chosen.clients.size)
-        return np.array([noise.scale(float(chosen.epsilon[i]), int(chosen.records[i])) for i in chosen.clients])
+            return found
+        for place, i in enumerate(chosen.clients):
+            steps, reach = self._steps(int(chosen.records[i]))
+            found[place] = reach * np.sqrt(steps) * noise.scale(float(chosen.epsilon[i]), int(chosen.records[i]), steps)
+        return found
 
     @property
     def releases(self) -> list[GaussianRelease]:
         """What one upload of each chosen client gives away; empty without noise."""
-        noise = self.spec.perturbation
-        return [] if noise is None else [GaussianRelease(float(s) / (2 * noise.clip)) for s in self.sigma]
+        noise, chosen = self.spec.perturbation, self.chosen
+        return [] if noise is None else [noise.guarantee(float(chosen.epsilon[i])) for i in chosen.clients]
 
     @property
     def rho(self) -> FloatArray:
@@ -435,12 +478,15 @@ class JointKind(MarketKind):
         return replace(super().award(order), loss=Unprotected() if whole is None else whole.guarantee)
 
     def largest_norm(self, order: Order) -> float:
-        """The public model, the clip, and noise at its very longest."""
+        """A model as long as any so far, and steps of the clip and of noise at its very longest since the first one."""
         noise = self.spec.perturbation
         if noise is None:
             return float("inf")
-        sigma = noise.scale(self.side.amount(order.loss, self._call), order.records)
-        return float(np.linalg.norm(self.parameters) + noise.clip + NOISE_MARGIN * sigma * np.sqrt(self.dimension))
+        steps, reach = self._steps(order.records)
+        sigma = noise.scale(self.side.amount(order.loss, self._call), order.records, steps)
+        step = reach * steps * (noise.clip + NOISE_MARGIN * sigma * np.sqrt(self.dimension))
+        taken = order.round_index + 1 if noise.unit == "record" else 1
+        return float(max(np.linalg.norm(self.parameters), self.notes.get("longest", 0.0)) + taken * step)
 
     def left(self, order: Order) -> Release | None:
         """The uploads of the rounds so far, and this one."""
@@ -469,9 +515,10 @@ class JointKind(MarketKind):
         shares = np.zeros(len(plan.orders))
         came = np.array([order.owner in updates for order in plan.orders], dtype=bool)
         if combined is not None:
+            longest = max(self.notes.get("longest", 0.0), float(np.linalg.norm(self.parameters)))
             self.parameters = combined.average
             shares[came] = combined.shares
-            self.notes = {**self.notes, "total_size": combined.total_size}
+            self.notes = {**self.notes, "total_size": combined.total_size, "longest": longest}
         self.choices.append(None if combined is None else combined.choice)
         self.included.append(shares > 0)
         over = last and plan.index + 1 < self.rounds
@@ -511,8 +558,9 @@ class JointKind(MarketKind):
 
     def _combine(self, plan: RoundPlan, updates: Mapping[int, FloatArray]) -> Combined | None:
         """The uploads of one round combined, once; None if there are too few for the rule."""
-        if self._combined[0] != plan.index:
-            here = [order for order in plan.orders if order.owner in updates]
+        here = [order for order in plan.orders if order.owner in updates]
+        of = plan.index, *(order.owner for order in here)  # the ledger may void an award whose upload came
+        if self._combined[0] != of:
             try:
                 combined = self.spec.aggregation.combine(
                     np.array([updates[order.owner] for order in here]).reshape(-1, self.dimension),
@@ -522,7 +570,7 @@ class JointKind(MarketKind):
                 )
             except InvalidInput:
                 combined = None
-            self._combined = (plan.index, combined)
+            self._combined = (of, combined)
         return self._combined[1]
 
     def _accuracy(self, candidates: FloatArray) -> FloatArray:
@@ -533,14 +581,17 @@ class JointKind(MarketKind):
         return plan.index == self.rounds - 1 or self._reached(plan, updates)
 
     def _reached(self, plan: RoundPlan, updates: Mapping[int, FloatArray]) -> bool:
-        """Whether the model that the round makes is good enough, by the stopping rule."""
+        """Whether the model that the round makes is good enough, by the stopping rule; looked at once a round."""
         if self.spec.stop_accuracy is None or not plan.orders:
             return False
+        if self._stop[0] == plan.index:
+            return self._stop[1]
         combined, stops = self._combine(plan, updates), AboveThreshold(self.spec)
         model = self.parameters if combined is None else combined.average
         for _ in range(plan.index):
             stops.look(lambda: -np.inf)  # the draws of earlier rounds
         stops.look(lambda: float(self._accuracy(model[None])[0]))
+        self._stop = plan.index, stops.reached
         return stops.reached
 
     def _given(self, order: Order, rounds: int) -> Release | None:
@@ -548,7 +599,7 @@ class JointKind(MarketKind):
         noise = self.spec.perturbation
         if noise is None or rounds == 0:
             return None
-        once = noise.guarantee(self.side.amount(order.loss, self._call), order.records).noise_multiplier
+        once = noise.guarantee(self.side.amount(order.loss, self._call)).noise_multiplier
         return Release(order.award, noise.name, GaussianRelease(once / np.sqrt(rounds)))
 
 

@@ -55,8 +55,6 @@ from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import Cap, Event, GaussianZCdp, NoiseSource, PureDp, ZCdp, clip_l2, gaussian_epsilon
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 
-__all__ = ["RewardKind", "RewardSpec", "StackelbergResult"]
-
 Weighting = Literal["equal", "rho"]
 # The value of privacy of somebody who does not take part: so high that no reward moves her.
 _STAYS_OUT = 1e12
@@ -233,7 +231,7 @@ class RewardSide(OwnerSide):
     The noise is for one record's share of that mean, so the clip of every record is the guard's own work.
     """
 
-    asks_once = lasting = trains_itself = True
+    asks_once = lasting = True
 
     def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
         """Without a value to report, or an account that holds Gaussian noise."""
@@ -270,6 +268,10 @@ class RewardSide(OwnerSide):
         """What ρ costs her, by her value and her family of costs."""
         return float(_family(owner.cost).cost(np.array([bid.rate]), np.array([self.amount(order.loss, call)]))[0])
 
+    def trains_itself(self, call: Announcement) -> bool:
+        """Always: the clip of every record is what the noise is for."""
+        return True
+
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Means of clipped per-record gradients."""
         first = works[0]
@@ -304,6 +306,7 @@ class RewardKind(MarketKind):
         model = spec.model
         start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.name, spec.rounds, model, start, buyer)
+        self.validation = spec.data.validation
         self.spec, self._model_text = spec, say(model)
         self._game: tuple[dict[str, Any], StackelbergResult] | None = None
 

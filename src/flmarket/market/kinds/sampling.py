@@ -54,16 +54,6 @@ from flmarket.market.task import RoundRecord
 from flmarket.privacy import Cap, Event, Uncapped, Unprotected
 from flmarket.sampling import FedAvgConstants, convergence_bound
 
-__all__ = [
-    "SampledClient",
-    "SampledResult",
-    "SampledRound",
-    "SamplingKind",
-    "SamplingSpec",
-    "Terms",
-    "decaying_rate",
-]
-
 # (q, r) for reported costs
 Terms = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
@@ -355,6 +345,7 @@ class SamplingKind(MarketKind):
         model = spec.model
         start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.name, spec.rounds, model, start, buyer)
+        self.validation = spec.data.validation
         self.spec, self.rate, self._model_text = spec, spec.rate, say(model)
         self._highest = max(float(self.rate(i)) for i in range(self.rounds))
         self._first_bound = spec.bound(1)  # it falls as 1/rounds

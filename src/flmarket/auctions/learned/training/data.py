@@ -19,16 +19,6 @@ from flmarket.auctions.learned.network import Settings, curve_position
 from flmarket.bids import BidProfile
 from flmarket.errors import ConfigError, InvalidInput
 
-__all__ = [
-    "Batch",
-    "Source",
-    "conventional_bound",
-    "error_bound_loss",
-    "make_batch",
-    "optimal_bound",
-    "read_checkpoint",
-]
-
 FINE = 64  # points of a valuation's table
 
 

@@ -32,17 +32,6 @@ import torch
 from flmarket.auctions.learned.network import Inputs, Offer, Settings, forward
 from flmarket.auctions.learned.training.data import FINE, Batch, interpolate
 
-__all__ = [
-    "Cleared",
-    "Honest",
-    "best_commitment",
-    "clear",
-    "climb",
-    "commitment_utility",
-    "honest_outcome",
-    "lying_utility",
-]
-
 Parameters = dict[str, torch.Tensor]
 
 

@@ -12,11 +12,6 @@ from flmarket.auctions.learned.network import Settings
 from flmarket.auctions.learned.papers import SHAPES, PaperSettings
 from flmarket.errors import InvalidInput, UnknownName
 
-__all__ = [
-    "FORMER_PRESETS", "PAPER_PRESETS", "PRESETS", "PaperPreset", "PaperSchedule", "Penalty", "Preset", "Schedule",
-    "paper_preset", "preset",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Penalty:

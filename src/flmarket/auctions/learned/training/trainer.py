@@ -30,8 +30,6 @@ from flmarket.bids import Auction, BidProfile, FloatArray, Valuations
 from flmarket.errors import ConfigError
 from flmarket.files import whole_file
 
-__all__ = ["LIES", "VALUE_LIES", "Deployed", "Epoch", "Trainer", "measure"]
-
 Lie = tuple[float, float, float]  # factors on value, ε̄ and data size
 VALUE_LIES: tuple[Lie, ...] = tuple((v, 1.0, 1.0) for v in (0.0, 0.3, 0.7, 0.9, 1.1, 1.4, 2.0))
 LIES: tuple[Lie, ...] = (

@@ -1,14 +1,9 @@
 """Owners' SuperNodes, and the Flower runs of tasks."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
-branch_labels = None
-depends_on = None
+revision, down_revision = "0002", "0001"
 
 
 def upgrade() -> None:

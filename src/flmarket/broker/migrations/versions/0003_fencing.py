@@ -1,14 +1,9 @@
 """A token in leases, and a place for what standing checks find."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
-branch_labels = None
-depends_on = None
+revision, down_revision = "0003", "0002"
 
 
 def upgrade() -> None:

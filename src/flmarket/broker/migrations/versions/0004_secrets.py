@@ -1,16 +1,11 @@
 """The service's secrets, and which key a session came from. Sessions end: nobody knows which key theirs came from."""
 
-from __future__ import annotations
-
 import secrets
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
-branch_labels = None
-depends_on = None
+revision, down_revision = "0004", "0003"
 
 
 def upgrade() -> None:

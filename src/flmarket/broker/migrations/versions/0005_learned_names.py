@@ -1,16 +1,11 @@
 """Tasks posted when this project's learned auctions had the papers' names keep the auction they were posted with."""
 
-from __future__ import annotations
-
 import json
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
-branch_labels = None
-depends_on = None
+revision, down_revision = "0005", "0004"
 
 # as of this revision; `flmarket.auctions.learned.FORMER_NAMES`
 NEW_NAMES = {

@@ -1,17 +1,12 @@
 """Orders get the sections of a market file; a task remembers the shapes of its model, so that any model can be sold."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0006"
-down_revision = "0005"
-branch_labels = None
-depends_on = None
+revision, down_revision = "0006", "0005"
 
 _MICROS = 1_000_000
 _BROKER = ("simulated", "open", "minimum_bids")  # keys that were among the owners'

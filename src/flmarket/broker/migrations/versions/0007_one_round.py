@@ -1,14 +1,9 @@
 """What a round keeps while it is played: the deliveries that came, and the terms that a task has settled once."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0007"
-down_revision = "0006"
-branch_labels = None
-depends_on = None
+revision, down_revision = "0007", "0006"
 
 
 def upgrade() -> None:

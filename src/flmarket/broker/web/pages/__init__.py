@@ -4,8 +4,6 @@
 never load anything from elsewhere and run no inline script or style, so the strictest content policy holds.
 """
 
-from __future__ import annotations
-
 from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles

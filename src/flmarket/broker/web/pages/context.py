@@ -5,8 +5,6 @@ check is here, once, for all of them. A form arrives as text and is read into th
 takes; a `Reader` collects what is wrong by field, so that a page can show everything at once and the text as typed.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping
@@ -21,25 +19,20 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
-from flmarket.broker.core import Broker, Party, Role, require
+from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.demo import DemoParty
 from flmarket.broker.errors import BrokerError, TooMany, Unauthenticated
 from flmarket.broker.office import sessions
+from flmarket.broker.tables import Role
 from flmarket.broker.web.auth import COOKIE, Auth, check_csrf, client_address, get_broker, get_gate
-from flmarket.broker.web.pages.rendering import render
+from flmarket.broker.web.pages.rendering import render, sentence
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS
 
-__all__ = [
-    "AnyVisitor", "Buyer", "BuyerOrOperator", "BuyerOrOperatorWrites", "BuyerWrites", "Form", "Operator",
-    "OperatorWrites", "Owner", "OwnerWrites", "PageRoute", "Reader", "SignedIn", "SignedInWrites", "Visitor",
-    "fragment", "local_path", "page", "render_for", "sentence",
-]  # fmt: skip
-
 log = logging.getLogger("flmarket.broker")
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -62,13 +55,6 @@ class Visitor:
     def csrf(self) -> str:
         """The session's token against forged requests."""
         return self.auth.session.csrf if self.auth is not None and self.auth.session is not None else ""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    label: str
-    href: str
-    current: bool
 
 
 _NAVIGATION: dict[Role | None, tuple[tuple[str, str], ...]] = {
@@ -115,131 +101,6 @@ def member(*roles: Role) -> Callable[[Visitor], Visitor]:
         return visitor
 
     return check
-
-
-async def read_form(request: Request) -> FormData:
-    """The fields of a form; no files."""
-    return await request.form(max_files=0, max_fields=60)
-
-
-Form = Annotated[FormData, Depends(read_form)]
-
-
-def writer(*roles: Role) -> Callable[[Request, Visitor, FormData], Visitor]:
-    """A dependency: like `member`, and the request was made on a page of ours."""
-    look = member(*roles)
-
-    def check(request: Request, visitor: AnyVisitor, form: Form) -> Visitor:
-        look(visitor)
-        assert visitor.auth is not None
-        check_csrf(visitor.auth, request.headers.get("x-csrf-token") or str(form.get("csrf_token", "")))
-        return visitor
-
-    return check
-
-
-SignedIn = Annotated[Visitor, Depends(member())]
-Buyer = Annotated[Visitor, Depends(member("buyer"))]
-Owner = Annotated[Visitor, Depends(member("owner"))]
-Operator = Annotated[Visitor, Depends(member("operator"))]
-BuyerOrOperator = Annotated[Visitor, Depends(member("buyer", "operator"))]
-SignedInWrites = Annotated[Visitor, Depends(writer())]
-BuyerWrites = Annotated[Visitor, Depends(writer("buyer"))]
-OwnerWrites = Annotated[Visitor, Depends(writer("owner"))]
-OperatorWrites = Annotated[Visitor, Depends(writer("operator"))]
-BuyerOrOperatorWrites = Annotated[Visitor, Depends(writer("buyer", "operator"))]
-
-
-def page(visitor: Visitor, template: str, *, title: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """A whole page."""
-    entries = _NAVIGATION[None if visitor.auth is None else visitor.auth.party.role]
-    best = max((href for _, href in entries if _leads_to(visitor.path, href)), key=len, default="")
-    navigation = [_Entry(label, href, href == best) for label, href in entries]
-    return fragment(visitor, template, status=status, title=title, navigation=navigation, **context)
-
-
-def fragment(visitor: Visitor, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
-    """A part of a page, for HTMX. Never cached: it shows what one party may see."""
-    return HTMLResponse(render_for(visitor, template, **context), status, headers={"Cache-Control": "no-store"})
-
-
-def render_for(visitor: Visitor, template: str, **context: Any) -> str:
-    """A template with what all of them use."""
-    party = None if visitor.auth is None else visitor.auth.party
-    return render(template, party=party, csrf=visitor.csrf, demo=bool(visitor.people), people=visitor.people, **context)
-
-
-def error_page(request: Request, status: int, title: str, text: str) -> Response:
-    """A refusal as a page; for HTMX as plain text, which the script shows in a message."""
-    if request.headers.get("HX-Request"):
-        return Response(text, status, media_type="text/plain", headers={"Cache-Control": "no-store"})
-    return page(identify(request), "error.html.j2", title=title, status=status, code=status, text=text)
-
-
-class PageRoute(APIRoute):
-    """Turns what a page raises into a page, and a missing session into the way to sign in."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler with our refusals around it."""
-        handle = super().get_route_handler()
-
-        async def guarded(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Unauthenticated:
-                return _to_sign_in(request)
-            except BrokerError as error:
-                return _refused(request, error)
-            except FlmarketError as error:
-                return error_page(request, 422, "That cannot be done", sentence(error))
-            except RequestValidationError:
-                return error_page(request, 404, _TITLES[404], _TEXTS[404])
-            except HTTPException:
-                raise
-            except Exception:
-                log.exception("a page failed")
-                return error_page(request, 500, "Something went wrong here", _TEXTS[500])
-
-        return guarded
-
-
-_TITLES = {403: "That is not yours to do", 404: "There is no such page", 409: "Not in this state", 429: "Too fast"}
-_TEXTS = {
-    500: "The market made a mistake; nothing of yours was changed by this page. The operator’s log has the details.",
-    404: "Either it never existed or it belongs to somebody else; the market does not say which.",
-    429: "Too many requests came from you. Wait a moment and try again.",
-}
-
-
-def _refused(request: Request, error: BrokerError) -> Response:
-    title = _TITLES.get(error.status, error.title)
-    answer = error_page(request, error.status, title, _TEXTS.get(error.status) or sentence(error))
-    if isinstance(error, TooMany):
-        answer.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    return answer
-
-
-def sentence(error: Exception) -> str:
-    """An error's message as a sentence."""
-    text = str(error)
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
-
-
-def _to_sign_in(request: Request) -> Response:
-    if request.headers.get("HX-Request"):
-        return Response(status_code=401, headers={"HX-Redirect": "/sign-in"})
-    target = request.url.path if request.method == "GET" else "/"
-    return RedirectResponse(f"/sign-in?next={quote(target)}", 303)
-
-
-def _leads_to(path: str, href: str) -> bool:
-    return path == href or (href != "/" and path.startswith(f"{href}/"))
-
-
-# --- forms ------------------------------------------------------------------------------------------------------------
-
-
-M = TypeVar("M", bound=BaseModel)
 
 
 class Reader:
@@ -296,6 +157,108 @@ class Reader:
                 reason = found["msg"].removeprefix("Value error, ").replace("Input should", "This should")
                 self.errors.setdefault(fields.get(path, "_"), f"{reason[:1].upper()}{reason[1:]}.")
             return None
+
+
+async def read_form(request: Request) -> Reader:
+    """The fields of a form; no files."""
+    return Reader(await request.form(max_files=0, max_fields=60))
+
+
+Form = Annotated[Reader, Depends(read_form)]
+
+
+def writer(*roles: Role) -> Callable[[Request, Visitor, Reader], Visitor]:
+    """A dependency: like `member`, and the request was made on a page of ours."""
+    look = member(*roles)
+
+    def check(request: Request, visitor: AnyVisitor, form: Form) -> Visitor:
+        look(visitor)
+        assert visitor.auth is not None
+        check_csrf(visitor.auth, request.headers.get("x-csrf-token") or form.text("csrf_token"))
+        return visitor
+
+    return check
+
+
+SignedIn = Annotated[Visitor, Depends(member())]
+Buyer = Annotated[Visitor, Depends(member("buyer"))]
+Owner = Annotated[Visitor, Depends(member("owner"))]
+Operator = Annotated[Visitor, Depends(member("operator"))]
+BuyerOrOperator = Annotated[Visitor, Depends(member("buyer", "operator"))]
+SignedInWrites = Annotated[Visitor, Depends(writer())]
+BuyerWrites = Annotated[Visitor, Depends(writer("buyer"))]
+OwnerWrites = Annotated[Visitor, Depends(writer("owner"))]
+OperatorWrites = Annotated[Visitor, Depends(writer("operator"))]
+BuyerOrOperatorWrites = Annotated[Visitor, Depends(writer("buyer", "operator"))]
+
+
+def page(visitor: Visitor, template: str, *, title: str, status: int = 200, **context: Any) -> HTMLResponse:
+    """A whole page."""
+    entries, path = _NAVIGATION[None if visitor.auth is None else visitor.auth.party.role], visitor.path
+    leads = (href for _, href in entries if path == href or (href != "/" and path.startswith(f"{href}/")))
+    best = max(leads, key=len, default="")
+    navigation = [{"label": label, "href": href, "current": href == best} for label, href in entries]
+    return fragment(visitor, template, status=status, title=title, navigation=navigation, **context)
+
+
+def fragment(visitor: Visitor, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+    """A part of a page, for HTMX. Never cached: it shows what one party may see."""
+    return HTMLResponse(render_for(visitor, template, **context), status, headers={"Cache-Control": "no-store"})
+
+
+def render_for(visitor: Visitor, template: str, **context: Any) -> str:
+    """A template with what all of them use."""
+    party = None if visitor.auth is None else visitor.auth.party
+    return render(template, party=party, csrf=visitor.csrf, demo=bool(visitor.people), people=visitor.people, **context)
+
+
+def error_page(request: Request, status: int, title: str, text: str) -> Response:
+    """A refusal as a page; for HTMX as plain text, which the script shows in a message."""
+    if request.headers.get("HX-Request"):
+        return Response(text, status, media_type="text/plain", headers={"Cache-Control": "no-store"})
+    return page(identify(request), "error.html.j2", title=title, status=status, code=status, text=text)
+
+
+class PageRoute(APIRoute):
+    """Turns what a page raises into a page, and a missing session into the way to sign in."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler with our refusals around it."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Unauthenticated:
+                if request.headers.get("HX-Request"):
+                    return Response(status_code=401, headers={"HX-Redirect": "/sign-in"})
+                target = request.url.path if request.method == "GET" else "/"
+                return RedirectResponse(f"/sign-in?next={quote(target)}", 303)
+            except BrokerError as error:
+                title = _TITLES.get(error.status, error.title)
+                answer = error_page(request, error.status, title, _TEXTS.get(error.status) or sentence(error))
+                if isinstance(error, TooMany):
+                    answer.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+                return answer
+            except FlmarketError as error:
+                return error_page(request, 422, "That cannot be done", sentence(error))
+            except RequestValidationError:
+                return error_page(request, 404, _TITLES[404], _TEXTS[404])
+            except HTTPException:
+                raise
+            except Exception:
+                log.exception("a page failed")
+                return error_page(request, 500, "Something went wrong here", _TEXTS[500])
+
+        return guarded
+
+
+_TITLES = {403: "That is not yours to do", 404: "There is no such page", 409: "Not in this state", 429: "Too fast"}
+_TEXTS = {
+    500: "The market made a mistake; nothing of yours was changed by this page. The operator’s log has the details.",
+    404: "Either it never existed or it belongs to somebody else; the market does not say which.",
+    429: "Too many requests came from you. Wait a moment and try again.",
+}
 
 
 def local_path(target: str) -> str:

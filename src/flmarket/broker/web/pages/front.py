@@ -1,8 +1,6 @@
 """The front door: what is on the market and how a round works, signing in and out, and what leads nowhere."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -17,35 +15,21 @@ from flmarket.broker.web.pages.context import (
     AnyVisitor,
     Form,
     PageRoute,
-    Reader,
     SignedInWrites,
     Visitor,
     fragment,
     local_path,
     page,
 )
-from flmarket.broker.web.pages.rendering import theme_css, tone
+from flmarket.broker.web.pages.rendering import theme_css
 from flmarket.client import wire
 from flmarket.trust import AT_BROKER, AT_OWNERS, market_words
-
-__all__ = ["last_router", "router"]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 last_router = APIRouter(route_class=PageRoute, include_in_schema=False)  # answers every address that nobody else did
 
 _SHOWN = 24
 _CURVE = 50  # rounds in the small picture of a tile
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A task on the front page. Accuracy and money only for whoever may see them."""
-
-    task: wire.MarketTask
-    href: str
-    accuracy: float | None = None
-    curve: tuple[float, ...] = ()
-    spent_micros: int | None = None
 
 
 @router.get("/")
@@ -59,60 +43,52 @@ def front(visitor: AnyVisitor) -> HTMLResponse:
 
 def _front(visitor: Visitor) -> HTMLResponse:
     view, tiles = _market(visitor)
-    catalogue = market.catalogue(visitor.broker)
+    catalogue, at_home = market.catalogue(visitor.broker), bool(visitor.broker.settings.superlink)
+    own, bought = view.releases - view.releases_simulated, "none yet"
+    if view.releases:  # where they were made
+        bought = f"{view.releases_simulated:,} {AT_BROKER.place}" + (f", {own:,} {AT_OWNERS.place}" if own else "")
     return page(
         visitor,
         "market.html.j2",
         title="Market",
         view=view,
         tiles=tiles,
-        tone=tone,
         head=ledger.head(visitor.broker),
         live=view.tasks_running > 0,
-        at_home=bool(visitor.broker.settings.superlink),
-        trust=market_words(on_owners_machines=bool(visitor.broker.settings.superlink)),
-        step=(AT_OWNERS if visitor.broker.settings.superlink else AT_BROKER).update,
-        bought=_bought(view),
+        at_home=at_home,
+        trust=market_words(on_owners_machines=at_home),
+        step=(AT_OWNERS if at_home else AT_BROKER).update,
+        bought=bought,
         mechanisms=catalogue.auctions,
         kinds=[one for one in catalogue.kinds if one.name != "auction"],
     )
 
 
-def _bought(view: wire.Market) -> str:
-    """Where the updates that were bought were made."""
-    own = view.releases - view.releases_simulated
-    if not view.releases:
-        return "none yet"
-    return f"{view.releases_simulated:,} {AT_BROKER.place}" + (f", {own:,} {AT_OWNERS.place}" if own else "")
-
-
 @router.get("/market/tasks")
 def front_tasks(visitor: AnyVisitor) -> HTMLResponse:
     """The tasks again, while some are running."""
-    return fragment(visitor, "_tasks.html.j2", tiles=_market(visitor)[1], tone=tone)
+    return fragment(visitor, "_tasks.html.j2", tiles=_market(visitor)[1])
 
 
-def _market(visitor: Visitor) -> tuple[wire.Market, tuple[Tile, ...]]:
+def _market(visitor: Visitor) -> tuple[wire.Market, list[dict[str, Any]]]:
+    """The market, and its tasks for the page: running ones first, else newest first."""
     party = None if visitor.auth is None else visitor.auth.party
     view = market.overview(visitor.broker, party, limit=_SHOWN)
-    return view, _tiles(visitor.broker, party, view)
+    order = sorted(view.tasks, key=lambda task: task.state not in PLAYABLE)
+    return view, [_tile(visitor.broker, party, task) for task in order]
 
 
-def _tiles(broker: Broker, party: Party | None, view: wire.Market) -> tuple[Tile, ...]:
-    order = sorted(view.tasks, key=lambda task: task.state not in PLAYABLE)  # running ones first, else newest first
-    return tuple(_tile(broker, party, task) for task in order)
-
-
-def _tile(broker: Broker, party: Party | None, task: wire.MarketTask) -> Tile:
+def _tile(broker: Broker, party: Party | None, task: wire.MarketTask) -> dict[str, Any]:
+    """A task on the front page; accuracy and money only for whoever may see them."""
     role = None if party is None else party.role
-    visible = task.mine or role == "operator"
-    href = f"/tasks/{task.id}" if visible else f"/owner/bid?task={task.id}" if role == "owner" and task.open else ""
-    if party is None or not visible:
-        return Tile(task, href)
+    if party is None or not (task.mine or role == "operator"):
+        href = f"/owner/bid?task={task.id}" if role == "owner" and task.open else ""
+        return {"task": task, "href": href, "accuracy": None, "spent_micros": None}
     played = tasks.rounds(broker, party, task.id, start=max(0, task.rounds_done - _CURVE)).items
-    curve = tuple(one.accuracy for one in played if one.accuracy is not None)
+    curve = [one.accuracy for one in played if one.accuracy is not None]
     spent = tasks.get_task(broker, party, task.id).spent_micros
-    return Tile(task, href, curve[-1] if curve else None, curve, spent)
+    shown = {"accuracy": curve[-1] if curve else None, "curve": curve, "spent_micros": spent}
+    return {"task": task, "href": f"/tasks/{task.id}", **shown}
 
 
 # --- signing in and out -----------------------------------------------------------------------------------------------
@@ -125,11 +101,12 @@ def ask(visitor: AnyVisitor, next: str = "/") -> Response:
 
 
 @router.post("/sign-in")
-def by_key(request: Request, visitor: AnyVisitor, form: Form) -> Response:
-    """Exchange a key for a session."""
-    _same_site(request)
+def by_key(request: Request, visitor: AnyVisitor, reader: Form) -> Response:
+    """Exchange a key for a session. There is no session yet to carry a token, so a form on another site is told apart
+    by what browsers say of it."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Forbidden("sign in on the market's own page")
     get_gate(request).sign_ins.take(client_address(request))
-    reader = Reader(form)
     target = local_path(reader.text("next", "/"))
     try:
         return _welcome(visitor, sessions.sign_in(visitor.broker, reader.text("key")), target)
@@ -168,21 +145,14 @@ def _welcome(visitor: Visitor, signed_in: sessions.SignedIn, target: str) -> Res
     return response
 
 
-def _same_site(request: Request) -> None:
-    """There is no session yet to carry a token, so a form on another site is told apart by what browsers say of it."""
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise Forbidden("sign in on the market's own page")
-
-
 # --- the style sheet, and addresses that lead nowhere -----------------------------------------------------------------
 
 
 @last_router.get("/theme.css")
 def theme() -> Response:
     """The report's colours; the address changes with the content."""
-    return Response(
-        theme_css(), media_type="text/css", headers={"Cache-Control": "public, max-age=31536000, immutable"}
-    )
+    kept = {"Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(theme_css(), media_type="text/css", headers=kept)
 
 
 @last_router.get("/{path:path}")

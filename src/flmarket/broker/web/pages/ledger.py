@@ -1,7 +1,5 @@
 """The ledger: check a receipt (anybody), search and verify the log (the operator)."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -19,20 +17,16 @@ from flmarket.broker.web.pages.context import (
     Form,
     OperatorWrites,
     PageRoute,
-    Reader,
     SignedIn,
     Visitor,
     fragment,
     page,
-    sentence,
 )
-from flmarket.broker.web.pages.rendering import award_state, kind_words, loss_words
+from flmarket.broker.web.pages.rendering import award_state, kind_words, loss_words, sentence
 from flmarket.errors import FlmarketError
 from flmarket.ledger import format_micros
 from flmarket.ledger.receipt import Receipt, SealedReceipt
 from flmarket.privacy import Event
-
-__all__ = ["router"]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -55,9 +49,6 @@ class Answer:
     text: str
 
 
-_FOREIGN = Answer(False, "This receipt is not of this ledger", "It speaks of entries that this ledger does not have.")
-
-
 @router.get("/ledger")
 def show(visitor: AnyVisitor, q: Search = "", before: Before = None) -> HTMLResponse:
     """The ledger as far as the visitor may see it."""
@@ -67,8 +58,7 @@ def show(visitor: AnyVisitor, q: Search = "", before: Before = None) -> HTMLResp
 @router.get("/ledger/entries")
 def entries(visitor: SignedIn, q: Search = "", before: Before = None) -> HTMLResponse:
     """Entries that match."""
-    found = ledger.entries(visitor.broker, visitor.party, search=q.strip() or None, limit=_SHOWN, before=before)
-    return fragment(visitor, "_entries.html.j2", found=found, search=q, kinds=KINDS, name=_names(visitor))
+    return fragment(visitor, "_entries.html.j2", **_entries(visitor, q, before))
 
 
 @router.post("/ledger/verify")
@@ -81,9 +71,9 @@ def verify(request: Request, visitor: OperatorWrites) -> HTMLResponse:
 
 
 @router.post("/ledger/receipt")
-def check_receipt(request: Request, visitor: AnyVisitor, form: Form) -> HTMLResponse:
+def check_receipt(request: Request, visitor: AnyVisitor, reader: Form) -> HTMLResponse:
     """Check a receipt against this ledger. Nothing changes, so nobody needs to be signed in."""
-    text = Reader(form).text("receipt")
+    text = reader.text("receipt")
     answer = _answer(visitor.broker, text)
     if request.headers.get("HX-Request"):
         return fragment(visitor, "_receipt.html.j2", answer=answer)
@@ -91,22 +81,16 @@ def check_receipt(request: Request, visitor: AnyVisitor, form: Form) -> HTMLResp
 
 
 def _page(visitor: Visitor, *, search: str = "", before: int | None = None, **context: Any) -> HTMLResponse:
-    found = None
+    shown = {"answer": None, "text": "", "check": None} | context | _entries(visitor, search, before)
+    return page(visitor, "ledger.html.j2", title="Ledger", head=ledger.head(visitor.broker), **shown)
+
+
+def _entries(visitor: Visitor, search: str, before: int | None) -> dict[str, Any]:
+    """What the table of entries shows, if the visitor may see any."""
+    found, wanted = None, search.strip() or None
     if visitor.auth is not None:
-        wanted = search.strip() or None
         found = ledger.entries(visitor.broker, visitor.party, search=wanted, limit=_SHOWN, before=before)
-    defaults = {"answer": None, "text": "", "check": None}
-    return page(
-        visitor,
-        "ledger.html.j2",
-        title="Ledger",
-        head=ledger.head(visitor.broker),
-        search=search,
-        found=found,
-        kinds=KINDS,
-        name=_names(visitor),
-        **defaults | context,
-    )
+    return {"found": found, "search": search, "kinds": KINDS, "name": _names(visitor)}
 
 
 def _names(visitor: Visitor) -> Callable[[str | None], str]:
@@ -136,28 +120,31 @@ def _answer(broker: Broker, text: str) -> Answer:
         return Answer(False, "That is not a receipt", "Paste the whole receipt, as it was downloaded.")
     try:
         document = json.loads(text)
-        if isinstance(document, dict) and "sealed" in document:
-            return _sealed_answer(broker, SealedReceipt.from_dict(document))
-        receipt = Receipt.from_dict(document)
+        sealed = isinstance(document, dict) and "sealed" in document
+        receipt = SealedReceipt.from_dict(document) if sealed else Receipt.from_dict(document)
     except (json.JSONDecodeError, RecursionError):
         return Answer(False, "That is not a receipt", "It is not JSON; paste the whole receipt, as it was downloaded.")
     except FlmarketError:
-        return Answer(
-            False, "That is not a receipt", "It lacks what every receipt has, or has something that none has."
-        )
-    books = broker.books.ledger
+        lacks = "It lacks what every receipt has, or has something that none has."
+        return Answer(False, "That is not a receipt", lacks)
     try:
-        if receipt.head.size > books.head().size:
-            return _FOREIGN
-        award, release = receipt.check(books.head(receipt.head.size))
+        if receipt.head.size > broker.books.ledger.head().size:
+            said = "It speaks of entries that this ledger does not have."
+            return Answer(False, "This receipt is not of this ledger", said)
+        told = _sealed_terms(broker, receipt) if isinstance(receipt, SealedReceipt) else _open_terms(broker, receipt)
     except FlmarketError as error:
         return Answer(False, "This receipt does not hold", sentence(error))
+    if told is None:
+        return Answer(False, "This receipt does not hold", "Its terms are not those of the entries that it names.")
+    return Answer(True, "This receipt is genuine", told)
+
+
+def _open_terms(broker: Broker, receipt: Receipt) -> str:
+    award, release = receipt.check(broker.books.ledger.head(receipt.head.size))
     sold = f" for what was released at {_terms(broker, award.id, award.loss)}" if release is not None else ""
-    return Answer(
-        True,
-        "This receipt is genuine",
+    return (
         f"Award {award.id}: {format_micros(award.price_micros)}{sold}, {award_state(str(award.state.value))}. Its "
-        f"{len(receipt.proofs)} entries lead to the head that this ledger had at {receipt.head.size:,} entries.",
+        f"{len(receipt.proofs)} entries lead to the head that this ledger had at {receipt.head.size:,} entries."
     )
 
 
@@ -167,24 +154,16 @@ def _terms(broker: Broker, award: str, loss: Event) -> str:
     return loss_words(loss) if kind is None else f"{loss_words(loss)} {kind_words(kind).loss}"
 
 
-def _sealed_answer(broker: Broker, receipt: SealedReceipt) -> Answer:
-    """A buyer's receipt: its entries are opened here, and its terms must be theirs."""
+def _sealed_terms(broker: Broker, receipt: SealedReceipt) -> str | None:
+    """A buyer's receipt: its entries are opened here; None if its terms are not theirs."""
     books = broker.books.ledger
-    if receipt.head.size > books.head().size:
-        return _FOREIGN
-    try:
-        receipt.check(books.head(receipt.head.size))
-        first = receipt.entries[0].seq
-        opened = buyers_receipt(broker, next(books.entries(first, first + 1)).line.ref, receipt.head.size)
-    except FlmarketError as error:
-        return Answer(False, "This receipt does not hold", sentence(error))
-    if opened != receipt:
-        return Answer(False, "This receipt does not hold", "Its terms are not those of the entries that it names.")
-    return Answer(
-        True,
-        "This receipt is genuine",
-        f"Award {receipt.award}: {format_micros(receipt.price_micros)} at "
-        f"{_terms(broker, receipt.award, receipt.loss)}, "
+    receipt.check(books.head(receipt.head.size))
+    first = receipt.entries[0].seq
+    if buyers_receipt(broker, next(books.entries(first, first + 1)).line.ref, receipt.head.size) != receipt:
+        return None
+    terms = _terms(broker, receipt.award, receipt.loss)
+    return (
+        f"Award {receipt.award}: {format_micros(receipt.price_micros)} at {terms}, "
         f"{award_state(receipt.state)}. Its {len(receipt.entries)} sealed entries lead to the head that this ledger "
-        f"had at {receipt.head.size:,} entries, and say what the receipt says.",
+        f"had at {receipt.head.size:,} entries, and say what the receipt says."
     )

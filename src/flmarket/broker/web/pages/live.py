@@ -5,8 +5,6 @@ log. Scenes are pure functions of what services return. What a buyer sees is wha
 counted, winners are places in the task.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +15,19 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from flmarket.broker.office import tasks
 from flmarket.broker.requests import order_of
-from flmarket.broker.tables import ENDED, PLAYABLE
+from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.api import Start
 from flmarket.broker.web.pages.context import BuyerOrOperator, PageRoute, Visitor, page, render_for
 from flmarket.broker.web.pages.rendering import Chart, KindWords, kind_words, loss_words
 from flmarket.broker.web.pages.tasks import TaskId, accuracy_chart, mechanism
 from flmarket.broker.web.streams import News, streaming
 from flmarket.client import wire
+from flmarket.client.wire import ENDED
 from flmarket.ledger import AwardState
 from flmarket.report.formatting import money, rate
 from flmarket.trust import TrustWords, task_words
 
-__all__ = ["Latest", "Line", "Scene", "Seat", "Stage", "latest_round", "lines", "make_scene", "router"]
-
 # --- a round at one moment --------------------------------------------------------------------------------------------
-
 
 _SEATS = 120
 _ENDINGS = {
@@ -107,9 +103,8 @@ class Scene:
     @property
     def money_label(self) -> str:
         """The bar in words."""
-        return f"Of {money(self.budget_micros)}: " + ", ".join(
-            f"{money(part.micros)} {part.label}" for part in self.parts
-        )
+        parts = ", ".join(f"{money(part.micros)} {part.label}" for part in self.parts)
+        return f"Of {money(self.budget_micros)}: {parts}"
 
 
 @dataclass(frozen=True)
@@ -135,17 +130,23 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) 
     bids, offered = known.get("bids", {}), known.get("awards", {})
     budget = order.budget_micros
     over = latest.settled and (bool(awards) or not words.lasting)  # else its awards run on
-    seats = _settled_seats(awards) if over else _awarded_seats(offered.get("winners", []))
+    seats = [
+        _seat(one["owner"], "won", one.get("loss"), one["epsilon"], f"{money(one['price_micros'])} held")
+        for one in offered.get("winners", [])
+    ]
+    if over:
+        paid = {one.award_id: f"{money(one.price_micros)} paid" for one in awards if one.state == AwardState.POSTED}
+        seats = [
+            _seat(one.owner, one.state, one.loss, one.epsilon, paid.get(one.award_id, "money back")) for one in awards
+        ]
     sold = len(awards) if over else offered.get("awards", 0)
     others = max(0, bids.get("bids", 0) - sold)
-    blank = (
-        Seat("A bidder", "lost", "not bought", "") if reached >= 2 else Seat("Sealed bid", "bid", "not opened yet", "")
-    )
-    shown = [*seats, *[blank] * others][:_SEATS]
+    blank = ("A bidder", "lost", "not bought", "") if reached >= 2 else ("Sealed bid", "bid", "not opened yet", "")
+    shown = [*seats, *[Seat(*blank)] * others][:_SEATS]
     return Scene(
         latest.index + 1,
         task.rounds,
-        _stages(known, reached, task_words(order.broker.engine, order.kind), words),
+        _stages(known, reached, task_words(order.broker.engine, order.kind, order.mechanism.unit), words),
         _parts(budget, offered, awards, settled=over),
         budget,
         tuple(shown),
@@ -157,94 +158,44 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) 
 def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords, words: KindWords) -> tuple[Stage, ...]:
     bids, awards = known.get("bids"), known.get("awards")
     updates, settled = known.get("updates"), known.get("settled")
-
-    def state(step: int) -> str:
-        return "done" if reached >= step else "active" if reached == step - 1 else "waiting"
-
-    return (
-        Stage(
-            words.first, "tag", state(1), f"{bids['bids']}" if bids else "–",
-            words.came if bids else words.waiting,
-        ),
-        Stage(
-            "Awards", "coins", state(2), f"{awards['awards']}" if awards else "–",
-            _awards_say(awards, words),
-        ),
-        Stage(
-            "Updates", "box", state(3), f"{updates['delivered']} of {updates['awards']}" if updates else "–",
-            trust.update,
-        ),
-        Stage(
-            "Settlement", "ledger", state(4), money(settled["spent_micros"]) if settled else "–",
-            _settled_say(settled, words),
-        ),
-    )  # fmt: skip
-
-
-def _awards_say(awards: dict[str, Any] | None, words: KindWords) -> str:
-    if awards is None:
-        return "awards for all rounds" if words.lasting else "who sells, what and at which price"
-    held = money(awards["held_micros"])
-    return f"awards for all rounds; {held} in escrow" if words.lasting else f"{words.won}; {held} put into escrow"
-
-
-def _settled_say(settled: dict[str, Any] | None, words: KindWords) -> str:
-    if settled is None:
-        return "each award resolves once"
-    if words.lasting and not settled["spent_micros"]:
-        return f"paid so far; {settled['delivered']} checked updates"
-    return f"paid for {settled['delivered']} checked updates"
+    won = "awards for all rounds" if words.lasting else "who sells, what and at which price"
+    if awards is not None:
+        held = money(awards["held_micros"])
+        won = f"awards for all rounds; {held} in escrow" if words.lasting else f"{words.won}; {held} put into escrow"
+    paid = "each award resolves once"
+    if settled is not None:
+        running = words.lasting and not settled["spent_micros"]
+        paid = f"paid so far; {settled['delivered']}" if running else f"paid for {settled['delivered']}"
+        paid += " checked updates"
+    stages = (
+        (words.first, "tag", f"{bids['bids']}" if bids else "–", words.came if bids else words.waiting),
+        ("Awards", "coins", f"{awards['awards']}" if awards else "–", won),
+        ("Updates", "box", f"{updates['delivered']} of {updates['awards']}" if updates else "–", trust.update),
+        ("Settlement", "ledger", money(settled["spent_micros"]) if settled else "–", paid),
+    )
+    states = ["done" if reached >= step else "active" if reached == step - 1 else "waiting" for step in range(1, 5)]
+    return tuple(
+        Stage(name, icon, state, figure, say) for state, (name, icon, figure, say) in zip(states, stages, strict=True)
+    )
 
 
 def _parts(budget: int, offered: dict[str, Any], awards: tuple[wire.Award, ...], *, settled: bool) -> tuple[Part, ...]:
     held = offered.get("held_micros", 0)
     paid = sum(one.price_micros for one in awards if one.state == AwardState.POSTED)
-    back = held - paid if settled else 0
     return (
         Part("paid", "teal", paid),
         Part("in escrow", "blue", 0 if settled else held),
-        Part("returned", "rust", back),
+        Part("returned", "rust", held - paid if settled else 0),
         Part("not awarded", "rule", max(0, budget - held)),
     )
 
 
-def _awarded_seats(winners: Iterable[dict[str, Any]]) -> list[Seat]:
-    return [
-        Seat(
-            _capital(one["owner"]),
-            "won",
-            _wrapped(one.get("loss") or {}, one["epsilon"]),
-            f"{money(one['price_micros'])} held",
-        )
-        for one in winners
-    ]
-
-
-def _settled_seats(awards: tuple[wire.Award, ...]) -> list[Seat]:
-    seats = []
-    for one in awards:
-        paid = one.state == AwardState.POSTED
-        name = _capital(one.owner)
-        seats.append(
-            Seat(
-                name,
-                one.state,
-                _wrapped(one.loss, one.epsilon),
-                f"{money(one.price_micros)} paid" if paid else "money back",
-            )
-        )
-    return seats
-
-
-def _wrapped(loss: Mapping[str, Any], number: float | None) -> str:
-    """A loss for a tile, which is narrow: it may break before its δ and nowhere else."""
-    return loss_words(loss, number).replace(" ", "\u00a0").replace("\u00a0at", " at")
-
-
-def _capital(name: str) -> str:
-    """A tile has little room: her name in the task alone, or her place, or her name as the operator knows it."""
+def _seat(name: str, state: str, loss: Mapping[str, Any] | None, number: float | None, price: str) -> Seat:
+    """A tile has little room: her name in the task alone, or her place, or her name as the operator knows it; her loss
+    may break before its δ and nowhere else."""
     short = name.removeprefix("owner-")
-    return f"Owner {short}" if short.isdigit() else short[:1].upper() + short[1:] if short == name else short
+    shown = f"Owner {short}" if short.isdigit() else short[:1].upper() + short[1:] if short == name else short
+    return Seat(shown, state, loss_words(loss or {}, number).replace(" ", "\u00a0").replace("\u00a0at", " at"), price)
 
 
 def lines(happened: Iterable[wire.Progress], kind: str = "auction") -> list[Line]:
@@ -281,7 +232,6 @@ def _tell(event: wire.Progress, words: KindWords) -> str:
 
 # --- the page and its stream ------------------------------------------------------------------------------------------
 
-
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _LOG = 40
@@ -302,7 +252,7 @@ def live(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         order=order,
         mechanism=mechanism(task),
         words=kind_words(order.kind),
-        trust=task_words(order.broker.engine, order.kind),
+        trust=task_words(order.broker.engine, order.kind, order.mechanism.unit),
         running=task.state in PLAYABLE,
         stream=f"/tasks/{task_id}/stream?after={last}",
         scene=_scene(visitor, task, happened),
@@ -359,13 +309,9 @@ def _message(kind: str, html: str, identifier: int) -> str:
 def _history(visitor: Visitor, task_id: str) -> list[wire.Progress]:
     """The events of the last rounds; a long task has more than anybody reads."""
     found: list[wire.Progress] = []
-    after = 0
-    while True:
-        batch = tasks.events(visitor.broker, visitor.party, task_id, after=after, limit=1000)
+    while batch := tasks.events(visitor.broker, visitor.party, task_id, after=found[-1].id if found else 0, limit=1000):
         found = [*found, *batch][-_RECENT:]
-        if len(batch) < 1000:
-            return found
-        after = batch[-1].id
+    return found
 
 
 def _chart(visitor: Visitor, task: wire.Task) -> Chart:
@@ -375,7 +321,6 @@ def _chart(visitor: Visitor, task: wire.Task) -> Chart:
 
 def _scene(visitor: Visitor, task: wire.Task, happened: list[wire.Progress]) -> Scene:
     latest = latest_round(happened)
-    awards: tuple[wire.Award, ...] = ()
-    if latest.settled:
-        awards = tasks.round_detail(visitor.broker, visitor.party, task.id, latest.index).awards
+    over = latest.settled
+    awards = tasks.round_detail(visitor.broker, visitor.party, task.id, latest.index).awards if over else ()
     return make_scene(task, latest, awards)

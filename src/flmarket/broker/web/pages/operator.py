@@ -1,20 +1,16 @@
 """The operator's page: queues and health, parties and their money, and who did what."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.office import operator, parties, tasks
 from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest
 from flmarket.broker.stamps import new_id
-from flmarket.broker.web.pages.context import Form, Operator, OperatorWrites, PageRoute, Reader, Visitor, fragment, page
-from flmarket.broker.web.pages.rendering import seconds, tone, when
+from flmarket.broker.web.pages.context import Form, Operator, OperatorWrites, PageRoute, Visitor, fragment, page
+from flmarket.broker.web.pages.rendering import seconds, when
 from flmarket.client import wire
 from flmarket.errors import FlmarketError
 from flmarket.report.formatting import count, money
-
-__all__ = ["router"]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -45,9 +41,8 @@ def health(visitor: Operator) -> HTMLResponse:
 
 
 @router.post("/operator/parties")
-def register(visitor: OperatorWrites, form: Form) -> Response:
+def register(visitor: OperatorWrites, reader: Form) -> Response:
     """Register somebody and show her key, this once."""
-    reader = Reader(form)
     fields = {"role": "role", "name": "party_name"}
     wanted = reader.build(PartyRequest, {"role": reader.text("role"), "name": reader.text("party_name")}, fields)
     if wanted is None:
@@ -58,9 +53,8 @@ def register(visitor: OperatorWrites, form: Form) -> Response:
 
 
 @router.post("/operator/deposits")
-def deposit(visitor: OperatorWrites, form: Form) -> Response:
+def deposit(visitor: OperatorWrites, reader: Form) -> Response:
     """Book money that a buyer paid in."""
-    reader = Reader(form)
     wanted = reader.build(DepositRequest, {"amount_micros": reader.micros("amount")}, {"amount_micros": "amount"})
     if wanted is not None:
         try:
@@ -73,9 +67,8 @@ def deposit(visitor: OperatorWrites, form: Form) -> Response:
 
 
 @router.post("/operator/nodes")
-def bind(visitor: OperatorWrites, form: Form) -> Response:
+def bind(visitor: OperatorWrites, reader: Form) -> Response:
     """Say which SuperNode is an owner's."""
-    reader = Reader(form)
     wanted = reader.build(NodeRequest, {"node_id": reader.text("node_id")}, {"node_id": "node_id"})
     if wanted is not None:
         try:
@@ -91,8 +84,6 @@ def _page(
 ) -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
     everybody = parties.list_parties(broker, party, limit=_SHOWN)
-    names = {one.id: one.name for one in everybody.items}
-    lines = operator.audit_log(broker, party, limit=_SHOWN)
     balances = broker.books.ledger.balances()
     return page(
         visitor,
@@ -102,11 +93,10 @@ def _page(
         errors=errors,
         health=_health(operator.status(broker, party)),
         runs=tasks.list_tasks(broker, party, limit=25).items,
-        names=names,
-        tone=tone,
+        names={one.id: one.name for one in everybody.items},
         parties=[(one, balances.get(one.id, 0)) for one in everybody.items],
         more_parties=everybody.next is not None,
-        lines=lines.items,
+        lines=operator.audit_log(broker, party, limit=_SHOWN).items,
         actions=_ACTIONS,
         key=key,
         registered=registered,
@@ -122,33 +112,18 @@ def _health(view: wire.Operations) -> list[tuple[str, str, str]]:
         f"behind by {seconds(late)}" if late > 5 else "on time"
     )  # fmt: skip
     ended = sum(view.tasks.values()) - running - queued
+    audits = view.audits.get("running", 0) + view.audits.get("queued", 0)
+    books = ("Agree", f"compared {when(view.reconciled_at)}") if view.reconciled_at else ("–", "not compared yet")
+    if view.findings:
+        first = view.findings[0]
+        books = f"{len(view.findings)} do not agree", f"{first.rule} {first.subject}: {first.message}"
+    roles = ", ".join(count(n, role) for role, n in sorted(view.parties.items()))
     return [
         ("Worker", "At work" if view.worker_alive else "Missing", waiting),
         ("Tasks running", f"{running}", f"{queued} queued, {ended} ended"),
-        (
-            "Audits",
-            f"{view.audits.get('running', 0) + view.audits.get('queued', 0)}",
-            f"waiting or running; {view.audits.get('done', 0)} done",
-        ),
+        ("Audits", f"{audits}", f"waiting or running; {view.audits.get('done', 0)} done"),
         ("In escrow now", money(view.escrow_micros), "for awards not yet resolved"),
         ("Ledger", f"{view.ledger_entries:,}", f"entries, in {view.database}"),
-        _books(view),
-        (
-            "Parties",
-            f"{sum(view.parties.values()):,}",
-            ", ".join(count(n, role) for role, n in sorted(view.parties.items())),
-        ),
+        ("Bills and ledger", *books),
+        ("Parties", f"{sum(view.parties.values()):,}", roles),
     ]
-
-
-def _books(view: wire.Operations) -> tuple[str, str, str]:
-    if view.reconciled_at is None:
-        return "Bills and ledger", "–", "not compared yet"
-    if view.findings:
-        first = view.findings[0]
-        return (
-            "Bills and ledger",
-            f"{len(view.findings)} do not agree",
-            f"{first.rule} {first.subject}: {first.message}",
-        )
-    return "Bills and ledger", "Agree", f"compared {when(view.reconciled_at)}"

@@ -4,10 +4,9 @@ The helper says in plain words what all that she gives up lets others learn at w
 a bid would earn as far as her cap lets her sell.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,29 +17,17 @@ from flmarket.broker.core import Broker, Party
 from flmarket.broker.office import explore, offers, parties, statements
 from flmarket.broker.requests import BidHelpRequest, BidRequest, CapRequest
 from flmarket.broker.web.auth import get_gate
-from flmarket.broker.web.pages.context import (
-    Form,
-    Owner,
-    OwnerWrites,
-    PageRoute,
-    Reader,
-    Visitor,
-    fragment,
-    page,
-    sentence,
-)
-from flmarket.broker.web.pages.rendering import Chart, Column, award_state, award_tone
+from flmarket.broker.web.pages.context import Form, Owner, OwnerWrites, PageRoute, Reader, Visitor, fragment, page
+from flmarket.broker.web.pages.rendering import Chart, Column, sentence
+from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS, AwardState
 from flmarket.market.owner import LEAST_EPSILON
 from flmarket.report.formatting import count, epsilon, money, percent, significant
-from flmarket.trust import AT_BROKER, TrustWords, certainty, market_words, meaning_of, sure
-
-__all__ = ["router"]
+from flmarket.trust import AT_BROKER, certainty, market_words, meaning_of, sure
 
 # --- bid helper -------------------------------------------------------------------------------------------------------
-
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -79,20 +66,6 @@ class Odds:
         return "> 99.9 %" if self.share > 0.9995 else percent(self.share)
 
 
-@dataclass(frozen=True)
-class Help:
-    """The helper's half of the page."""
-
-    problem: str = ""
-    epsilon: str = ""
-    meaning: str | Markup = ""
-    odds: tuple[Odds, ...] = ()
-    trust: TrustWords | None = None
-    earns: str | Markup = ""
-    chart: Chart | None = None
-    basis: str = ""
-
-
 @router.get("/owner/bid")
 def ask(visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
     """The form, filled in with the standing bid if there is one."""
@@ -109,7 +82,7 @@ def ask(visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
                 "rate": f"{bid.rate:g}",
                 "records": "" if bid.data_size == chosen.records else f"{bid.data_size}",
             }
-    return _form(visitor, found, values, {}, placed=placed)
+    return _form(visitor, found, values, {}, placed)
 
 
 @router.get("/owner/bid/help")
@@ -124,9 +97,8 @@ async def explain(request: Request, visitor: Owner) -> HTMLResponse:
 
 
 @router.post("/owner/bid")
-def place(visitor: OwnerWrites, form: Form) -> Response:
+def place(visitor: OwnerWrites, reader: Form) -> Response:
     """Place the bid, or replace the one that stands."""
-    reader = Reader(form)
     request, task = _bid(reader), reader.text("task")
     if request is not None:
         try:
@@ -135,7 +107,7 @@ def place(visitor: OwnerWrites, form: Form) -> Response:
         except FlmarketError as error:
             reader.errors["_"] = sentence(error)
     found = offers.list_offers(visitor.broker, visitor.party).items
-    return _form(visitor, found, {name: reader.text(name) for name in _DEFAULTS}, reader.errors)
+    return _form(visitor, found, {name: reader.text(name) for name in _DEFAULTS}, reader.errors, False)
 
 
 @router.post("/owner/bid/{task_id}/withdraw")
@@ -146,24 +118,10 @@ def withdraw(task_id: str, visitor: OwnerWrites) -> Response:
 
 
 def _form(
-    visitor: Visitor,
-    found: tuple[wire.Offer, ...],
-    values: dict[str, str],
-    errors: dict[str, str],
-    *,
-    placed: bool = False,
+    visitor: Visitor, found: tuple[wire.Offer, ...], values: dict[str, str], errors: dict[str, str], placed: bool
 ) -> HTMLResponse:
-    return page(
-        visitor,
-        "bid.html.j2",
-        title="Bid helper",
-        status=422 if errors else 200,
-        form=values,
-        errors=errors,
-        placed=placed,
-        offers=found,
-        kinds=KINDS,
-    )
+    shown = {"form": values, "errors": errors, "placed": placed, "offers": found, "kinds": KINDS}
+    return page(visitor, "bid.html.j2", title="Bid helper", status=422 if errors else 200, **shown)
 
 
 def _bid(reader: Reader) -> BidRequest | None:
@@ -176,45 +134,38 @@ def _bid(reader: Reader) -> BidRequest | None:
     return reader.build(BidRequest, values, _FIELDS)
 
 
-def _help(broker: Broker, party: Party, values: dict[str, str]) -> Help:
+def _help(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, Any]:
+    """The helper's half of the page: what is wrong with the form, or what the bid means and earns."""
     reader = Reader(values)
     bid = _bid(reader)
     if bid is None:
-        return Help(problem=next(iter(reader.errors.values()), "Fill in the form."))
+        return {"problem": next(iter(reader.errors.values()), "Fill in the form.")}
     found = offers.list_offers(broker, party).items
     offer = next((one for one in found if one.task_id == values.get("task")), None)
     rounds = 1 if offer is None else max(1, offer.rounds - offer.rounds_done)
     auction = "posted" if offer is None else offer.auction
     records = bid.data_size or (offer.records if offer is not None and offer.records else _TYPICAL_RECORDS)
     bid = bid.model_copy(update={"data_size": records})
-    views = {
-        scale: explore.bid_help(
-            broker,
-            party,
-            BidHelpRequest(bid=_scaled(bid, scale), rounds=rounds, auction=auction, profiles=_PROFILES),
+    assert bid.valuation.rate is not None
+    views = {}
+    for scale in _RATES:
+        valuation = bid.valuation.model_copy(update={"rate": bid.valuation.rate * scale})
+        asked = BidHelpRequest(
+            bid=bid.model_copy(update={"valuation": valuation}), rounds=rounds, auction=auction, profiles=_PROFILES
         )
-        for scale in _RATES
-    }
+        views[scale] = explore.bid_help(broker, party, asked)
     mine = views[1.0]
     cost = offers.as_profile(bid.valuation, bid.privacy_budget, records).full_cost[0]
-    return Help(
-        epsilon=f"{bid.privacy_budget:g}",
-        meaning=_meaning(mine, bid.privacy_budget),
-        odds=_odds(mine, bid.privacy_budget),
-        trust=AT_BROKER,  # owners' own nodes bid in other tasks
-        earns=_earns(mine, records, float(cost), bid.privacy_budget),
-        chart=_chart(views, bid),
-        basis=(
-            f"{mine.profiles} simulated rounds of {auction} among owners drawn like those of the paper (population "
-            f"{mine.population}), with half of all their costs as the budget. The real rivals may differ."
-        ),
-    )
-
-
-def _scaled(bid: BidRequest, scale: float) -> BidRequest:
-    assert bid.valuation.rate is not None
-    valuation = bid.valuation.model_copy(update={"rate": bid.valuation.rate * scale})
-    return bid.model_copy(update={"valuation": valuation})
+    return {
+        "problem": "",
+        "meaning": _meaning(mine, bid.privacy_budget),
+        "odds": _odds(mine, bid.privacy_budget),
+        "trust": AT_BROKER,  # owners' own nodes bid in other tasks
+        "earns": _earns(mine, records, float(cost), bid.privacy_budget),
+        "chart": _chart(views, bid.valuation.rate),
+        "basis": f"{mine.profiles} simulated rounds of {auction} among owners drawn like those of the paper "
+        f"(population {mine.population}), with half of all their costs as the budget. The real rivals may differ.",
+    }
 
 
 def _meaning(view: wire.BidAdvice, limit: float) -> Markup:
@@ -275,9 +226,7 @@ def _earns(view: wire.BidAdvice, records: int, cost: float, limit: float) -> Mar
     return asked + each + together + advice
 
 
-def _chart(views: dict[float, wire.BidAdvice], bid: BidRequest) -> Chart:
-    assert bid.valuation.rate is not None
-    rate = bid.valuation.rate
+def _chart(views: dict[float, wire.BidAdvice], rate: float) -> Chart:
     return Chart(
         title="Pay by valuation",
         unit="currency units a round, mean over won and lost rounds",
@@ -290,7 +239,6 @@ def _chart(views: dict[float, wire.BidAdvice], bid: BidRequest) -> Chart:
 
 
 # --- what she sold ----------------------------------------------------------------------------------------------------
-
 
 _SHOWN = 100
 
@@ -305,14 +253,12 @@ def show(visitor: Owner) -> HTMLResponse:
 def download(visitor: Owner) -> Response:
     """The whole statement as a table."""
     text = statements.statement_csv(visitor.broker, visitor.party)
-    headers = {"Content-Disposition": 'attachment; filename="statement.csv"'}
-    return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
+    return attachment(text, "text/csv; charset=utf-8", "statement.csv")
 
 
 @router.post("/owner/cap")
-def set_cap(visitor: OwnerWrites, form: Form) -> Response:
+def set_cap(visitor: OwnerWrites, reader: Form) -> Response:
     """Change one's own lifetime cap."""
-    reader = Reader(form)
     request = reader.build(CapRequest, {"cap_epsilon_total": reader.number("cap")}, {"cap_epsilon_total": "cap"})
     if request is not None:
         try:
@@ -326,7 +272,9 @@ def set_cap(visitor: OwnerWrites, form: Form) -> Response:
 def _page(visitor: Visitor, errors: dict[str, str]) -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
     statement = statements.statement(broker, party)
-    newest = list(reversed(statement.releases))
+    newest, privacy = list(reversed(statement.releases)), statement.privacy
+    cap, spent = privacy.cap_epsilon_total, privacy.spent_epsilon_total
+    delivered = [one for one in statement.releases if one.state == AwardState.POSTED]
     return page(
         visitor,
         "owner.html.j2",
@@ -334,49 +282,35 @@ def _page(visitor: Visitor, errors: dict[str, str]) -> HTMLResponse:
         status=422 if errors else 200,
         errors=errors,
         statement=statement,
-        privacy=statement.privacy,
-        used=_share(statement.privacy),
-        outlook=_outlook(statement),
-        cap_means=meaning_of(statement.privacy.cap_epsilon_total),
-        spent_means=meaning_of(statement.privacy.spent_epsilon_total),
+        privacy=privacy,
+        used=spent / cap if cap > 0 else 1.0,
+        outlook=_outlook(privacy.left_epsilon_total, delivered),
+        cap_means=meaning_of(cap),
+        spent_means=meaning_of(spent),
         trust=market_words(on_owners_machines=bool(broker.settings.superlink)),
-        spent=_spent_chart(statement),
-        earnings=_earnings_chart(statement),
+        spent=_spent_chart(privacy, delivered),
+        earnings=_earnings_chart(statement.earned_micros, delivered),
         account=parties.account(broker, party),
         offers=[(offer, _bid_text(offer)) for offer in offers.list_offers(broker, party).items],
         releases=newest[:_SHOWN],
         left_out=max(0, len(newest) - _SHOWN),
-        award_state=award_state,
-        award_tone=award_tone,
     )
 
 
-def _share(privacy: wire.Privacy) -> float:
-    return privacy.spent_epsilon_total / privacy.cap_epsilon_total if privacy.cap_epsilon_total > 0 else 1.0
-
-
-def _outlook(statement: wire.Statement) -> str:
+def _outlook(left: float, delivered: list[wire.Release]) -> str:
     """How long the cap lasts at the pace so far."""
-    sold = [one.epsilon for one in statement.releases if one.state == AwardState.POSTED]
-    left = statement.privacy.left_epsilon_total
     if left <= 0:
         return "Your cap is reached: nothing more is sold in your name, and nothing more is paid."
-    if not sold:
+    if not delivered:
         return "Nothing has been released in your name yet."
-    mean = sum(sold) / len(sold)
+    mean = sum(one.epsilon for one in delivered) / len(delivered)
     return (
         f"A release cost you ε {epsilon(mean)} on average, so about {math.floor(left / mean):,} more fit under your "
         f"cap. After that nothing more is sold in your name."
     )
 
 
-def _delivered(statement: wire.Statement) -> list[wire.Release]:
-    return [one for one in statement.releases if one.state == AwardState.POSTED]
-
-
-def _spent_chart(statement: wire.Statement) -> Chart:
-    cap = statement.privacy.cap_epsilon_total
-    known = _delivered(statement)
+def _spent_chart(privacy: wire.Privacy, delivered: list[wire.Release]) -> Chart:
     return Chart(
         title="Privacy spent so far",
         unit="ε total, release by release",
@@ -386,24 +320,21 @@ def _spent_chart(statement: wire.Statement) -> Chart:
             Column("ε spent, total", "ε total", "teal", decimals=2),
             Column("Your cap", "cap", "rust", "dashed", decimals=2),
         ),
-        rows=[(i + 1, one.epsilon_total, cap) for i, one in enumerate(known)],
-        reading=f"{epsilon(statement.privacy.spent_epsilon_total)} now",
+        rows=[(i + 1, one.epsilon_total, privacy.cap_epsilon_total) for i, one in enumerate(delivered)],
+        reading=f"{epsilon(privacy.spent_epsilon_total)} now",
         options={"whole": "", "floor": "0", "fill": "", "end": ""},
     )
 
 
-def _earnings_chart(statement: wire.Statement) -> Chart:
-    total, rows = 0, []
-    for i, one in enumerate(_delivered(statement)):
-        total += one.paid_micros
-        rows.append((i + 1, total / MICROS))
+def _earnings_chart(earned_micros: int, delivered: list[wire.Release]) -> Chart:
+    totals = accumulate(one.paid_micros for one in delivered)
     return Chart(
         title="Earned so far",
         unit="currency units, release by release",
         x="release",
         columns=(Column("Release"), Column("Earned, total", "earned", "blue", decimals=2)),
-        rows=rows,
-        reading=f"{money(statement.earned_micros)} now",
+        rows=[(i + 1, total / MICROS) for i, total in enumerate(totals)],
+        reading=f"{money(earned_micros)} now",
         options={"whole": "", "floor": "0", "fill": "", "end": ""},
     )
 

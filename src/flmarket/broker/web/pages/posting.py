@@ -9,9 +9,8 @@ less (not at all in the reward game, which needs that) and that an auction's buy
 all models, which is what most people want.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -25,26 +24,14 @@ from flmarket.broker.office import explore, market, parties, tasks
 from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.auth import get_gate
-from flmarket.broker.web.pages.context import (
-    Buyer,
-    BuyerWrites,
-    Form,
-    PageRoute,
-    Reader,
-    Visitor,
-    fragment,
-    page,
-    sentence,
-)
-from flmarket.broker.web.pages.rendering import Chart, Column
+from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Visitor, fragment, page
+from flmarket.broker.web.pages.rendering import Chart, Column, sentence
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.learning import models
 from flmarket.ledger import MICROS
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
 from flmarket.trust import AT_BROKER, AT_OWNERS, task_words
-
-__all__ = ["router"]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -55,18 +42,46 @@ _DEFAULTS = {
     "seed": "0", "engine": SIMULATION, "expected": "60", "hard_cap": "120", "first_rate": "0.1", "scheme": "optimal",
     "reward": "100", "joint_budget": "5000", "epsilon": "20", "selection": "m1", "rule": "leave-one-out",
 }  # fmt: skip
-_FIELDS = {
-    "task.name": "name", "data.name": "data", "data.owners": "owners", "mechanism.auction": "auction",
-    "mechanism.aggregation": "aggregation", "mechanism.perturbation": "perturbation", "mechanism.clip": "clip",
-    "model.name": "model", "model": "model", "task.rounds": "rounds", "task.bidders_per_round": "bidders",
-    "task.budget_per_round": "budget", "task.learning_rate": "learning_rate", "broker.round_seconds": "round_seconds",
-    "broker.deadline_seconds": "deadline_days", "seed": "seed", "broker.engine": "engine", "owners": "owners",
-    "kind": "kind", "model.hidden": "hidden", "sampling.hard_cap": "hard_cap", "sampling.first_rate": "first_rate",
-    "sampling.scheme": "scheme", "reward.reward": "reward", "joint.budget": "joint_budget", "joint.epsilon": "epsilon",
-    "joint.selection": "selection", "joint.aggregation": "rule",
+_TEXT, _WHOLE, _NUMBER = Reader.text, Reader.whole, Reader.number
+
+
+def _units(reader: Reader, name: str) -> float:
+    return reader.micros(name) / MICROS
+
+
+# The keys of an order, by kind: the form’s field for each, and how that is read. All others have the API’s defaults.
+_Read = Callable[[Reader, str], Any]
+_ALL: dict[str, tuple[str, _Read]] = {
+    "seed": ("seed", _WHOLE), "task.name": ("name", _TEXT), "task.rounds": ("rounds", _WHOLE),
+    "data.name": ("data", _TEXT), "data.owners": ("owners", _WHOLE), "broker.round_seconds": ("round_seconds", _NUMBER),
+    "broker.deadline_seconds": ("deadline_days", lambda reader, name: round(86_400 * reader.number(name))),
+}  # fmt: skip
+_OF_KIND: dict[str, dict[str, tuple[str, _Read]]] = {
+    "auction": {
+        "task.bidders_per_round": ("bidders", _WHOLE), "task.budget_per_round": ("budget", _units),
+        "task.learning_rate": ("learning_rate", _NUMBER), "mechanism.auction": ("auction", _TEXT),
+        "mechanism.aggregation": ("aggregation", _TEXT), "mechanism.perturbation": ("perturbation", _TEXT),
+        "mechanism.clip": ("clip", _NUMBER),
+    },
+    "sampling": {
+        "task.budget_per_round": ("expected", _units), "sampling.scheme": ("scheme", _TEXT),
+        "sampling.hard_cap": ("hard_cap", _units), "sampling.first_rate": ("first_rate", _NUMBER),
+    },
+    "reward": {
+        "task.learning_rate": ("learning_rate", _NUMBER), "mechanism.clip": ("clip", _NUMBER),
+        "reward.reward": ("reward", _units),
+    },
+    "joint": {
+        "mechanism.clip": ("clip", _NUMBER), "joint.budget": ("joint_budget", _units),
+        "joint.epsilon": ("epsilon", _NUMBER), "joint.selection": ("selection", _TEXT),
+        "joint.aggregation": ("rule", _TEXT),
+    },
+}  # fmt: skip
+_SHOWN_AT = {  # where in the form problems with other keys are shown
+    "model.name": "model", "model": "model", "model.hidden": "hidden", "broker.engine": "engine", "owners": "owners",
+    "kind": "kind",
 }  # fmt: skip
 _ENGINES = {SIMULATION: AT_BROKER.place, FLOWER: AT_OWNERS.place}
-_OFFERED = ("auction", "sampling", "reward", "joint")  # kinds that have fields here
 _SCHEMES = (
     ("optimal", "optimal: by costs, truthful"), ("uniform", "uniform: one price for all"),
     ("prior-independent", "prior-independent: costs unknown"), ("complete", "complete: costs known, not truthful"),
@@ -80,20 +95,7 @@ _NOT_HERE = (
     "The explorer compares budgets of auctions only. In this kind of market there is nothing to compare before it is "
     "played; what it may cost at most is below, and what is not spent comes back."
 )
-_FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # at the top of the list
-
-
-@dataclass(frozen=True)
-class Exploration:
-    """What the explorer shows: either an explanation of what is missing, or charts."""
-
-    problem: str = ""
-    told: str | Markup = ""
-    bound: Chart | None = None
-    accuracy: Chart | None = None
-    facts: tuple[tuple[str, str], ...] = ()
-    deposit_micros: int = 0
-    basis: str = ""
+_FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # of all auctions: those of ours with every guarantee
 
 
 @router.get("/tasks/new")
@@ -108,16 +110,14 @@ async def explore_budgets(request: Request, visitor: Buyer) -> HTMLResponse:
     query = dict(request.query_params)
 
     def work() -> HTMLResponse:
-        made = _explore(visitor.broker, visitor.party, query, trial=query.get("trial") == "1")
-        return fragment(visitor, "_explorer.html.j2", exploration=made)
+        return fragment(visitor, "_explorer.html.j2", exploration=_explore(visitor.broker, visitor.party, query))
 
     return await get_gate(request).heavy.run(visitor.party.id, work)
 
 
 @router.post("/tasks/new")
-def post(visitor: BuyerWrites, form: Form) -> Response:
+def post(visitor: BuyerWrites, reader: Form) -> Response:
     """Post the task and put its budget into escrow, once for each form; a form that was edited is another task."""
-    reader = Reader(form)
     order = _order(reader)
     if order is not None:
         form_key = reader.text("idempotency_key")
@@ -135,6 +135,7 @@ def post(visitor: BuyerWrites, form: Form) -> Response:
 
 def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> HTMLResponse:
     catalogue = market.catalogue(visitor.broker)
+    known = {one.name: one for one in catalogue.auctions}
     return page(
         visitor,
         "task_new.html.j2",
@@ -146,91 +147,33 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         idempotency_key=new_id("form"),
         catalogue=catalogue,
         engines=[(name, _ENGINES[name]) for name in engines(visitor.broker.settings)],
-        offered=_offered(catalogue),
-        kinds=sorted(
-            (one for one in catalogue.kinds if one.name in _OFFERED), key=lambda one: _OFFERED.index(one.name)
-        ),
+        offered=[known[name] for name in dict.fromkeys((*_FIRST, *known)) if name in known],
+        kinds=[one for name in _OF_KIND for one in catalogue.kinds if one.name == name],
         schemes=_SCHEMES,
         rules=robust.names(),
         about={one.name: auctions.about(one.name) for one in catalogue.auctions},
         account=parties.account(visitor.broker, visitor.party),
         models=[(name, f"{name}: {models.about(name)}") for name in catalogue.models],
-        trusts=[(kind, task_words(SIMULATION, kind)) for kind in _OFFERED],
+        trusts=[(kind, task_words(SIMULATION, kind)) for kind in _OF_KIND],
     )
 
 
-def _offered(catalogue: wire.Catalogue) -> list[wire.Mechanism]:
-    """The auctions that the form offers: all, those of ours with every guarantee first."""
-    known = {one.name: one for one in catalogue.auctions}
-    return [known[name] for name in dict.fromkeys((*_FIRST, *known)) if name in known]
-
-
 def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
-    kind = reader.text("kind", "auction")
-    values: dict[str, Any] = {
-        "kind": kind,
-        "seed": reader.whole("seed"),
-        "task": {
-            "name": reader.text("name") if name is None else name,
-            "rounds": reader.whole("rounds"),
-        },
-        "data": {"name": reader.text("data"), "owners": reader.whole("owners"), "sigma": 0.5},
-        "mechanism": {},
-        "model": {"name": reader.text("model", "softmax")},
-        "broker": {
-            "engine": reader.text("engine", SIMULATION) if kind == "auction" else SIMULATION,
-            "round_seconds": reader.number("round_seconds"),
-            "deadline_seconds": round(86_400 * reader.number("deadline_days")),
-        },
-    }
-    if values["model"]["name"] == "mlp":
+    kind, model = reader.text("kind", "auction"), reader.text("model", "softmax")
+    values: dict[str, Any] = {"kind": kind, "model": {"name": model}, "data": {"sigma": 0.5}}
+    for key, (field, read) in (_ALL | _OF_KIND.get(kind, _OF_KIND["auction"])).items():
+        section, _, last = key.rpartition(".")
+        (values.setdefault(section, {}) if section else values)[last] = read(reader, field)
+    values["broker"]["engine"] = reader.text("engine", SIMULATION) if kind == "auction" else SIMULATION
+    if name is not None:
+        values["task"]["name"] = name
+    if model == "mlp":
         values["model"]["hidden"] = _sizes(reader, "hidden")
-    _OF_KIND.get(kind, _auction)(reader, values)
+    if kind == "reward":
+        values["data"]["partition"] = "equal"
+    elif kind not in _OF_KIND or kind == "auction":
+        values["training"] = {"average": True}
     return reader.build(TaskRequest, values, _fields(kind))
-
-
-def _auction(reader: Reader, values: dict[str, Any]) -> None:
-    values["task"] |= {
-        "bidders_per_round": reader.whole("bidders"),
-        "budget_per_round": reader.micros("budget") / MICROS,
-        "learning_rate": reader.number("learning_rate"),
-    }
-    values["mechanism"] = {
-        "auction": reader.text("auction"),
-        "aggregation": reader.text("aggregation"),
-        "perturbation": reader.text("perturbation"),
-        "clip": reader.number("clip"),
-    }
-    values["training"] = {"average": True}
-
-
-def _sampling(reader: Reader, values: dict[str, Any]) -> None:
-    values["task"]["budget_per_round"] = reader.micros("expected") / MICROS
-    values["sampling"] = {
-        "scheme": reader.text("scheme"),
-        "hard_cap": reader.micros("hard_cap") / MICROS,
-        "first_rate": reader.number("first_rate"),
-    }
-
-
-def _reward(reader: Reader, values: dict[str, Any]) -> None:
-    values["task"]["learning_rate"] = reader.number("learning_rate")
-    values["mechanism"] = {"clip": reader.number("clip")}
-    values["data"]["partition"] = "equal"
-    values["reward"] = {"reward": reader.micros("reward") / MICROS}
-
-
-def _joint(reader: Reader, values: dict[str, Any]) -> None:
-    values["mechanism"] = {"clip": reader.number("clip")}
-    values["joint"] = {
-        "budget": reader.micros("joint_budget") / MICROS,
-        "epsilon": reader.number("epsilon"),
-        "selection": reader.text("selection"),
-        "aggregation": reader.text("rule"),
-    }
-
-
-_OF_KIND = {"auction": _auction, "sampling": _sampling, "reward": _reward, "joint": _joint}
 
 
 def _sizes(reader: Reader, name: str) -> list[int]:
@@ -243,52 +186,43 @@ def _sizes(reader: Reader, name: str) -> list[int]:
 
 
 def _fields(kind: str) -> dict[str, str]:
-    """The form's field for each key of the order."""
-    return _FIELDS | ({"task.budget_per_round": "expected"} if kind == "sampling" else {})
+    """The form's field for each key of the order; some keys have another one in another kind."""
+    tables = (_ALL, *_OF_KIND.values(), _OF_KIND.get(kind, _OF_KIND["auction"]))
+    return _SHOWN_AT | {key: field for table in tables for key, (field, _) in table.items()}
 
 
-def _explore(broker: Broker, party: Party, values: Any, *, trial: bool = False) -> Exploration:
-    order = _order(Reader(dict(values)), name="explore")
+def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, Any]:
+    """What the explorer shows: either an explanation of what is missing, or charts."""
+    order = _order(Reader(values), name="explore")
     if order is None:
-        return Exploration(problem="Fill in the form, and this shows what your budget buys.")
+        return {"problem": "Fill in the form, and this shows what your budget buys.", "deposit_micros": 0}
     if order.kind != "auction":
-        return Exploration(problem=_NOT_HERE, deposit_micros=order.escrow_micros)
+        return {"problem": _NOT_HERE, "deposit_micros": order.escrow_micros}
     mine = order.budget_micros
     # The same owners whatever the budget: one simulation serves all, and the chart's ends stay where they are.
     task = order.with_budget(MICROS)
+
+    def ask(budgets: list[int], profiles: int, *, accuracy: bool = False) -> wire.Exploration:
+        asked = ExploreRequest(task=task, budgets_micros=budgets, profiles=profiles, accuracy=accuracy)
+        return explore.explore(broker, party, asked)
+
     try:
-        first = explore.explore(broker, party, _request(task, [mine], 10))
-        full = first.full_cost_micros
-        budgets = sorted({mine, *_budgets(full, _SHARES)})
-        view = explore.explore(broker, party, _request(task, budgets, _PROFILES))
-        if trial:  # one's own budget first: each call stops when its time is up
-            trials = [
-                explore.explore(broker, party, _request(task, wanted, 1, accuracy=True))
-                for wanted in ([mine], _budgets(full, _TRIAL_SHARES))
-            ]
-            view = _with_accuracy(view, trials)
+        full = ask([mine], 10).full_cost_micros
+        view = ask(sorted({mine, *(max(1, int(share * full)) for share in _SHARES)}), _PROFILES)
+        if values.get("trial") == "1":  # one's own budget first: each call stops when its time is up
+            trials = [ask(some, 1, accuracy=True) for some in ([mine], [max(1, int(x * full)) for x in _TRIAL_SHARES])]
+            known = {point.budget_micros: point.accuracy for one in trials for point in one.points}
+            points = (replace(point, accuracy=known.get(point.budget_micros)) for point in view.points)
+            view = replace(view, points=tuple(points))
     except FlmarketError as error:
-        return Exploration(problem=sentence(error))
+        return {"problem": sentence(error), "deposit_micros": 0}
     return _told(view, order, mine)
 
 
-def _budgets(full_cost: int, shares: tuple[float, ...]) -> list[int]:
-    return [max(1, int(share * full_cost)) for share in shares]
-
-
-def _with_accuracy(view: wire.Exploration, trials: list[wire.Exploration]) -> wire.Exploration:
-    known = {point.budget_micros: point.accuracy for one in trials for point in one.points}
-    return replace(view, points=tuple(replace(point, accuracy=known.get(point.budget_micros)) for point in view.points))
-
-
-def _request(task: TaskRequest, budgets: list[int], profiles: int, *, accuracy: bool = False) -> ExploreRequest:
-    return ExploreRequest(task=task, budgets_micros=budgets, profiles=profiles, accuracy=accuracy)
-
-
-def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> Exploration:
+def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> dict[str, Any]:
     point = next(point for point in view.points if point.budget_micros == mine)
     if point.failed:
-        return Exploration(problem=f"At this budget {view.auction} does not work: {point.failed}.")
+        return {"problem": f"At this budget {view.auction} does not work: {point.failed}.", "deposit_micros": 0}
     sells = f"{point.winners:.1f}"
     if point.error_bound is None:
         told = Markup("At <strong>{} a round</strong> nobody sells: every owner asks for more.").format(money(mine))
@@ -298,26 +232,24 @@ def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> Exploration:
             "aggregated update is <strong>{}</strong>."
         ).format(money(mine), sells, view.bidders, significant(point.error_bound))
     if point.accuracy is not None:
-        told += Markup(" Trained that way, the model reached <strong>{}</strong> in a trial.").format(
-            rate(point.accuracy)
-        )
+        reached = Markup(" Trained that way, the model reached <strong>{}</strong> in a trial.")
+        told += reached.format(rate(point.accuracy))
     full = view.full_cost_micros
-    return Exploration(
-        told=told,
-        bound=_bound_chart(view, mine, point),
-        accuracy=_accuracy_chart(view, mine, point),
-        facts=(
+    return {
+        "problem": "",
+        "told": told,
+        "bound": _bound_chart(view, mine, point),
+        "accuracy": _accuracy_chart(view, mine, point),
+        "facts": (
             ("Bidders who sell, mean", f"{sells} of {view.bidders}"),
             ("Spent a round, mean", f"{money(point.spent_micros)} of {money(mine)}"),
             ("ε sold, mean per round", epsilon(point.mean_epsilon) if point.winners else "–"),
             ("All bidders’ costs a round", f"{money(full)}; you offer {percent(mine / max(full, 1))}"),
         ),
-        deposit_micros=order.escrow_micros,
-        basis=(
-            f"Mean of {view.profiles} simulated rounds of this task’s own owners, with {view.perturbation} noise on "
-            f"{view.dimension:,} coordinates. Accuracy: a trial of up to 25 rounds at each budget."
-        ),
-    )
+        "deposit_micros": order.escrow_micros,
+        "basis": f"Mean of {view.profiles} simulated rounds of this task’s own owners, with {view.perturbation} noise "
+        f"on {view.dimension:,} coordinates. Accuracy: a trial of up to 25 rounds at each budget.",
+    }
 
 
 def _bound_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) -> Chart:
@@ -336,12 +268,8 @@ def _bound_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) -> 
 
 
 def _accuracy_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) -> Chart | None:
-    known = [
-        (one.budget_micros / MICROS, one.accuracy, view.baseline_accuracy)
-        for one in view.points
-        if one.accuracy is not None
-    ]
-    if not known:
+    tried = [(one.budget_micros / MICROS, one.accuracy) for one in view.points if one.accuracy is not None]
+    if not tried:
         return None
     return Chart(
         title="Accuracy in a trial",
@@ -352,7 +280,7 @@ def _accuracy_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) 
             Column("Accuracy", "accuracy", "teal"),
             Column("Always the larger class", "larger class", "slate", "dashed"),
         ),
-        rows=known,
+        rows=[(budget, reached, view.baseline_accuracy) for budget, reached in tried],
         reading="" if point.accuracy is None else f"{rate(point.accuracy)} at your budget",
         options={"mark": f"{mine / MICROS:g}"},
     )

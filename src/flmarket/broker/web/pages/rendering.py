@@ -7,8 +7,6 @@ shows it. A chart is a table of numbers and how each of its columns is drawn: th
 readers can open below it, so the two cannot differ.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -24,14 +22,18 @@ from flmarket import __version__
 from flmarket.broker.books import SHOWN_DELTA, shown_epsilon
 from flmarket.ledger import format_micros
 from flmarket.market import kinds
-from flmarket.privacy import ApproxDp, Event, ExponentialRelease, PureDp, Unprotected, ZCdp, event_from_dict
+from flmarket.privacy import (
+    ApproxDp,
+    Event,
+    ExponentialRelease,
+    PureDp,
+    RecordLevel,
+    Unprotected,
+    ZCdp,
+    event_from_dict,
+)
 from flmarket.report.drawing import DARK, FONT_STACK, LIGHT, css_variables
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
-
-__all__ = [
-    "AWARD", "STATIC_PATH", "Chart", "Column", "KindWords", "award_state", "award_tone", "environment", "kind_words",
-    "list_of", "loss_words", "render", "seconds", "theme_css", "theme_href", "tone",
-]  # fmt: skip
 
 STATIC_PATH = "/static"
 
@@ -98,21 +100,11 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
-        money=money,
-        exact=format_micros,
-        epsilon=epsilon,
-        loss=loss_words,
-        rate=rate,
-        percent=percent,
-        significant=significant,
-        thousands=lambda value: f"{value:,}",
-        decimals=decimals,
-        plain=plain,
-        when=when,
-        clock=clock,
-    )
-    made.globals.update(static=static, version=__version__, theme_css=theme_href)
+    for one in (money, epsilon, rate, percent, significant, decimals, plain, when, clock):
+        made.filters[one.__name__] = one
+    made.filters.update(exact=format_micros, loss=loss_words, thousands=lambda value: f"{value:,}")
+    made.globals.update(static=static, version=__version__, theme_css=theme_href, tone=tone)
+    made.globals.update(award_state=award_state, award_tone=award_tone)
     return made
 
 
@@ -122,7 +114,6 @@ def render(template: str, **context: Any) -> str:
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------
-
 
 Draw = Literal["line", "dashed", "step", "bars"]
 
@@ -154,16 +145,8 @@ class Chart:
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
-
-_TONES = {
-    "queued": "warn",
-    "running": "live",
-    "finished": "good",
-    "cancelled": "idle",
-    "expired": "warn",
-    "failed": "bad",
-}
-AWARD = {
+_TONES = {"queued": "warn", "running": "live", "finished": "good", "expired": "warn", "failed": "bad"}
+_AWARDS = {
     "posted": ("paid", "good"),
     "voided": ("not delivered", "warn"),
     "expired": ("too late", "warn"),
@@ -228,6 +211,8 @@ def loss_words(loss: Event | Mapping[str, Any], given: float | None = None) -> s
         if not loss:
             return "–" if given is None else f"ε = {epsilon(given)}"
         loss = event_from_dict(loss)
+    if isinstance(loss, RecordLevel):
+        return f"{loss_words(loss.loss)}, of a record"
     if isinstance(loss, Unprotected):
         return "no bound"
     if isinstance(loss, ZCdp):
@@ -235,13 +220,9 @@ def loss_words(loss: Event | Mapping[str, Any], given: float | None = None) -> s
     if isinstance(loss, PureDp | ExponentialRelease):
         return f"ε = {epsilon(loss.epsilon)}"
     number, delta = (loss.epsilon, loss.delta) if isinstance(loss, ApproxDp) else (shown_epsilon(loss), SHOWN_DELTA)
-    return f"ε = {epsilon(number)} at δ = {_power(delta)}"
-
-
-def _power(delta: float) -> str:
-    """1e-5, without the leading zero of its exponent."""
     mantissa, _, exponent = f"{delta:.3g}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    power = f"{mantissa}e{int(exponent)}" if exponent else mantissa  # 1e-5, without the leading zero of its exponent
+    return f"ε = {epsilon(number)} at δ = {power}"
 
 
 def tone(state: str) -> str:
@@ -251,12 +232,12 @@ def tone(state: str) -> str:
 
 def award_state(state: str) -> str:
     """How an award ended."""
-    return AWARD.get(state, (state, ""))[0]
+    return _AWARDS.get(state, (state, ""))[0]
 
 
 def award_tone(state: str) -> str:
     """Its colour."""
-    return AWARD.get(state, ("", "idle"))[1]
+    return _AWARDS.get(state, ("", "idle"))[1]
 
 
 def seconds(value: float) -> str:
@@ -266,6 +247,12 @@ def seconds(value: float) -> str:
             count = round(value / size)
             return f"{count} {name}{'' if count == 1 else 's'}"
     return f"{value:.0f} s"
+
+
+def sentence(error: Exception) -> str:
+    """An error's message as a sentence."""
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def list_of(names: tuple[str, ...] | list[str]) -> str:

@@ -1,50 +1,29 @@
 """A buyer's tasks: the list, one task with its accuracy, bill and receipts, and the model to download."""
 
-from __future__ import annotations
-
 import json
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from flmarket.broker.core import Party
 from flmarket.broker.errors import NotFound
 from flmarket.broker.office import market, parties, tasks
 from flmarket.broker.requests import FLOWER, TaskRequest, order_of
-from flmarket.broker.tables import ENDED, PLAYABLE
+from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.pages.context import Buyer, BuyerOrOperator, BuyerOrOperatorWrites, PageRoute, SignedIn, page
-from flmarket.broker.web.pages.rendering import (
-    Chart,
-    Column,
-    award_state,
-    award_tone,
-    kind_words,
-    list_of,
-    tone,
-)
+from flmarket.broker.web.pages.rendering import Chart, Column, kind_words, list_of
+from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
+from flmarket.client.wire import ENDED
 from flmarket.ledger import MICROS, AwardState
 from flmarket.privacy import ApproxDp
 from flmarket.report.formatting import count, money, percent, rate, significant
 from flmarket.trust import task_words
 
-__all__ = ["accuracy_chart", "mechanism", "router"]
-
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 TaskId = Annotated[str, Path(max_length=60)]
 _SHOWN = 200
-
-
-@dataclass(frozen=True)
-class Card:
-    """A headline figure."""
-
-    label: str
-    value: str
-    note: str
 
 
 @router.get("/tasks")
@@ -54,7 +33,7 @@ def list_tasks(visitor: BuyerOrOperator) -> HTMLResponse:
     money = parties.account(visitor.broker, visitor.party) if visitor.party.role == "buyer" else None
     title = "My tasks" if visitor.party.role == "buyer" else "Tasks"
     rows = [(task, mechanism(task)) for task in found.items]
-    return page(visitor, "tasks.html.j2", title=title, tasks=rows, more=found.next, tone=tone, account=money)
+    return page(visitor, "tasks.html.j2", title=title, tasks=rows, more=found.next, account=money)
 
 
 @router.get("/tasks/{task_id}")
@@ -76,9 +55,8 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         words=words,
         mechanism=mechanism(task),
         model=_model(order),
-        tone=tone(task.state),
         running=task.state in PLAYABLE,
-        download=_may_download(party, task),
+        download=party.id == task.buyer_id and task.state in ENDED and task.rounds_done > 0,
         cards=_cards(task, settled, lasting=words.lasting),
         accuracy=accuracy_chart(settled, task.baseline_accuracy),
         bounds=_bound_chart(settled),
@@ -86,34 +64,27 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         spending=_spending_chart(settled, bill, order.budget_micros, words.budget),
         bill=bill,
         rounds=list(reversed(settled)),
-        trust=task_words(order.broker.engine, order.kind),
+        trust=task_words(order.broker.engine, order.kind, order.mechanism.unit),
         owners=_owners(task, market.registered_places(broker, task_id)),
     )
 
 
 @router.get("/tasks/{task_id}/rounds/{number}")
-def show_round(
-    task_id: TaskId,
-    number: Annotated[int, Path(ge=1, le=10**6)],
-    visitor: BuyerOrOperator,
-) -> HTMLResponse:
+def show_round(task_id: TaskId, number: Annotated[int, Path(ge=1, le=10**6)], visitor: BuyerOrOperator) -> HTMLResponse:
     """One round: every award, how it ended, and its receipt. Rounds count from 1 on pages."""
     task = tasks.get_task(visitor.broker, visitor.party, task_id)
     detail = tasks.round_detail(visitor.broker, visitor.party, task_id, number - 1)
-    title = f"Round {number} of {task.rounds}"
+    order, title = order_of(task.request), f"Round {number} of {task.rounds}"
+    paid = sum(one.price_micros for one in detail.awards if one.state == AwardState.POSTED)
     return page(
         visitor, "round.html.j2", title=title, task=task, number=number, round=detail.round, awards=detail.awards,
-        paid=_delivered(detail.awards), award_state=award_state, award_tone=award_tone,
-        order=order_of(task.request), words=kind_words(order_of(task.request).kind),
+        paid=paid, order=order, words=kind_words(order.kind),
     )  # fmt: skip
 
 
 @router.get("/tasks/{task_id}/rounds/{number}/receipts.json")
 def download_receipts(
-    task_id: TaskId,
-    number: Annotated[int, Path(ge=1, le=10**6)],
-    visitor: SignedIn,
-    award: str = "",
+    task_id: TaskId, number: Annotated[int, Path(ge=1, le=10**6)], visitor: SignedIn, award: str = ""
 ) -> Response:
     """The receipts of a round, or of one award; owners get their own."""
     found = tasks.receipts(visitor.broker, visitor.party, task_id, number - 1).items
@@ -122,14 +93,14 @@ def download_receipts(
         raise NotFound("receipt", award or str(number))
     content = documents[0] if award else documents
     name = f"receipt-{task_id}-{number}.json" if award else f"receipts-{task_id}-{number}.json"
-    return _file(json.dumps(content, indent=1).encode(), "application/json", name)
+    return attachment(json.dumps(content, indent=1), "application/json", name)
 
 
 @router.get("/tasks/{task_id}/model.{suffix}")
-def download_model(task_id: TaskId, suffix: Literal["npz", "safetensors"], visitor: Buyer) -> Response:
+def download_model(task_id: TaskId, suffix: Literal["zip", "npz", "safetensors"], visitor: Buyer) -> Response:
     """The trained model, for whoever paid for it."""
     made = tasks.model(visitor.broker, visitor.party, task_id, format=suffix)
-    return _file(made.content, made.media_type, made.name)
+    return attachment(made.content, made.media_type, made.name)
 
 
 @router.post("/tasks/{task_id}/cancel")
@@ -142,13 +113,11 @@ def cancel(task_id: TaskId, visitor: BuyerOrOperatorWrites) -> RedirectResponse:
 def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
     """Accuracy by round, beside what a constant answer would reach."""
     known = [(one.index + 1, one.accuracy) for one in settled if one.accuracy is not None]
-    last = known[-1][1] if known else None
-    best = max(known, key=lambda pair: pair[1]) if known else None
-    caption = ""
-    if known and best is not None:
-        caption = (
-            f"Best {rate(best[1])} in round {best[0]}; always answering the larger class would give {rate(baseline)}."
-        )
+    caption = reading = ""
+    if known:
+        (last, now), (round_, best) = known[-1], max(known, key=lambda pair: pair[1])
+        reading = f"{rate(now)} after round {last}"
+        caption = f"Best {rate(best)} in round {round_}; always answering the larger class would give {rate(baseline)}."
     return Chart(
         title="Accuracy",
         unit="share of test examples classified correctly",
@@ -159,7 +128,7 @@ def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
             Column("Always the larger class", "larger class", "slate", "dashed"),
         ),
         rows=[(number, value, baseline) for number, value in known],
-        reading="" if last is None else f"{rate(last)} after round {known[-1][0]}",
+        reading=reading,
         caption=caption,
         options={"whole": "", "end": "", "fill": ""},
     )
@@ -202,15 +171,14 @@ def mechanism(task: wire.Task) -> str:
 
 def _model(order: TaskRequest) -> str:
     """What is trained, with its settings."""
-    settings = order.model.settings.items()
-    shown = (
-        f"{name} {list_of([f'{one}' for one in value]) if isinstance(value, list) else value}"
-        for name, value in settings
-    )
-    return ", ".join([order.model.name, *shown])
+    shown = [order.model.name]
+    for name, value in order.model.settings.items():
+        shown.append(f"{name} {list_of(list(map(str, value))) if isinstance(value, list) else value}")
+    return ", ".join(shown)
 
 
-def _cards(task: wire.Task, settled: list[wire.Round], *, lasting: bool) -> list[Card]:
+def _cards(task: wire.Task, settled: list[wire.Round], *, lasting: bool) -> list[tuple[str, str, str]]:
+    """Headline figures: what, how much, and what to know of it."""
     wins, delivered = sum(one.winners for one in settled), sum(one.delivered for one in settled)
     escrow = max(task.escrow_micros, 1)
     bounds = sorted(one.error_bound for one in settled if one.error_bound is not None)
@@ -218,16 +186,13 @@ def _cards(task: wire.Task, settled: list[wire.Round], *, lasting: bool) -> list
     paid = f"{percent(task.spent_micros / escrow)} of the deposit"
     if lasting and task.state not in ENDED:
         paid = "everybody is paid after the last round"
+    median = significant(bounds[len(bounds) // 2]) if bounds else "–"
     return [
-        Card("Accuracy", rate(task.accuracy), f"{rate(task.baseline_accuracy)} by always answering the larger class"),
-        Card("Round", f"{task.rounds_done} of {task.rounds}", f"the task is {task.state}"),
-        Card("Paid to owners", money(task.spent_micros), paid),
-        Card("Updates bought", f"{delivered:,}", f"in {count(len(settled), 'round')}{missed}"),
-        Card(
-            "Error bound",
-            significant(bounds[len(bounds) // 2]) if bounds else "–",
-            "median of the rounds, lower is better",
-        ),
+        ("Accuracy", rate(task.accuracy), f"{rate(task.baseline_accuracy)} by always answering the larger class"),
+        ("Round", f"{task.rounds_done} of {task.rounds}", f"the task is {task.state}"),
+        ("Paid to owners", money(task.spent_micros), paid),
+        ("Updates bought", f"{delivered:,}", f"in {count(len(settled), 'round')}{missed}"),
+        ("Error bound", median, "median of the rounds, lower is better"),
     ]
 
 
@@ -242,15 +207,3 @@ def _owners(task: wire.Task, registered: int) -> str:
     if not registered:
         return f"{places:,}, all simulated"
     return f"{places:,}: {registered:,} registered, {places - registered:,} simulated"
-
-
-def _delivered(awards: tuple[wire.Award, ...]) -> int:
-    return sum(one.price_micros for one in awards if one.state == AwardState.POSTED)
-
-
-def _may_download(party: Party, task: wire.Task) -> bool:
-    return party.id == task.buyer_id and task.state in ENDED and task.rounds_done > 0
-
-
-def _file(content: bytes, media_type: str, name: str) -> Response:
-    return Response(content, media_type=media_type, headers={"Content-Disposition": f'attachment; filename="{name}"'})

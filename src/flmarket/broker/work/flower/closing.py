@@ -5,9 +5,8 @@ it, whether a model came of it or not. All else is voided, and the rest of the e
 may be repeated after a crash.
 """
 
-from __future__ import annotations
-
 import logging
+from dataclasses import replace
 
 from flmarket.broker.core import Broker
 from flmarket.broker.requests import order_of
@@ -17,8 +16,6 @@ from flmarket.broker.work.flower.files import remove_secrets
 from flmarket.broker.work.rounds import SqlStore
 from flmarket.ledger import AwardState, Resolution
 from flmarket.market import resolve_each
-
-__all__ = ["close_task", "give_up"]
 
 log = logging.getLogger("flmarket.broker")
 
@@ -30,20 +27,22 @@ def close_task(broker: Broker, task_id: str, state: str, error: str = "") -> Non
 
 
 def give_up(broker: Broker, task_id: str, error: str) -> None:
-    """Pay for what was delivered in the round under way, and end the task as failed."""
+    """Pay for what was delivered, and end the task as failed.
+
+    That is the round under way; where awards run over all rounds, also whoever delivered in every round that is over:
+    her award would have ended otherwise, and it is not her who fails.
+    """
     log.warning("task %s failed: %s", task_id, error)
     with broker.database.read() as session:
         task = session.get_one(TaskRow, task_id)
     kind = broker.simulations.build(task_id, order_of(task.spec)).kind(buyer=task_id)
-    store = SqlStore(broker, task_id, kind, {})
-    plan, delivered = store.plan(task.rounds_done), store.deliveries(task.rounds_done)
-    awards = open_awards(broker, task_id)
-    resolve_each(
-        broker.books.ledger,
-        [
-            Resolution(order.award, AwardState.POSTED, "", kind.left(order))
-            for order in (() if plan is None else plan.orders)
-            if order.owner in delivered and order.owner in awards and awards[order.owner].state is AwardState.PENDING
-        ],
-    )
+    store, done, lasting = SqlStore(broker, task_id, kind, {}), task.rounds_done, kind.side.lasting
+    plan, delivered = store.plan(done) or (store.plan(0) if lasting else None), store.deliveries(done)
+    ends, awards = [], open_awards(broker, task_id)
+    for order in () if plan is None else plan.orders:
+        last = done if order.owner in delivered else done - 1
+        if (order.owner in delivered or (lasting and done)) and awards[order.owner].state is AwardState.PENDING:
+            left = kind.left(replace(order, round_index=last))
+            ends.append(Resolution(order.award, AwardState.POSTED, "", left))
+    resolve_each(broker.books.ledger, ends)
     close_task(broker, task_id, "failed", error)

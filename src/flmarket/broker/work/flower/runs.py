@@ -7,8 +7,6 @@ no round is settled, then the task fails: what was delivered is paid, the other 
 A SuperLink that does not answer fails nobody's task; it is asked again until the task's deadline.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -25,19 +23,17 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker
 from flmarket.broker.office.operator import note
 from flmarket.broker.stamps import now
-from flmarket.broker.tables import FlowerRun, RoundRow, TaskRow
+from flmarket.broker.tables import RoundRow, TaskRow
 from flmarket.broker.work.endings import begin, ending
 from flmarket.broker.work.flower.closing import close_task, give_up
 from flmarket.broker.work.flower.files import RunFile, copy_app
 from flmarket.broker.work.flower.tenancy import ENDED, SUBMITTED, at_work, run_of
 from flmarket.broker.work.holders import Replaced
 
-__all__ = ["FlowerRuns"]
-
 log = logging.getLogger("flmarket.broker")
 
 _LOOK_MS, _TROUBLE_MS = 1_000, 10_000
-_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 5_000, 60_000
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 5_000, 60_000  # between one start and the next
 _COMMAND_SECONDS, _PATIENCE = 120.0, 5.0
 
 
@@ -89,12 +85,13 @@ class FlowerRuns:
                 run.rounds_done, run.tries = task.rounds_done, 0
             self._count(session, task)
             state = ending(session, task)
-            if at_work(run) or (run.state == SUBMITTED and state is None and now() < self._start_by(run)):
+            start_by = run.submitted_at + int(1000 * self.broker.settings.flower_start_seconds)
+            if at_work(run) or (run.state == SUBMITTED and state is None and now() < start_by):
                 return _LOOK_MS
             lost = run.tries >= self.broker.settings.flower_tries
             if state is not None or lost:
                 run.attempt, run.state, run.holder = run.attempt + 1, ENDED, ""  # a run that comes late is not let in
-            wait = run.submitted_at + _pause_ms(run.tries) - now()
+            wait = run.submitted_at + min(_LONGEST_PAUSE_MS, _FIRST_PAUSE_MS << min(run.tries, 10)) - now()
         if state is not None or lost:
             self._seen.pop(task_id, None)
         if state is not None:
@@ -110,9 +107,6 @@ class FlowerRuns:
         else:
             self._start(task_id)
         return _LOOK_MS
-
-    def _start_by(self, run: FlowerRun) -> int:
-        return run.submitted_at + int(1000 * self.broker.settings.flower_start_seconds)
 
     def _start(self, task_id: str) -> None:
         """Ask Flower for a run; the answer is looked at later."""
@@ -159,22 +153,15 @@ class FlowerRuns:
         """Rounds that a run has settled since the last look, for the metrics."""
         first = self._seen.setdefault(task.id, task.rounds_done)
         if first < task.rounds_done:
-            settled = select(RoundRow).where(
-                RoundRow.task_id == task.id, RoundRow.index >= first, RoundRow.index < task.rounds_done
-            )
-            for row in session.scalars(settled):
+            rows = select(RoundRow).where(RoundRow.task_id == task.id, RoundRow.index >= first)
+            for row in session.scalars(rows.where(RoundRow.index < task.rounds_done)):
                 self.broker.metrics.count_round(valid=row.state == "settled", paid_micros=row.spent_micros)
             self._seen[task.id] = task.rounds_done
 
 
-def _pause_ms(tries: int) -> int:
-    """Between one start and the next."""
-    return min(_LONGEST_PAUSE_MS, _FIRST_PAUSE_MS << min(tries, 10))
-
-
 def _flwr(said: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """Flower's command of this installation, in the background, with its words in a file."""
-    from flmarket.engines.flower.play import QUIET
+    from flmarket.engines.flower.ray_runtime import QUIET
 
     scripts = Path(sys.executable).parent
     search = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -1,14 +1,12 @@
 """The run that plays a task on Flower: a ServerApp that opens the broker's database and goes on where the task stands.
 
-One round is one `MarketStrategy.start`, with the owners who have a node now. Its store and the ledger see to it that a
+One round is one `KindStrategy.start`, with the owners who have a node now. Its store and the ledger see to it that a
 round that was cut off ends as it was decided; what the store says of settled rounds is then copied into the broker's
 rows, in the same way whether this run played them or a former one that died before it could say so.
 
 Between rounds the run looks whether the task was cancelled or its deadline has passed, and then ends; the worker closes
 the task. A round with awards is always played to its end: owners may have delivered.
 """
-
-from __future__ import annotations
 
 import logging
 import time
@@ -28,14 +26,12 @@ from flmarket.broker.tables import PartyRow, RoundRow, Slot, TaskRow
 from flmarket.broker.work.endings import INTERNAL, ending
 from flmarket.broker.work.flower.files import RunFile, task_folder
 from flmarket.broker.work.flower.tenancy import Tenancy
-from flmarket.broker.work.rounds import SqlStore, TooFewBids, steps_with_events
+from flmarket.broker.work.rounds import SqlStore, steps_with_events
 from flmarket.engines.flower.node import run_setting
 from flmarket.engines.flower.strategy import GridOwners
 from flmarket.errors import FlmarketError
-from flmarket.market import Announcement, Bid, Checkpoint, FileStore, MarketKind, Rounds
+from flmarket.market import Announcement, Bid, Checkpoint, FileStore, MarketKind, Rounds, TooFewBids
 from flmarket.market.owner import LEAST_EPSILON
-
-__all__ = ["TaskServer", "app", "play_task", "serve"]
 
 _LOOK_SECONDS = 1.0
 _WAIT_FOR_BIDS_SECONDS = 10.0
@@ -92,7 +88,12 @@ class RegisteredOwners(GridOwners):
         found = super().bids(call, accepts)
         accounts = self.broker.books.ledger.privacy_accounts(self.parties[owner] for owner in found)
         left = {owner: accounts.get(self.parties[owner]) for owner in found}
-        most = {owner: 0.0 if account is None else account.affordable() for owner, account in left.items()}
+        most = {
+            owner: 0.0
+            if account is None
+            else account.affordable(least=LEAST_EPSILON, most=max(found[owner].privacy_budget, LEAST_EPSILON))
+            for owner, account in left.items()
+        }
         return {
             owner: replace(bid, privacy_budget=min(bid.privacy_budget, most[owner]))
             for owner, bid in found.items()
@@ -147,13 +148,12 @@ class TaskServer:
 
     def _rounds(self) -> Rounds:
         settings, kind, known = self.broker.settings, self.kind(), self._seat_owners()
-        ledger = self.broker.books.ledger
+        ledger, store = self.broker.books.ledger, SqlStore(self.broker, self.task_id, kind, self.parties)
         owners = RegisteredOwners(
             self.grid, kind.model, ledger.head, bid_seconds=settings.flower_bid_seconds,
-            train_seconds=settings.flower_train_seconds, known_nodes=known,
+            train_seconds=settings.flower_train_seconds, known_nodes=known, store=store,
         )  # fmt: skip
         owners.broker, owners.parties = self.broker, self.parties
-        store = SqlStore(self.broker, self.task_id, kind, self.parties)
         return Rounds(
             kind, owners, ledger, store, account_of=self.parties.__getitem__, deposits=False,
             minimum_bids=self.order.broker.minimum_bids,

@@ -8,8 +8,6 @@ deadlines allow stops renewing.
 What would break it: clocks of service and run that differ by more than the lease.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -24,8 +22,6 @@ from flmarket.broker.database import fenced
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, FlowerRun, TaskRow
 from flmarket.broker.work.holders import Replaced, may_run, new_holder
-
-__all__ = ["ENDED", "SUBMITTED", "WORKING", "Replaced", "Tenancy", "at_work", "run_of"]
 
 SUBMITTED, WORKING, ENDED = "submitted", "working", "ended"
 log = logging.getLogger("flmarket.broker")

@@ -11,3 +11,6 @@ DROP FUNCTION ledger_entry_check();
 DROP FUNCTION ledger_entry_move();
 DROP FUNCTION ledger_keep();
 DROP FUNCTION ledger_account_check();
+DROP TABLE ledger_nodes;
+DROP TABLE ledger_entries;
+DROP TABLE ledger_accounts;

@@ -1,3 +1,48 @@
+-- The tables, as `flmarket.ledger.store` describes them (a test compares).
+CREATE TABLE ledger_accounts (
+    name TEXT NOT NULL,
+    balance BIGINT NOT NULL,
+    last_seq BIGINT NOT NULL,
+    PRIMARY KEY (name),
+    CONSTRAINT ledger_accounts_overdrawn CHECK (balance >= 0 OR name = 'bank')
+);
+
+CREATE TABLE ledger_entries (
+    seq BIGINT NOT NULL,
+    time_us BIGINT NOT NULL,
+    kind TEXT NOT NULL,
+    ref TEXT NOT NULL,
+    debit TEXT,
+    credit TEXT,
+    amount_micros BIGINT NOT NULL,
+    owner TEXT,
+    round_index BIGINT,
+    spent_pico BIGINT,
+    limit_pico BIGINT,
+    detail TEXT NOT NULL,
+    previous TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    PRIMARY KEY (seq),
+    CONSTRAINT ledger_entries_once UNIQUE (ref, kind),
+    CONSTRAINT ledger_entries_double_entry CHECK (CASE WHEN kind IN ('cap', 'release') THEN debit IS NULL AND credit IS NULL AND amount_micros = 0 ELSE debit IS NOT NULL AND credit IS NOT NULL AND debit <> credit AND amount_micros BETWEEN 0 AND 4611686018427387904 END),
+    CONSTRAINT ledger_entries_kind CHECK (CASE kind WHEN 'deposit' THEN debit = 'bank' AND credit NOT IN ('escrow', 'fees') WHEN 'withdrawal' THEN debit <> 'escrow' AND credit = 'bank' WHEN 'fee' THEN debit NOT IN ('bank', 'escrow') AND credit = 'fees' WHEN 'hold' THEN debit NOT IN ('bank', 'fees') AND credit = 'escrow' WHEN 'posted' THEN debit = 'escrow' WHEN 'voided' THEN debit = 'escrow' WHEN 'expired' THEN debit = 'escrow' ELSE kind IN ('cap', 'release') END),
+    CONSTRAINT ledger_entries_within_cap CHECK (CASE WHEN kind IN ('cap', 'release') THEN (kind = 'release' AND spent_pico IS NULL AND limit_pico IS NULL) OR (spent_pico IS NOT NULL AND limit_pico IS NOT NULL AND spent_pico BETWEEN 0 AND limit_pico) ELSE spent_pico IS NULL AND limit_pico IS NULL END),
+    CONSTRAINT ledger_entries_parties CHECK ((owner IS NULL) = (kind IN ('deposit', 'withdrawal', 'fee')) AND (round_index IS NULL) = (kind <> 'hold')),
+    CONSTRAINT ledger_entries_hashed CHECK (length(previous) = 64 AND length(hash) = 64)
+);
+
+CREATE INDEX ledger_entries_owner ON ledger_entries (owner, kind, seq);
+
+CREATE UNIQUE INDEX ledger_entries_resolved_once ON ledger_entries (ref) WHERE kind IN ('posted', 'voided', 'expired');
+
+CREATE TABLE ledger_nodes (
+    level INTEGER NOT NULL,
+    position BIGINT NOT NULL,
+    hash TEXT NOT NULL,
+    PRIMARY KEY (level, position),
+    CONSTRAINT ledger_nodes_hashed CHECK (level > 0 AND position >= 0 AND length(hash) = 64)
+);
+
 -- Guards of the journal in PostgreSQL: the same rules as for SQLite, as functions.
 -- They look up single rows; plans made while the table was still empty would scan all of it (hence enable_seqscan).
 

@@ -1,2 +1,4 @@
 -- Dropping a table drops its triggers.
-SELECT 1;
+DROP TABLE ledger_nodes;
+DROP TABLE ledger_entries;
+DROP TABLE ledger_accounts;

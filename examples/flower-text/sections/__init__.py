@@ -1,0 +1,1 @@
+"""Which section of an archive does a package belong to, by one line of text?"""

@@ -1,0 +1,291 @@
+"""The buyer's side of any Flower app: a strategy around the one she has, that pays for what it aggregates.
+
+    strategy = MarketStrategy(FedAdam(), market=Market(budget_per_round=20.0, ledger="sqlite:///market.db"))
+    result = strategy.start(grid, initial_arrays=arrays, train_config=config, num_rounds=10, evaluate_fn=evaluate)
+
+Every round is the market's one round (`flmarket.market.round`) of the auction kind: bids, awards in escrow, orders,
+checked deliveries, payment. Whom to ask and what to send says the inner strategy's `configure_train`, how the model
+moves its `aggregate_train`; federated evaluation is left out, since owners' metrics would be releases without noise.
+What cannot work is refused by `start` before anybody is asked.
+
+What would break it: a budget that depends on bids. It is set here, before any is seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid, strategy
+from flwr.serverapp.strategy import Strategy
+
+from flmarket import aggregation, auctions, privacy
+from flmarket.aggregation import Aggregation
+from flmarket.aggregation.robust import RobustAggregation
+from flmarket.bids import Auction
+from flmarket.errors import InvalidInput
+from flmarket.files import write_file
+from flmarket.flower.app_round import AppAuction, AppOwners, Evaluate, Nodes
+from flmarket.flower.tensors import Tensors, settings
+from flmarket.ledger import Award, AwardState, Ledger, MemoryLedger, Receipt, SqlLedger, format_micros, to_micros
+from flmarket.market.kinds.auction import AuctionTerms
+from flmarket.market.round import Rounds, new_task
+from flmarket.market.store import FileStore, MemoryStore, RoundStore
+from flmarket.market.task import RoundRecord, Task
+from flmarket.privacy import Perturbation, Unprotected, is_sound
+
+_log = logging.getLogger("flwr")  # Flower's: what is said here appears in `flwr run --stream`
+RECOMMENDED = "recommended"
+EVERYBODY = 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Market:
+    """What a buyer decides about money, mechanisms and privacy.
+
+    `budget_per_round` is money; what is not spent stays with the buyer. `auction`, `aggregation` and `perturbation` are
+    registered names (or objects). "recommended" noise is that of least energy for the model's size at
+    `epsilon_per_round`, about what owners are expected to sell in a round. `clip` bounds how far one owner's update
+    reaches, in the perturbation's own norm. At most `bidders_per_round` of those who bid take part, drawn by lot.
+
+    `ledger` is a database URL or a ledger; without one the books are in memory and end with the process. `state` is a
+    folder from which a run that was cut off goes on, under the same `task` name; without it a crash ends the task.
+    Every task needs a name of its own in its ledger; one is made up unless given. `known_nodes` (node id → owner) hears
+    those nodes only. Who has not bid after `bid_seconds` is not in the round.
+    """
+
+    budget_per_round: float
+    auction: str | Auction = "posted"
+    aggregation: str | Aggregation = "opt-aggr"
+    perturbation: str | Perturbation = RECOMMENDED
+    epsilon_per_round: float = 1.0
+    clip: float = 1.0
+    bidders_per_round: int = EVERYBODY
+    ledger: Ledger | str | None = None
+    state: str | Path | None = None
+    task: str | None = None
+    buyer: str = "buyer"
+    known_nodes: Mapping[int, int] | None = None
+    bid_seconds: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.bid_seconds > 0:
+            raise InvalidInput("bid_seconds", self.bid_seconds, "a positive number")
+        if not self.buyer or (self.task is not None and not self.task):
+            raise InvalidInput("buyer, task", (self.buyer, self.task), "names")
+        self.terms("task", 1, 1)  # its own errors, before anything is started
+
+    def terms(self, task: str, rounds: int, dimension: int) -> AuctionTerms:
+        """The market for updates of so many numbers."""
+        auction = auctions.get(auctions.admit(self.auction)) if isinstance(self.auction, str) else self.auction
+        rule = self.aggregation
+        if isinstance(rule, str):
+            rule = aggregation.get(aggregation.admit(rule))
+        if isinstance(rule, RobustAggregation):
+            raise InvalidInput("aggregation", rule.name, "weights; a robust choice is the inner strategy's (Krum, …)")
+        noise = self.perturbation
+        if noise == RECOMMENDED:
+            noise = privacy.recommend(dimension, self.epsilon_per_round).name
+        if isinstance(noise, str):
+            noise = privacy.get(privacy.admit(noise), clip=self.clip)
+        if not is_sound(noise) or isinstance(noise.guarantee(1.0), Unprotected):
+            raise InvalidInput(
+                "perturbation", noise.name, "one that is sound in finite precision: owners take no other"
+            )
+        posted = Task(
+            name=task, rounds=rounds, bidders_per_round=self.bidders_per_round,
+            budget_micros=to_micros("budget_per_round", self.budget_per_round),
+        )  # fmt: skip
+        return AuctionTerms(task=posted, auction=auction, aggregation=rule, perturbation=noise, seed=self.seed)
+
+
+@dataclass
+class Result(strategy.Result):
+    """Flower's result (`arrays`, metrics by round), and the market's: its task, rounds, awards and their receipts.
+
+    A receipt proves to anybody who trusts the ledger's head that its award was paid, and for what.
+    """
+
+    task: str = ""
+    records: list[RoundRecord] = field(default_factory=list)
+    awards: list[Award] = field(default_factory=list)
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+
+    @property
+    def spent_micros(self) -> int:
+        """All payments."""
+        return sum(record.spent_micros for record in self.records)
+
+    @property
+    def bill(self) -> str:
+        """What was paid to whom for what, a line an award, as a table in Markdown."""
+        rows = ["| round | owner | privacy (per round) | price | |", "| --: | :-- | :-- | --: | :-- |"]
+        for one in self.awards:
+            end = one.state.value + (f": {one.reason}" if one.reason else "")
+            price = format_micros(one.price_micros)
+            rows.append(f"| {one.round_index + 1} | {one.owner} | ε = {one.epsilon:.4g} | {price} | {end} |")
+        return "\n".join([*rows, f"| all | | | {format_micros(self.spent_micros)} | paid |"])
+
+    def __repr__(self) -> str:
+        """Flower's, and what was paid."""
+        paid = sum(one.state is AwardState.POSTED for one in self.awards)
+        return f"{super().__repr__()}\nMarket {self.task}:\n\t{paid} awards paid, {format_micros(self.spent_micros)}\n"
+
+
+class MarketStrategy(Strategy):
+    """Any Flower strategy, with a market between it and its clients.
+
+    `release` names the tensors that are sold, by patterns (`["head.*", "*lora_*"]`); without it they are all of
+    floating point but the running statistics of normalisation layers, which are never sold. All others travel to owners
+    as they are and come back to nobody.
+    """
+
+    def __init__(self, inner: Strategy, *, market: Market, release: Sequence[str] | None = None) -> None:
+        if not isinstance(inner, Strategy) or isinstance(inner, MarketStrategy):
+            raise InvalidInput("strategy", type(inner).__name__, "a Flower strategy, such as FedAvg()")
+        self.inner, self.market, self.release = inner, market, release
+
+    def summary(self) -> None:
+        """What is about to run."""
+        market = self.market
+        _log.info("\t├──> Market: %s within %s a round", market.auction, market.budget_per_round)
+        _log.info("\t├──> No federated evaluation: owners' metrics would be releases without noise")
+        self.inner.summary()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """Play the market, up to `num_rounds` rounds in all; owners have `timeout` seconds to train."""
+        if not timeout > 0:
+            raise InvalidInput("timeout", timeout, "a positive number of seconds")
+        tensors = Tensors.chosen(initial_arrays, self.release)
+        config = ConfigRecord(dict(train_config or {}))
+        settings(tensors, config)
+        _log.info("Starting market around %s:", type(self.inner).__name__)
+        with self._books() as (ledger, store, task):
+            terms = self.market.terms(task, num_rounds, tensors.dimension)
+            kind = AppAuction(
+                terms, self.market.buyer, tensors=tensors, arrays=initial_arrays, inner=self.inner, config=config,
+                nodes=Nodes(grid), evaluate=evaluate_fn,
+            )  # fmt: skip
+            owners = AppOwners(
+                grid, kind.model, ledger.head, bid_seconds=self.market.bid_seconds, train_seconds=timeout,
+                known_nodes=self.market.known_nodes,
+            )  # fmt: skip
+            owners.kind, kind.node_of, kind.keeps_notes = kind, owners.roster.node, store.durable
+            self.summary()
+            sold, noise = len(tensors.shapes), terms.perturbation
+            _log.info(
+                "\t└──> Sold: %s tensors, %s numbers, by %s, clip %g", sold, tensors.dimension, noise.name, noise.clip
+            )
+            first = None if evaluate_fn is None else evaluate_fn(0, initial_arrays)
+            if first is not None:
+                _log.info("Initial global evaluation results: %s", first)
+                kind.metrics[0] = first
+            rounds = Rounds(kind, owners, ledger, store, progress=lambda record: _tell(record, num_rounds))
+            rounds.play(num_rounds)
+            return self._result(kind, rounds, ledger)
+
+    def _result(self, kind: AppAuction, rounds: Rounds, ledger: Ledger) -> Result:
+        awards = [one for one in ledger.awards() if one.id.startswith(f"{kind.task}/")]
+        result = Result(kind.now, task=kind.task, records=rounds.records, awards=awards)
+        result.receipts = {one.id: ledger.receipt(one.id) for one in awards if one.state is AwardState.POSTED}
+        if 0 in kind.metrics:
+            result.evaluate_metrics_serverapp[0] = kind.metrics[0]
+        for record in rounds.records:
+            result.train_metrics_clientapp[record.index + 1] = _facts(record)
+            told = kind.metrics.get(record.index + 1) or MetricRecord(dict(record.metrics))
+            if told:
+                result.evaluate_metrics_serverapp[record.index + 1] = told
+        _log.info("Market %s ended: %s paid in all", kind.task, format_micros(result.spent_micros))
+        return result
+
+    @contextmanager
+    def _books(self) -> Iterator[tuple[Ledger, RoundStore, str]]:
+        """Ledger, store and the task's name; a name that the ledger knows is an error, unless its folder goes on."""
+        market = self.market
+        store: RoundStore = MemoryStore()
+        name, begun = market.task or f"task-{secrets.token_hex(6)}", False
+        if market.state is not None:
+            folder = Path(market.state)
+            store, label = FileStore(folder), folder / "task"
+            begun = label.exists()
+            kept = label.read_text(encoding="utf-8") if begun else name
+            if market.task not in (None, kept):
+                raise InvalidInput("task", market.task, f"{kept!r}, which the folder {folder} is about")
+            name = kept
+        books = market.ledger
+        if books is None:
+            _log.warning("The market's books are in memory: they end with this process (Market(ledger=…))")
+        ledger = SqlLedger(books) if isinstance(books, str) else MemoryLedger() if books is None else books
+        try:
+            if not begun:
+                new_task(ledger, name)
+                if market.state is not None:
+                    write_file(Path(market.state) / "task", name)
+            yield ledger, store, name
+        finally:
+            if isinstance(books, str) and isinstance(ledger, SqlLedger):
+                ledger.close()
+
+    # Flower's own loop asks these; `start` plays the market's instead
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: `start` plays the market's own round."""
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Nothing: `start` plays the market's own round."""
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: the buyer evaluates on records of her own."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing to aggregate."""
+        return None
+
+
+def _facts(record: RoundRecord) -> MetricRecord:
+    """What a round cost and brought."""
+    came = record.delivered
+    return MetricRecord({
+        "bidders": len(record.bidders), "winners": sum(state is not None for state in record.state),
+        "delivered": int(came.sum()), "spent": record.spent_micros / 1e6,
+        "epsilon-largest": float(record.loss[came].max(initial=0.0)),
+    })  # fmt: skip
+
+
+def _tell(record: RoundRecord, rounds: int) -> None:
+    """A finished round, in Flower's log."""
+    states: dict[Any, int] = {}
+    for state in record.state:
+        if state is not None:
+            states[state.value] = states.get(state.value, 0) + 1
+    ends = ", ".join(f"{count} {state}" for state, count in states.items()) or "no awards"
+    _log.info("[ROUND %s/%s] awards: %s; paid %s", record.index + 1, rounds, ends, format_micros(record.spent_micros))
+    for reason in sorted({reason for reason in record.reason if reason}):
+        _log.info("\t%s × %s", record.reason.count(reason), reason[:200])
+    if record.metrics:
+        _log.info("\t└──> MetricRecord: %s", record.metrics)

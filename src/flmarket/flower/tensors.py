@@ -1,0 +1,172 @@
+"""The tensors that are sold, by name, and the one vector that they make in a market.
+
+A Flower app exchanges named arrays. Of these a buyer asks for some: adapters, a head, or all that are trained. In the
+market they are one vector, in the order and shapes of a listing that buyer and owner both hold. An announcement says
+the listing's digest and the configuration that training gets, so that neither can change between bid and order.
+
+Normalisation layers keep running means and variances beside what they learn. They are statistics of records, no
+descent moves them, and the mean of noised variances can be negative: they are never sold, whoever asks.
+
+What would break it: an app whose arrays change from round to round. Names, shapes and types are fixed by the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from numpy.typing import ArrayLike
+
+from flmarket.bids import FloatArray
+from flmarket.engines.flower.messages import LONGEST_TEXT, numbers
+from flmarket.errors import InvalidInput
+from flmarket.learning import Records
+
+FLOATS = ("float16", "float32", "float64")
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+LONGEST_LISTING = 1_000_000  # characters
+MOST_PARAMETERS = 100_000_000
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Names, shapes and number types, in the order in which they lie in the vector."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if not self.shapes:
+            raise InvalidInput("release", "nothing", "one or more tensors")
+        for name, dtype in self.dtypes.items():
+            if is_buffer(name):
+                raise InvalidInput("release", name, "no running statistics: they are never sold")
+            if dtype not in FLOATS:
+                raise InvalidInput(f"tensor {name}", dtype, f"numbers of type {', '.join(FLOATS)}")
+        if not 1 <= self.dimension <= MOST_PARAMETERS:
+            raise InvalidInput("parameters", self.dimension, f"1 to {MOST_PARAMETERS:,}")
+
+    @classmethod
+    def chosen(cls, arrays: ArrayRecord, release: Sequence[str] | None) -> Tensors:
+        """Those that patterns name (`fc.*`, `lora_?.weight`); without patterns all of floating point but statistics.
+
+        A pattern that names nothing that can be sold is an error: a buyer who misspells a name buys nothing.
+        """
+        sellable = [name for name, one in arrays.items() if one.dtype in FLOATS and not is_buffer(name)]
+        if isinstance(release, str):
+            raise InvalidInput("release", release, "a list of patterns")
+        for pattern in release or ():
+            if not any(fnmatchcase(name, pattern) for name in sellable):
+                odd = [f"{name} ({one.dtype})" for name, one in arrays.items() if fnmatchcase(name, pattern)]
+                what = f"only {', '.join(odd)}, which is not sold" if odd else "no tensor"
+                raise InvalidInput("release", f"{pattern!r}: {what}", f"patterns of {', '.join(sellable)}"[:2000])
+        wanted = sellable if release is None else [n for n in sellable if any(fnmatchcase(n, p) for p in release)]
+        return cls.of(arrays, wanted)
+
+    @classmethod
+    def of(cls, arrays: ArrayRecord, names: Sequence[str]) -> Tensors:
+        """These arrays of a record."""
+        shapes = {name: tuple(int(length) for length in arrays[name].shape) for name in names}
+        return cls(shapes, {name: arrays[name].dtype for name in names})
+
+    @classmethod
+    def parsed(cls, text: str) -> Tensors:
+        """What `text` wrote, as it came from a stranger."""
+        try:
+            rows = json.loads(text)
+            found = cls({name: tuple(shape) for name, shape, _ in rows}, {name: dtype for name, _, dtype in rows})
+            lengths = [length for shape in found.shapes.values() for length in shape]
+            good = all(type(length) is int and length >= 0 for length in lengths) and len(found.shapes) == len(rows)
+            if not good or found.text != text:
+                raise ValueError
+        except (ValueError, TypeError, RecursionError):
+            raise InvalidInput("tensors", len(text), "a listing of names, shapes and number types") from None
+        return found
+
+    @property
+    def text(self) -> str:
+        """The listing, in one way only."""
+        rows = [[name, list(shape), self.dtypes[name]] for name, shape in self.shapes.items()]
+        return json.dumps(rows, separators=(",", ":"))
+
+    @property
+    def dimension(self) -> int:
+        """Length of the vector."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def flat(self, arrays: Mapping[str, Array]) -> FloatArray:
+        """The vector of a record that has them, whatever else it has; any float type will do."""
+        parts = []
+        for name, shape in self.shapes.items():
+            if name not in arrays:
+                raise InvalidInput("tensors", ", ".join(arrays)[:500], f"{name}, and all others that are sold")
+            part = numbers(f"tensor {name}", arrays[name], math.prod(shape), FLOATS)
+            if part.shape != shape:
+                raise InvalidInput(f"tensor {name}", part.shape, f"shape {shape}")
+            parts.append(part.ravel())
+        return np.concatenate(parts)
+
+    def named(self, vector: FloatArray, dtype: str | None = None) -> dict[str, Array]:
+        """The vector as arrays, of their own number types or all of one."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])[:-1]
+        parts = zip(self.shapes.items(), np.split(vector, ends), strict=True)
+        return {
+            name: Array(np.ascontiguousarray(part.reshape(shape).astype(dtype or self.dtypes[name])))
+            for (name, shape), part in parts
+        }
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of that name is a normalisation layer's statistics, which are never sold."""
+    return name.rsplit(".", 1)[-1] in BUFFERS
+
+
+def settings(tensors: Tensors, config: ConfigRecord | None) -> str:
+    """What an announcement says beyond its fields: the listing's digest, and the configuration that training gets."""
+    values = dict(config or {})
+    try:
+        said = {"config": values, "tensors": hashlib.sha256(tensors.text.encode()).hexdigest()}
+        text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError):
+        raise InvalidInput("train_config", values, "finite numbers, texts, truth values, and lists of them") from None
+    if len(text) > LONGEST_TEXT:
+        raise InvalidInput("train_config", f"{len(text)} characters", f"at most {LONGEST_TEXT} with everything around")
+    return text
+
+
+@dataclass(frozen=True, eq=False)
+class AppModel:
+    """What a ClientApp trains, as a market knows it: named tensors, and where they stand. Nobody else can train it."""
+
+    tensors: Mapping[str, tuple[int, ...]]
+    start: FloatArray | None = None
+    dtype: str = "float32"
+
+    def initial(self, seed: int | np.random.Generator = 0) -> FloatArray:
+        """The arrays that the buyer began with."""
+        return np.zeros(sum(math.prod(shape) for shape in self.tensors.values())) if self.start is None else self.start
+
+    def train(self, parameters: ArrayLike, data: Records, rng: np.random.Generator) -> FloatArray:
+        """Only the app can."""
+        raise InvalidInput("model", "what a ClientApp trains", "its own app")
+
+    def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
+        """Only the buyer's `evaluate_fn` can."""
+        return {}
+
+
+def merged(arrays: ArrayRecord, tensors: Tensors, vector: FloatArray) -> ArrayRecord:
+    """A record with its sold tensors replaced; all others are the same objects."""
+    return ArrayRecord({**dict(arrays.items()), **tensors.named(vector)})
+
+
+def as_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Single numbers of a metric record."""
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

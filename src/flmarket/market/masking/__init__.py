@@ -1,0 +1,21 @@
+"""Masked sums: a broker learns the sum of owners' numbers and nothing else. See `terms`, `masker` and `broker`."""
+
+from flmarket.market.masking.broker import DONE, Reply, Summing, exchange
+from flmarket.market.masking.masker import AGREE, INPUT, KEYS, SHARES, STAGES, UNMASK, Masker
+from flmarket.market.masking.terms import COMPLETE, MaskTerms
+
+__all__ = [
+    "AGREE",
+    "COMPLETE",
+    "DONE",
+    "INPUT",
+    "KEYS",
+    "SHARES",
+    "STAGES",
+    "UNMASK",
+    "MaskTerms",
+    "Masker",
+    "Reply",
+    "Summing",
+    "exchange",
+]
