@@ -65,7 +65,7 @@ class LearningOptions:
     threads: int = 1
     resume: bool = False
     audit_profiles: int = 100
-    schedule: str = "paper"  # of the papers' networks: "paper", or "short" to try out
+    schedule: str = "paper"  # of the papers' networks: "paper", "eighths" of its batches, or "short" to try out
     checkpoints: Path | None = None
     iterations: int | None = None  # at most, in all, counting those of the checkpoint
 
@@ -110,8 +110,10 @@ def train_network(
     schedule = chosen.schedule
     if paper and options.schedule == "short":
         schedule = replace(schedule, epochs=5, batches=20, profiles=128, misreports=20)
-    elif options.schedule not in ("paper", "short"):
-        raise InvalidInput("preset", options.schedule, "paper or short")
+    elif paper and options.schedule == "eighths":
+        schedule = replace(schedule, parts=8)
+    elif options.schedule not in ("paper", "eighths", "short"):
+        raise InvalidInput("preset", options.schedule, "paper, eighths or short")
     given = {name: getattr(options, name) for name in ("profiles", "epochs", "batches", "misreports")}
     schedule = replace(schedule, **{name: value for name, value in given.items() if value is not None})
     if options.regret_weight is not None:

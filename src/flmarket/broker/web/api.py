@@ -189,7 +189,11 @@ def get_bill(who: Caller, task_id: Identifier) -> wire.Bill:
     return tasks.bill(*who, task_id)
 
 
-@task_routes.get("/tasks/{task_id}/model", response_class=Response, responses=file_response("application/octet-stream"))
+@task_routes.get(
+    "/tasks/{task_id}/model",
+    response_class=Response,
+    responses=file_response("application/octet-stream", "application/zip"),
+)
 def get_model(who: Caller, task_id: Identifier, format: ModelFormat = "npz") -> Response:
     """The trained model, for the buyer who paid for it."""
     file = tasks.model(*who, task_id, format=format)

@@ -42,9 +42,9 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 _CONFLICTS = (SettlementError, PrivacyBudgetExhausted, MechanismViolation, DataUnavailable)
 
 
-def file_response(media_type: str) -> dict[int | str, dict[str, Any]]:
+def file_response(*media_types: str) -> dict[int | str, dict[str, Any]]:
     """How a route that answers with a file is described."""
-    return {200: {"description": "The file", "content": {media_type: {"schema": {"type": "string"}}}}}
+    return {200: {"description": "The file", "content": {one: {"schema": {"type": "string"}} for one in media_types}}}
 
 
 def attachment(content: str | bytes, media_type: str, name: str) -> Response:

@@ -413,15 +413,16 @@ class PaperTrainer:
         return made
 
     def batch(self, index: int) -> PaperBatch:
-        """Batch `index` of the T batches of the sample."""
-        drawn = self.source.draw(np.random.default_rng((self.seed, 2, index)), self.preset.schedule.profiles)
+        """Part `index` of the sample, which is T batches of K profiles, each in as many parts as the schedule says."""
+        schedule = self.preset.schedule
+        drawn = self.source.draw(np.random.default_rng((self.seed, 2, index)), schedule.profiles // schedule.parts)
         return make_batch(self.preset.settings, *drawn)
 
     def step(self) -> Progress | None:
         """One iteration; at the end of an epoch, where things stand."""
         began, settings, schedule = time.process_time(), self.preset.settings, self.preset.schedule
-        epoch, index = divmod(self.iteration, schedule.batches)
-        batch, parameters = self.batch(index), self.effective()
+        epoch = self.iteration // schedule.batches
+        batch, parameters = self.batch(self.iteration % (schedule.batches * schedule.parts)), self.effective()
         lie = search(settings, schedule, parameters, batch)
         objective, violations = terms(settings, schedule, parameters, batch, lie)
         loss = lagrangian(schedule, objective, violations, self.multipliers, epoch)

@@ -57,6 +57,7 @@ class PaperSchedule:
     epochs: int = 50
     batches: int = 100  # T
     profiles: int = 1024  # K
+    parts: int = 1  # a batch is dealt out in so many parts, an iteration each: the same sample, steps, epochs and ρ
     misreports: int = 100  # J, in the 2021 paper R
     step: float = 0.1  # γ
     rate: float = 0.001  # ψ
@@ -72,6 +73,8 @@ class PaperSchedule:
     def __post_init__(self) -> None:
         if self.objective not in ("opt-aggr", "conventional", "var-opt", "privacy"):
             raise InvalidInput("objective", self.objective, "opt-aggr, conventional, var-opt or privacy")
+        if self.parts < 1 or self.profiles % self.parts:
+            raise InvalidInput("parts", self.parts, f"a whole number that divides the {self.profiles} profiles")
         _check_counts(self)
 
 
