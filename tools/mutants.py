@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import difflib
 import functools
 import gc
 import hashlib
@@ -84,7 +86,9 @@ _UNHEARD = {"maxsize", "timeout"}  # arguments that change no answer
 class Mutant:
     """One change in a module: where it is, how it is made and taken back."""
 
-    def __init__(self, scope: ast.AST | None, name: str, node: ast.AST, what: str, change: Callable[[], object]) -> None:
+    def __init__(
+        self, scope: ast.AST | None, name: str, node: ast.AST, what: str, change: Callable[[], object]
+    ) -> None:
         self.scope, self.name, self.line, self.what, self.change = scope, name, getattr(node, "lineno", 0), what, change
 
     def key(self, module: str, text: str) -> str:
@@ -98,7 +102,9 @@ def mutants(tree: ast.Module) -> list[Mutant]:
 
     def visit(node: ast.AST, scope: ast.AST | None, names: tuple[str, ...], messages: bool = False) -> None:
         function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if function and any("overload" in ast.unparse(one) or "abstract" in ast.unparse(one) for one in node.decorator_list):
+        if function and any(
+            "overload" in ast.unparse(one) or "abstract" in ast.unparse(one) for one in node.decorator_list
+        ):
             return
         protocol = isinstance(node, ast.ClassDef) and "Protocol" in [ast.unparse(base) for base in node.bases]
         if isinstance(node, ast.Assert) or protocol or _unheard(node):
@@ -207,12 +213,17 @@ def _changes(node: ast.AST, messages: bool) -> Iterator[tuple[str, Callable[[], 
             field = "attr" if isinstance(node.func, ast.Attribute) else "id"
             yield f"{name} → {_CALLS[name]}", _set(node.func, **{field: _CALLS[name]})
     for name in ("body", "orelse", "finalbody"):
-        for k, part in enumerate(getattr(node, name, None) or [] if not isinstance(node, ast.Lambda | ast.IfExp) else []):
+        for k, part in enumerate(
+            getattr(node, name, None) or [] if not isinstance(node, ast.Lambda | ast.IfExp) else []
+        ):
             calls = isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) and not _unheard(part)
             raises = isinstance(part, ast.Raise) and "NotImplementedError" not in ast.unparse(part)
             jumps = isinstance(part, ast.Break | ast.Continue)
             if calls or raises or jumps:
-                yield f"drop line {part.lineno} {type(part).__name__.lower()}", _place(getattr(node, name), k, ast.Pass())
+                yield (
+                    f"drop line {part.lineno} {type(part).__name__.lower()}",
+                    _place(getattr(node, name), k, ast.Pass()),
+                )
 
 
 class Module:
@@ -333,10 +344,8 @@ def forked(work: Callable[[Callable[[object], None]], None], seconds: float) -> 
         late = not ready
         if handle in ready:
             break
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # whatever it started, and itself if it is late
-    except ProcessLookupError:
-        pass
     _, status = os.waitpid(pid, 0)
     os.close(handle)
     os.close(read)
@@ -403,7 +412,10 @@ class Runner:
 
         def all_of_them(said: Callable[[object], None]) -> None:
             for module in bench.modules:
-                if module.install(module.compiled()) != sum(map(len, module.functions.values())) or not module.functions:
+                if (
+                    module.install(module.compiled()) != sum(map(len, module.functions.values()))
+                    or not module.functions
+                ):
                     sys.exit(f"{module.name}: not every function can be given other code")
             self.run(new, said, Trace({str(module.path): module.name for module in bench.modules}))
 
@@ -450,6 +462,22 @@ class Trace:
         return line
 
 
+@functools.lru_cache(None)
+def _sources(path: str) -> dict[str, str]:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return {
+        node.name: hashlib.sha256(ast.unparse(node).encode()).hexdigest()[:16]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def source_of(test: str) -> str:
+    """What a test's function says; empty if there is none any more."""
+    path, *_, name = test.split("[")[0].split("::")
+    return _sources(path).get(name, "") if (ROOT / path).exists() else ""
+
+
 def quick_hypothesis() -> None:
     """No shrinking, no explaining."""
     from hypothesis import Phase, settings
@@ -471,30 +499,27 @@ class Bench:
         self.began, self.run = time.monotonic(), time.strftime("%Y-%m-%d %H:%M")
 
     def load(self) -> dict[str, dict[str, Any]]:
-        """Measurements of before, unless modules or test files changed."""
-        stamps = self.stamps()
-        if self.measurements.exists():
-            kept = json.loads(self.measurements.read_text(encoding="utf-8"))
-            if kept["modules"] == stamps["modules"]:
-                same = {path for path, stamp in kept["tests"].items() if stamps["tests"].get(path) == stamp}
-                return {name: one for name, one in kept["measured"].items() if name.split("::")[0] in same}
-        return {}
+        """Measurements of before, of tests that did not change; lines of modules are where they are now."""
+        if not self.measurements.exists():
+            return {}
+        kept, moved = json.loads(self.measurements.read_text(encoding="utf-8")), {}
+        for module in self.modules:
+            name, text = module.name, module.path.read_text(encoding="utf-8")
+            before, after = kept["modules"].get(name, "").splitlines(), text.splitlines()
+            blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
+            moved[name] = {one.a + k + 1: one.b + k + 1 for one in blocks for k in range(one.size)}
+        found = {name: one for name, one in kept["measured"].items() if one["source"] == source_of(name)}
+        for one in found.values():
+            for name, lines in (one["lines"] or {}).items():
+                one["lines"][name] = [moved[name][line] for line in lines if line in moved[name]]
+        return found
 
     def save(self) -> None:
         """Keep the measurements."""
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        self.measurements.write_text(json.dumps(self.stamps() | {"measured": self.tests}), encoding="utf-8")
-
-    def stamps(self) -> dict[str, Any]:
-        """What the measurements are of."""
-        digest = lambda path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]  # noqa: E731
-        tests = {name.split("::")[0] for name in self.tests}
-        for path in self.paths:
-            tests |= {str(one.relative_to(ROOT)) for one in (ROOT / path).rglob("test_*.py")} or {path}
-        return {
-            "modules": {module.name: digest(module.path) for module in self.modules},
-            "tests": {path: digest(path) for path in tests},
-        }
+        modules = {module.name: module.path.read_text(encoding="utf-8") for module in self.modules}
+        for name, one in self.tests.items():
+            one["source"] = source_of(name)
+        self.measurements.write_text(json.dumps({"modules": modules, "measured": self.tests}), encoding="utf-8")
 
     def results(self) -> dict[str, dict[str, Any]]:
         """What is known, by key; the latest counts."""
@@ -521,7 +546,7 @@ class Bench:
         return found
 
     def order(self, module: str, line: int | None) -> list[str]:
-        """The tests that run a line (or anything of the module), quickest and most telling first, as far as there is time."""
+        """The tests that run a line (or anything of the module), quickest and most telling first, within the time."""
         chosen, spent = [], 0.0
 
         def rank(name: str) -> float:
@@ -540,7 +565,12 @@ class Bench:
     def hot(self, runner: Runner) -> None:
         """All changes within functions, and the checks that make them count."""
         quick = self.order("", None)
-        if forked(lambda said: [one.install(one.compiled()) for one in self.modules] and runner.run(quick, said), 900)[0] != "passed":
+        if (
+            forked(lambda said: [one.install(one.compiled()) for one in self.modules] and runner.run(quick, said), 900)[
+                0
+            ]
+            != "passed"
+        ):
             sys.exit("recompiled modules do not pass")
         for module in self.modules:
             found = self.trial(runner, module, module.planted(), self.order(module.name, None))
@@ -552,7 +582,9 @@ class Bench:
                 break
             tests = self.order(module.name, mutant.line)
             tests = tests or self.order(module.name, self.nearest(module.name, mutant))
-            self.note(number, len(todo), module, key, mutant, text, self.trial(runner, module, module.compiled(mutant), tests))
+            self.note(
+                number, len(todo), module, key, mutant, text, self.trial(runner, module, module.compiled(mutant), tests)
+            )
 
     def nearest(self, module: str, mutant: Mutant) -> int:
         """The statement that a line belongs to begins on an earlier line."""
@@ -613,14 +645,19 @@ class Bench:
 
         return self.judged(tests, *forked(work, 60 + 10 * sum(self.tests[name]["seconds"] for name in tests)))
 
-    def note(self, number: int, of: int, module: Module, key: str, mutant: Mutant, text: str, found: dict[str, Any]) -> None:
+    def note(
+        self, number: int, of: int, module: Module, key: str, mutant: Mutant, text: str, found: dict[str, Any]
+    ) -> None:
         """Write a result down."""
         place = f"{module.path.relative_to(ROOT / 'src' / 'flmarket')}:{mutant.line}"
         row = {"run": self.run, "key": key, "place": place, "what": mutant.what, "text": text, **found}
         with self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(row, ensure_ascii=False) + "\n")
         if found["result"] == "survived":
-            print(f"{self.target} {number + 1}/{of} survives: {place} {mutant.what}: {text} [{found['tests']} tests]", flush=True)
+            print(
+                f"{self.target} {number + 1}/{of} survives: {place} {mutant.what}: {text} [{found['tests']} tests]",
+                flush=True,
+            )
 
     def table(self) -> None:
         """By module: mutants, tried, killed, share; and what survives."""
@@ -632,11 +669,12 @@ class Bench:
             killed = sum(row["result"] == "killed" for row in rows)
             late = sum(row.get("how") == "late" for row in rows)
             sums.update(all=len(module.mutants), tried=len(rows), killed=killed, late=late)
-            share = f"{killed / max(1, len(rows)):.1%}"
-            print(f"| `{module.name.removeprefix('flmarket.')}` | {len(module.mutants)} | {len(rows)} | {killed} | {share} | {late} |")
+            numbers = len(module.mutants), len(rows), killed, f"{killed / max(1, len(rows)):.1%}", late
+            print(f"| `{module.name.removeprefix('flmarket.')}` |", " | ".join(map(str, numbers)), "|")
             survivors += sorted((row for row in rows if row["result"] != "killed"), key=lambda row: row["line"])
-        share = sums["killed"] / max(1, sums["tried"])
-        print(f"| **{self.target}** | {sums['all']} | {sums['tried']} | {sums['killed']} | **{share:.1%}** | {sums['late']} |")
+        share = f"**{sums['killed'] / max(1, sums['tried']):.1%}**"
+        numbers = sums["all"], sums["tried"], sums["killed"], share, sums["late"]
+        print(f"| **{self.target}** |", " | ".join(map(str, numbers)), "|")
         for row in survivors:
             where = row["place"].split(":")[0]
             print(f"  {where}:{row['line']} {row['what']}: {row['text']} [{row['tests']}]")
@@ -672,7 +710,7 @@ def main() -> None:
         if os.waitpid(pid, 0)[1]:
             sys.exit(f"{target}: stopped")
         import numpy  # noqa: F401  # what is slow to import, once
-        import pytest  # noqa: F401
+        import pytest
         import scipy.optimize
         import scipy.special  # noqa: F401
         import sqlalchemy.orm  # noqa: F401

@@ -54,7 +54,7 @@ def test_dust_is_taken_from_the_largest_payments_and_from_nobody_who_gets_nothin
     with pytest.raises(MechanismViolation):
         payments_to_micros([5e-6, 7e-6], 10)
     with pytest.raises(MechanismViolation):
-        payments_to_micros(billion + [0, 0, 1e-6, 0], 3 * 10**9)
+        payments_to_micros(billion + 1e-6, 3 * 10**9)
 
 
 def test_the_most_that_is_money():

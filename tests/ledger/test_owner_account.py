@@ -94,7 +94,10 @@ def test_what_is_no_account(path, tmp_path):
 def test_files_of_others_and_of_other_versions_are_left_alone(path):
     """Each of the two numbers in the file's header, alone; and an empty file that says it is somebody else's."""
     DurableAccount.open(path, PureDp(1.0)).close()
-    for sql, back in (("application_id = 1", f"application_id = {0x464C4D41}"), ("user_version = 2", "user_version = 1")):
+    for sql, back in (
+        ("application_id = 1", f"application_id = {0x464C4D41}"),
+        ("user_version = 2", "user_version = 1"),
+    ):
         for change, words in ((sql, "version 1"), (back, "")):
             connection = sqlite3.connect(path)
             connection.execute(f"PRAGMA {change}")

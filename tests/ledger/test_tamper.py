@@ -281,6 +281,20 @@ def test_truths_pass_the_same_way(memory):
         Replay().feed([*entries, true]).finish()
 
 
+def test_a_release_after_the_payment_is_named(award):
+    from flmarket.ledger import EntryKind
+    from flmarket.ledger.replay import Replay
+
+    book = MemoryLedger(clock=lambda: 1)
+    book.deposit("d1", "buyer", 10)
+    book.hold(award(price=10))
+    book.post("t/0/1")
+    entries = list(book.entries())
+    late = Line(EntryKind.RELEASE, "t/0/1", owner="owner-1", detail=RELEASED)
+    with pytest.raises(LedgerCorrupt, match="was paid for before"):
+        Replay().feed([*entries, sealed(late, 3, 1, entries[-1].hash)])
+
+
 def test_a_replay_goes_on_after_its_head_was_asked_for(award):
     from flmarket.ledger.replay import Replay
 

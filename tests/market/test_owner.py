@@ -1,4 +1,4 @@
-"""The guard in pieces, without anything that carries messages: every limit at its last accepted value and one past it."""
+"""The guard in pieces, without anything that carries messages: every limit at its last accepted value and past it."""
 
 import math
 from dataclasses import replace
@@ -109,8 +109,8 @@ def test_a_proposal_is_by_configuration_and_each_condition_counts(tmp_path):
     stays_out = [
         {"least_records": RECORDS + 1}, {"classes": 3}, {"least_epsilon": 0.5000001}, {"trust": ()},
         {"trust": ("secure-aggregation",)}, {"announced": call(features=FEATURES + 1, parameters=LENGTH + 1)},
-        {"announced": call(parameters=LENGTH + 1)}, {"announced": call(model="")}, {"announced": call(model="nonsense")},
-        {"announced": summed}, {"announced": summed, "trust": ("secure-aggregation",)},
+        {"announced": call(parameters=LENGTH + 1)}, {"announced": call(model="")}, {"announced": summed},
+        {"announced": call(model="nonsense")}, {"announced": summed, "trust": ("secure-aggregation",)},
         {"announced": summed, "cap": ApproxDp(4.0, 1e-5)}, {"cap": RecordLevel(ApproxDp(4.0, 1e-5))},
         sampling | {"value": None}, sampling | {"allow_raw": False}, sampling | {"cap": PureDp(1.0)},
         {"x": np.zeros((4, 2, FEATURES)), "y": np.zeros(4, dtype=int)},
@@ -262,7 +262,9 @@ def test_escrow_is_proven_to_real_owners_and_the_head_is_kept(guard, tmp_path):
     for seed, found in ((None, "masking"), (5, "no bid")):
         shared = replace(order(round_index=3), share="{}")
         assert code(partial(guard(simulation_seed=seed).train, shared, np.zeros(LENGTH))) == found
-        assert code(partial(guard(simulation_seed=seed).release, shared)) == ("masking" if seed is None else "unreleased")
+        assert code(partial(guard(simulation_seed=seed).release, shared)) == (
+            "masking" if seed is None else "unreleased"
+        )
 
 
 def test_what_died_at_work_is_answered_by_noise_if_it_was_charged(guard):
@@ -327,8 +329,9 @@ def test_words_of_refusals_are_the_guards_own():
         return guarded(answer)
 
     for error, found, replayed in (
-        (_Stop("x", "y"), "x", False), (_Stop("replay", "y"), "replay", True), (PrivacyBudgetExhausted("s"), "cap", False),
-        (SumVoid("s"), "masking", False), (Tampered(1, "s", "t"), "masking", False), (ReplayRefused("s"), "replay", True),
+        (_Stop("x", "y"), "x", False), (_Stop("replay", "y"), "replay", True),
+        (PrivacyBudgetExhausted("s"), "cap", False), (SumVoid("s"), "masking", False),
+        (Tampered(1, "s", "t"), "masking", False), (ReplayRefused("s"), "replay", True),
         (ValueError("her secret"), "error", False),
     ):  # fmt: skip
         answer = raises(error)
