@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OUT    ?= out
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint bench attack torture flower-versions docs clean
+.PHONY: help demo test lint bench attack torture mutants flower-versions docs clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -38,6 +38,9 @@ flower-versions: $(VENV)/.installed-dev  ## the plug-in's tests on every Flower 
 
 torture: $(VENV)/.installed-dev  ## the simulator for an hour, from a fresh seed; HOURS=8 for a night
 	$(BIN)/flmarket torture --hours $(or $(HOURS),1) --jobs 2
+
+mutants: $(VENV)/.installed-dev  ## mutation testing of ledger, guard and privacy accounting (an hour or two; goes on where it was stopped)
+	$(BIN)/python tools/mutants.py ledger guard privacy
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in out/site; needs no network to build or to read
 	$(BIN)/python -m mkdocs build --strict --quiet --site-dir $(OUT)/site

@@ -183,6 +183,121 @@ def test_money_comes_in_pays_fees_and_goes_out(ledger):
     ledger.verify()
 
 
+def test_limits_are_the_last_that_is_accepted(empty, award):
+    """Each number and name at its limit, and one past it."""
+    assert dict(empty.balances()) == {BANK: 0, ESCROW: 0}
+    empty.deposit("d", "rich", 2**62)
+    for party in ("rich", "other"):  # her account has no room, nor has the bank's
+        with pytest.raises(SettlementError, match="past"):
+            empty.deposit("d2", party, 1)
+    with pytest.raises(InvalidInput, match="amount_micros"):
+        empty.deposit("d2", "other", 2**62 + 1)
+    empty.deposit("d2", "buyer", 0)
+    empty.withdraw("w", "rich", 2**62 - 100)
+    empty.deposit("d3", "buyer", 100)
+    long = "n" * 200
+    empty.hold_many([award(id=long, price=1, owner=long), award(id="z", price=99, round_index=2**62 - 1)])
+    assert empty.award("z").round_index == 2**62 - 1
+    for index in (-1, 2**62, True, 0.0, None, "0"):
+        with pytest.raises(InvalidInput, match="round_index"):
+            empty.hold(award(id="y", price=0, round_index=index))
+    with pytest.raises(InvalidInput, match="mechanism"):
+        empty.release(Release("z", long + "n", PureDp(1.0)))
+    empty.release(Release("z", long, PureDp(1.0)))
+    empty.void(long, "r" * 500)
+    assert empty.award(long).reason == "r" * 500
+    empty.void("z", "r" * 501)
+    assert empty.award("z").reason == "r" * 499 + "…"
+    for owner, cap in enumerate((PureDp(1e6), ZCdp(1e6), privacy.RecordLevel(ZCdp(1e-9)))):
+        empty.register_cap(f"owner-{owner}", cap)
+        empty.register_cap(f"owner-{owner}", cap)
+        assert empty.cap(f"owner-{owner}") == cap
+    for cap in (PureDp(1e6 + 1), ZCdp(0.0), privacy.Uncapped()):
+        with pytest.raises(InvalidInput, match="cap"):
+            empty.register_cap("owner-9", cap)
+    assert empty.cap("owner-9") is None
+    assert empty.privacy_spent("owner-9") == 0.0
+    size = len(list(empty.entries()))
+    assert empty.head(0).size == 0
+    assert empty.head(size) == empty.head() == empty.verify()
+    for wrong in (-1, size + 1, True, 1.0, "1"):
+        with pytest.raises(InvalidInput, match="size"):
+            empty.head(wrong)
+
+
+def test_what_one_owner_gave_and_which_tasks_there_are(ledger, award):
+    ledger.register_cap("cap/1", PureDp(3.0))
+    ledger.hold_many([award(id=f"t/0/{i}", owner=f"owner-{i}", price=1) for i in range(3)])
+    for i in (1, 0, 2):
+        ledger.release(Release(f"t/0/{i}", "m", PureDp(0.1 + i / 10)))
+    assert [one.award_id for one in ledger.releases()] == ["t/0/1", "t/0/0", "t/0/2"]
+    assert [one.award_id for one in ledger.releases("owner-0")] == ["t/0/0"]
+    assert list(ledger.releases("owner-7")) == []
+    assert [ledger.has_task(task) for task in ("t", "t/0", "d1", "cap", "cap/1", "\0")] == [True, True] + 4 * [False]
+    assert [one.debit for one in ledger.transfers()] == [BANK, "buyer", "buyer", "buyer"]
+
+
+def test_a_release_and_its_resolution_are_one_award_s(ledger, award):
+    ledger.hold_many([award(id="a", price=1), award(id="b", price=1)])
+    with pytest.raises(InvalidInput, match="release"):
+        ledger.resolve_many([Resolution("a", AwardState.POSTED, release=Release("b", "m", PureDp(1.0)))])
+    ledger.release(Release("a", "m", PureDp(1.0)))
+    ledger.release(Release("a", "m", PureDp(1.0)))
+    for other in (Release("a", "n", PureDp(1.0)), Release("a", "m", PureDp(0.9))):
+        with pytest.raises(IdReused, match="another release"):
+            ledger.release(other)
+    ledger.post("b")
+    with pytest.raises(SettlementError, match="before the payment"):
+        ledger.release(Release("b", "m", PureDp(1.0)))
+    ledger.void("a", "late")
+    ledger.register_cap("owner-1", PureDp(1.0))
+    ledger.hold(award(id="c", price=1))
+    with pytest.raises(SettlementError, match="record her release first"):
+        ledger.post("c")
+    ledger.hold(award(id="d", price=1, loss=Unprotected()))
+    with pytest.raises(PrivacyBudgetExhausted, match="without noise"):
+        ledger.post("d")
+    with pytest.raises(PrivacyBudgetExhausted, match="cannot hold"):
+        ledger.release(Release("d", "m", GaussianRelease(1.0)))
+
+
+def test_a_ledger_that_reads_two_rows_at_a_time_says_the_same(tmp_path, award, monkeypatch):
+    """Against the ledger in memory, which has no pages; and with a second reader whose counts are older."""
+    monkeypatch.setattr("flmarket.ledger.sql.CHUNK", 2)
+    model, url = MemoryLedger(clock=lambda: 7), f"sqlite:///{tmp_path}/small.db"
+    with SqlLedger(url, clock=lambda: 7) as book, SqlLedger(url, clock=lambda: 7) as second:
+        for one in (model, book):
+            one.deposit("d1", "buyer", 1000)
+            one.register_cap("owner-1", PureDp(3.0))
+            one.hold_many([award(id=f"t/{i}", owner=f"owner-{i % 3}", price=i, round_index=i % 2) for i in range(7)])
+            assert second.privacy_spent("owner-1") in (0.0, 1.0)
+            one.resolve_many([delivered(f"t/{i}", PureDp(1.0)) for i in (1, 4)])
+            one.void("t/5", "x")
+        for reader in (book, second):
+            assert list(reader.entries()) == list(model.entries())
+            assert list(reader.entries(3, 8)) == list(model.entries(3, 8))
+            assert list(reader.entries(0, 0)) == []
+            assert list(reader.awards()) == list(model.awards())
+            assert list(reader.awards(owner="owner-2")) == list(model.awards(owner="owner-2"))
+            assert dict(reader.balances()) == dict(model.balances())
+            assert reader.verify(model.head(5)) == model.verify() == model.head()
+            pending = [one.id for one in model.awards(state=AwardState.PENDING)]
+            assert reader.hold_receipts(pending) == model.hold_receipts(pending)
+            assert reader.receipt("t/1") == model.receipt("t/1")
+            assert reader.privacy_spent("owner-1") == model.privacy_spent("owner-1") == 2.0
+            found = reader.privacy_accounts(f"owner-{i}" for i in range(5))
+            assert {owner: account.spent for owner, account in found.items()} == {"owner-1": 2.0}
+        book.register_cap("owner-1", PureDp(2.5))
+        assert second.cap("owner-1") == PureDp(2.5)
+        second.hold(award(id="t/9", price=1, owner="owner-1"))
+        second.release(Release("t/9", "m", PureDp(0.25)))
+        assert book.privacy_spent("owner-1") == 2.25
+        book.hold(award(id="t/10", price=1, owner="owner-1"))
+        with pytest.raises(PrivacyBudgetExhausted):
+            book.release(Release("t/10", "m", PureDp(0.5)))
+        assert book.verify() == second.head()
+
+
 def test_a_round_is_held_whole_or_not_at_all(ledger, award):
     batch = [award(id=f"t/0/{i}", owner=f"owner-{i}", price=300) for i in range(4)]
     with pytest.raises(SettlementError, match=r"holds 0\.0001"):

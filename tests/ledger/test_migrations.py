@@ -82,6 +82,12 @@ def test_what_is_no_ledger(tmp_path, engine):
         connection.exec_driver_sql("CREATE TABLE other (x integer)")
     with pytest.raises(ConfigError, match="holds a ledger"):
         SqlLedger(engine.url.render_as_string(hide_password=False), create=False)
+    server = store.open_engine("postgresql://u:p@127.0.0.1:1/x")  # nothing is asked of it
+    assert server.url.drivername == "postgresql+psycopg"
+    assert server.pool._pre_ping  # a connection that died in the pool is not a failed call
+    assert store.exists("postgresql://u:p@127.0.0.1:1/x")
+    assert store.exists(f"sqlite:///{tmp_path}/new.db") == (engine.dialect.name == "sqlite")
+    assert not store.exists(f"sqlite:///{tmp_path}/none.db")
     for url in ("sqlite://", "sqlite:///:memory:", "mysql://x/y", "market.db", "", None):
         with pytest.raises(ConfigError, match="database"):
             SqlLedger(url)

@@ -44,6 +44,30 @@ def test_what_is_no_amount_is_refused_whole(bad):
     assert payments_to_micros([-0.0], 0).tolist() == [0]
 
 
+def test_dust_is_taken_from_the_largest_payments_and_from_nobody_who_gets_nothing():
+    """By hand: what is above the budget by rounding alone goes from all alike, and the rest from the largest."""
+    assert payments_to_micros([5e-6, 6e-6], 10).tolist() == [5, 5]
+    assert payments_to_micros([5e-6, 7e-6, 0.0], 11).tolist() == [5, 6, 0]
+    billion = np.array([10**9 + 1, 0, 10**9 + 2, 10**9 + 1]) / 1e6
+    assert payments_to_micros(billion, 3 * 10**9).tolist() == [10**9, 0, 10**9, 10**9]
+    assert payments_to_micros([1.0, 0.5], 1_500_000).tolist() == [1_000_000, 500_000]
+    with pytest.raises(MechanismViolation):
+        payments_to_micros([5e-6, 7e-6], 10)
+    with pytest.raises(MechanismViolation):
+        payments_to_micros(billion + 1e-6, 3 * 10**9)
+
+
+def test_the_most_that_is_money():
+    most = 2**62
+    assert to_micros("budget", 0) == 0
+    assert to_micros("budget", np.float64(most / 1e6)) == most
+    assert payments_to_micros([most / 1e6], most).tolist() == [most]
+    with pytest.raises(InvalidInput, match="budget"):
+        to_micros("budget", most * 1.000001 / 1e6)
+    with pytest.raises(MechanismViolation, match="no amount"):
+        payments_to_micros([most * 1.000001 / 1e6], most)
+
+
 def test_amounts_read_well():
     assert format_micros(1_234_567_890) == "1,234.56789"
     assert format_micros(-2_500_000) == "-2.50"

@@ -91,6 +91,56 @@ def test_what_is_no_account(path, tmp_path):
         DurableAccount.open(tmp_path / "none" / "a.db", PureDp(1.0))
 
 
+def test_files_of_others_and_of_other_versions_are_left_alone(path):
+    """Each of the two numbers in the file's header, alone; and an empty file that says it is somebody else's."""
+    DurableAccount.open(path, PureDp(1.0)).close()
+    for sql, back in (
+        ("application_id = 1", f"application_id = {0x464C4D41}"),
+        ("user_version = 2", "user_version = 1"),
+    ):
+        for change, words in ((sql, "version 1"), (back, "")):
+            connection = sqlite3.connect(path)
+            connection.execute(f"PRAGMA {change}")
+            connection.close()
+            if words:
+                for cap in (None, PureDp(1.0)):
+                    with pytest.raises(ConfigError, match=words):
+                        DurableAccount.open(path, cap)
+            else:
+                DurableAccount.open(path, PureDp(1.0)).close()
+    for number, sql in enumerate(("application_id = 7", "user_version = 0")):
+        empty = path.with_name(f"{number}.db")
+        connection = sqlite3.connect(empty)
+        connection.execute(f"PRAGMA {sql}")
+        connection.close()
+        with pytest.raises(ConfigError, match="version 1"):
+            DurableAccount.open(empty, PureDp(1.0) if number == 0 else None)
+
+
+def test_every_word_is_as_the_account_in_memory_says_it(path):
+    with DurableAccount.open(path, ZCdp(1.0)) as account, DurableAccount.open(path) as reader:
+        model = PrivacyAccount(ZCdp(1.0))
+        for award, event in (("a", ZCdp(0.25)), ("b", PureDp(0.5))):
+            account.charge(award, "alice", event)
+            model.compose(event)
+            for one in (account, reader):
+                assert (one.spent, one.remaining, one.cap) == (model.spent, model.remaining, ZCdp(1.0))
+                assert one.affordable(ZCdp, releases=3, least=0.1) == model.affordable(3, guarantee=ZCdp, least=0.1)
+                assert one.affordable(ZCdp, most=0.2) == 0.2
+                assert one.affordable(ZCdp, least=0.9) == 0.0
+                assert one.would_exceed(ZCdp(0.3), 3)
+                assert not one.would_exceed(ZCdp(0.3), 2)
+        account.change_cap(ZCdp(0.5))
+        assert reader.remaining == pytest.approx(0.125)
+        with pytest.raises(PrivacyBudgetExhausted):
+            reader.charge("c", "alice", ZCdp(0.2))
+        (mode,) = account._connection.execute("PRAGMA journal_mode").fetchone()
+        (level,) = account._connection.execute("PRAGMA synchronous").fetchone()
+        assert (mode, level) == ("wal", 2)
+    with DurableAccount.open(path, synchronised=False) as account:
+        assert account._connection.execute("PRAGMA synchronous").fetchone() == (0,)
+
+
 def test_records_are_only_added_to(path):
     with DurableAccount.open(path, PureDp(1.0)) as account:
         account.charge("a", "alice", PureDp(0.8))

@@ -1,6 +1,7 @@
 """Trees and receipts, against the definitions of RFC 6962 written out plainly."""
 
 import copy
+import dataclasses
 import hashlib
 import json
 
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from flmarket.errors import FlmarketError, InvalidInput, SettlementError
 from flmarket.ledger import AwardState, Entry, Head, LedgerCorrupt, MemoryLedger, Receipt, Release, Resolution
-from flmarket.ledger.merkle import TILE, Tree, checked_consistency, checked_inclusion, tiles
-from flmarket.privacy import PureDp
+from flmarket.ledger.entry import EntryKind, Line, fits, sealed
+from flmarket.ledger.merkle import TILE, Tree, checked_consistency, checked_inclusion, digest, tiles
+from flmarket.ledger.receipt import SealedReceipt, make_receipt, seal
+from flmarket.privacy import ApproxDp, PureDp, RecordLevel, ZCdp
 
 
 def leaf(number):
@@ -90,6 +93,59 @@ def test_roots_and_proofs_are_those_of_the_rfc(steps, data):
     proof = tree.consistency(old)
     assert list(proof) == plain_consistency(old, leaves[:size])
     assert checked_consistency(old, plain_root(leaves[:old]), size, proof) == tree.root()
+
+
+def test_every_proof_of_every_small_log():
+    """All logs of up to 18 entries, all entries, all earlier sizes; what is cut, bent or too long leads nowhere."""
+    leaves, other = [leaf(i) for i in range(18)], leaf(-1)
+    for size in range(1, 19):
+        tree = Tree(size, lambda level, first, count: leaves[first : first + count])
+        root = plain_root(leaves[:size])
+        assert tree.head() == Head(size, leaves[size - 1].hex(), root.hex())
+        for index in range(size):
+            path = plain_path(index, leaves[:size])
+            assert list(tree.inclusion(index)) == path
+            assert checked_inclusion(leaves[index], index, path, size) == root
+            for wrong in (path[:-1], [*path, other]):
+                if wrong != path:
+                    with pytest.raises(InvalidInput, match="path"):
+                        checked_inclusion(leaves[index], index, wrong, size)
+        for index in (-1, size):
+            for wrong in (lambda at: tree.inclusion(at), lambda at: checked_inclusion(other, at, [], size)):  # noqa: B023
+                with pytest.raises(InvalidInput):
+                    wrong(index)
+        for old in range(1, size + 1):
+            before, path = plain_root(leaves[:old]), plain_consistency(old, leaves[:size])
+            assert list(tree.consistency(old)) == path
+            assert checked_consistency(old, before, size, path) == root
+            for wrong in (path[:-1], [*path, other]):
+                if wrong != path:
+                    with pytest.raises(InvalidInput, match="path"):
+                        checked_consistency(old, before, size, wrong)
+            if old & (old - 1) and old < size:
+                with pytest.raises(InvalidInput, match="old root"):
+                    checked_consistency(old, other, size, path)
+        assert tree.consistency(0) == ()
+        for old in (-1, size + 1):
+            with pytest.raises(InvalidInput, match="old_size"):
+                tree.consistency(old)
+        for old in (0, size + 1):
+            with pytest.raises(InvalidInput, match="old size"):
+                checked_consistency(old, root, size, [])
+
+
+def test_heads_and_hashes_are_read_strictly():
+    good = {"size": 0, "last": "0" * 64, "root": "ab" * 32}
+    for size in (0, 1, 2**62 - 1):
+        assert Head.from_dict(good | {"size": size}).to_dict() == good | {"size": size}
+    bad = [good | {"size": size} for size in (-1, 2**62, True, 1.0, "1", None)]
+    for wrong in (*bad, None, [], {}, good | {"more": 1}, {"size": 0, "last": "0" * 64}, good | {"root": "0" * 63}):
+        with pytest.raises(InvalidInput, match="head"):
+            Head.from_dict(wrong)
+    assert digest("x", "0A" * 32) == b"\x0a" * 32
+    for wrong in ("ab" * 31, "ab" * 33, "xy" * 32, " a" * 32, "\u0661" * 64, b"ab" * 32, 7, None):
+        with pytest.raises(InvalidInput, match="hexadecimal"):
+            digest("x", wrong)
 
 
 def test_proofs_read_little_of_a_large_log():
@@ -220,12 +276,90 @@ def test_malformed_receipts_are_refused(data):
         Receipt.from_dict(data)
 
 
+def log_of(*lines):
+    """Receipt of award "a" in a log that no rule was asked about."""
+    entries, previous = [], "0" * 64
+    for seq, line in enumerate(lines):
+        entries.append(sealed(line, seq, 1, previous))
+        previous = entries[-1].hash
+    leaves = [bytes.fromhex(one.hash) for one in entries]
+    return make_receipt("a", entries, Tree(len(leaves), lambda level, first, count: leaves[first : first + count]))
+
+
+HELD = Line(EntryKind.HOLD, "a", "buyer", "escrow", 10, "her", 0, detail='{"loss":{"kind":"pure-dp","epsilon":1.0}}')
+PAID = Line(EntryKind.POSTED, "a", "escrow", "her", 10, "her")
+BACK = Line(EntryKind.VOIDED, "a", "escrow", "buyer", 10, "her", detail='{"reason":"late"}')
+
+
+def given(epsilon, **changes):
+    detail = f'{{"guarantee":{{"kind":"pure-dp","epsilon":{epsilon}}},"mechanism":"m"}}'
+    return dataclasses.replace(Line(EntryKind.RELEASE, "a", owner="her", detail=detail), **changes)
+
+
+def test_a_broker_who_writes_what_he_likes_gets_no_receipt_for_it():
+    """Rightly hashed and proven entries that do not belong together."""
+    for story in ((HELD, given(1.0), PAID), (HELD, BACK), (HELD, given(0.5), BACK), (HELD, BACK, given(0.5))):
+        receipt = log_of(*story)
+        assert receipt.check(receipt.head)[0].price_micros == 10
+    change = dataclasses.replace
+    stories = {
+        "from its hold on": [(given(1.0), PAID), (PAID, HELD), (HELD, change(given(1.0), ref="b"), PAID),
+                             (HELD, given(1.0), change(PAID, ref="b"))],
+        "more than once": [(HELD, given(1.0), given(1.0), PAID), (HELD, given(1.0), PAID, BACK), (HELD, BACK, BACK),
+                           (HELD, HELD, BACK), (HELD, HELD, given(1.0), PAID)],
+        "do not belong together": [
+            (HELD, given(1.1), PAID), (HELD, PAID, given(1.0)), (HELD, given(1.0, owner="him"), PAID),
+            (HELD, given(1.0), change(PAID, credit="buyer")), (HELD, given(1.0), change(PAID, amount_micros=9)),
+            (HELD, given(1.0), change(PAID, debit="bank")), (HELD, change(BACK, credit="her")),
+            (HELD, change(BACK, owner="him"))],
+        "neither payment nor refund": [(HELD,), (HELD, given(1.0))],
+        "without its release": [(HELD, PAID)],
+    }  # fmt: skip
+    for words, wrong in stories.items():
+        for story in wrong:
+            with pytest.raises(LedgerCorrupt, match=words):
+                log_of(*story).check()
+    assert log_of(HELD).check(pending=True)[0].state is AwardState.PENDING
+
+
+def test_sealed_receipts_are_read_strictly():
+    receipt = seal(log_of(HELD, given(1.0), PAID), award="x", owner="y")
+    receipt.check(receipt.head)
+    assert [one.kind for one in receipt.entries] == ["hold", "release", "posted"]
+    one, two, _ = receipt.entries
+    for entries in ((), (one, one), (two, one)):
+        with pytest.raises(LedgerCorrupt, match="no entries, or one twice"):
+            dataclasses.replace(receipt, entries=entries).check()
+    good = receipt.to_dict()
+    assert SealedReceipt.from_dict(good) == receipt
+    before = {name: value for name, value in good.items() if name != "loss"} | {"version": 1, "epsilon": 1.0}
+    assert SealedReceipt.from_dict(before) == receipt
+    bad = [good | change for change in ({"version": 1}, {"version": 3}, {"version": 2.0}, {"more": 1}, {"head": None},
+           {"entries": 3}, {"entries": [{}]}, {"price_micros": "x"}, {"loss": {"kind": "gift"}})]  # fmt: skip
+    for wrong in (*bad, {name: good[name] for name in good if name != "state"}, {}, [], None, "x"):
+        with pytest.raises(InvalidInput):
+            SealedReceipt.from_dict(wrong)
+
+
+def test_a_loss_of_records_fits_one_of_records_only():
+    records = RecordLevel(ZCdp(0.5))
+    for loss, gave, fit in [
+        (records, RecordLevel(ZCdp(0.5)), True), (records, RecordLevel(ZCdp(0.4)), True),
+        (records, RecordLevel(ZCdp(0.6)), False), (records, ZCdp(0.1), False), (ZCdp(0.5), records, False),
+        (PureDp(1.0), records, False), (ApproxDp(1.0, 1e-5), ApproxDp(1.0, 1e-5), True),
+        (ApproxDp(1.0, 1e-5), ApproxDp(1.0 + 5e-10, 1e-5), True), (ApproxDp(1.0, 1e-5), ApproxDp(1.0, 2e-5), False),
+        (ApproxDp(1.0, 1e-5), ApproxDp(1.0 + 1e-8, 1e-5), False), (PureDp(1.0), PureDp(1.0 + 5e-10), True),
+        (PureDp(1.0), PureDp(1.0 + 2e-9), False),
+    ]:  # fmt: skip
+        assert fits(Release("a", "m", gave), loss) is fit, (loss, gave)
+
+
 def test_entries_are_read_strictly():
     book = MemoryLedger(clock=lambda: 5)
     book.deposit("d", "buyer", 100)
     good = next(book.entries()).to_dict()
     assert Entry.from_dict(good) == next(book.entries())
-    for bad in (good | {"seq": True}, good | {"seq": 0.0}, good | {"kind": "gift"}, good | {"more": 1}, {}):
+    for bad in (good | {"seq": True}, good | {"seq": 0.0}, good | {"kind": "gift"}, good | {"more": 1}, {}, None, []):
         with pytest.raises(InvalidInput, match="entry"):
             Entry.from_dict(bad)
 

@@ -183,6 +183,10 @@ def memory(award):
     return book
 
 
+CAP, RELEASED = (
+    '{"cap":{"kind":"pure-dp","epsilon":5.0}}',
+    '{"guarantee":{"kind":"pure-dp","epsilon":1.0},"mechanism":"m"}',
+)
 LIES = {
     "money from nowhere": Line("deposit", "x", "owner-3", "owner-9", 5),
     "an overdraft": Line("withdrawal", "x", "owner-3", "bank", 5),
@@ -226,6 +230,22 @@ LIES = {
         "cap", "x", owner="owner-1", spent_pico=0, limit_pico=5, detail='{"cap":{"kind":"pure-dp","epsilon":5.0}}'
     ),
     "money in a cap": Line("cap", "x", "bank", "buyer", 5, "owner-3"),
+    "a cap of nobody": Line("cap", "x", spent_pico=0, limit_pico=5000000000010, detail=CAP),
+    "a cap of no name": Line("cap", "x", owner="", spent_pico=0, limit_pico=5000000000010, detail=CAP),
+    "a cap with a payer": Line("cap", "x", "bank", None, 0, "owner-3", None, 0, 5000000000010, CAP),
+    "a cap with a payee": Line("cap", "x", None, "buyer", 0, "owner-3", None, 0, 5000000000010, CAP),
+    "a cap with an amount": Line("cap", "x", None, None, 1, "owner-3", None, 0, 5000000000010, CAP),
+    "a cap that states another limit": Line("cap", "x", owner="owner-3", spent_pico=0, limit_pico=1, detail=CAP),
+    "a release that states totals without a cap": Line(
+        "release", "a33", owner="owner-3", spent_pico=0, limit_pico=1, detail=RELEASED
+    ),
+    "money to where it came from": Line("hold", "x", "escrow", "escrow", 5, "owner-3", 0, detail='{"epsilon":"0.0"}'),
+    "money from no name": Line("withdrawal", "x", "", "bank", 0),
+    "money to no name": Line("deposit", "x", "bank", "", 5),
+    "money to nobody": Line("deposit", "x", "bank", None, 5),
+    "more than there is room for": Line("deposit", "x", "bank", "owner-9", 2**62 + 1),
+    "a payment for another owner": Line("posted", "a33", "escrow", "owner-3", 10, "owner-9"),
+    "a hold that does not say for what": Line("hold", "x", "buyer", "escrow", 5, "owner-3", 0),
 }
 
 
@@ -243,6 +263,75 @@ def test_well_hashed_lies_are_named(memory, lie):
     Replay().feed(entries).finish()
     with pytest.raises(LedgerCorrupt, match=f"entry {forged.seq}:"):
         Replay().feed([*entries, forged])
+
+
+def test_truths_pass_the_same_way(memory):
+    from flmarket.ledger import EntryKind
+    from flmarket.ledger.replay import Replay
+
+    entries = list(memory.entries())
+    for kind, *terms in (
+        ("cap", "owner-3/1", None, None, 0, "owner-3", None, 0, 5000000000010, CAP),
+        ("release", "a33", None, None, 0, "owner-3", None, None, None, RELEASED),
+        ("deposit", "x", "bank", "owner-9", 2**62),
+        ("deposit", "x", "bank", "owner-9", 0),
+        ("withdrawal", "x", "owner-1", "bank", 10),
+    ):
+        true = sealed(Line(EntryKind(kind), *terms), entries[-1].seq + 1, 1, entries[-1].hash)
+        Replay().feed([*entries, true]).finish()
+
+
+def test_a_release_after_the_payment_is_named(award):
+    from flmarket.ledger import EntryKind
+    from flmarket.ledger.replay import Replay
+
+    book = MemoryLedger(clock=lambda: 1)
+    book.deposit("d1", "buyer", 10)
+    book.hold(award(price=10))
+    book.post("t/0/1")
+    entries = list(book.entries())
+    late = Line(EntryKind.RELEASE, "t/0/1", owner="owner-1", detail=RELEASED)
+    with pytest.raises(LedgerCorrupt, match="was paid for before"):
+        Replay().feed([*entries, sealed(late, 3, 1, entries[-1].hash)])
+
+
+def test_a_replay_goes_on_after_its_head_was_asked_for(award):
+    from flmarket.ledger.replay import Replay
+
+    book = MemoryLedger(clock=lambda: 1)
+    book.deposit("d1", "buyer", 1000)
+    book.hold_many([award(id=f"a{i}", price=1) for i in range(40)])
+    entries, replay = list(book.entries()), Replay()
+    assert replay.head() == book.head(0)
+    for start, stop in ((0, 7), (7, 8), (8, 41)):
+        replay.feed(entries[start:stop])
+        assert replay.head() == replay.finish(replay.head(5)) == book.head(stop) or stop < 41
+        assert replay.head() == book.head(stop)
+    assert replay.head(17) == book.head(17)
+
+
+def test_kept_balances_are_compared_both_ways(path, award):
+    """One micro-unit in an account that no entry names, and none kept for one that they do."""
+    book = MemoryLedger(clock=lambda: 1)
+    book.deposit("d1", "buyer", 1)
+    book.verify()
+    for balances in ({"bank": -1}, {"bank": -1, "buyer": 1, "ghost": 1}, {"bank": -1, "buyer": 0}):
+        book._balances = balances
+        with pytest.raises(LedgerCorrupt, match="balance of"):
+            book.verify()
+    for sql, words in (
+        ("INSERT INTO ledger_accounts VALUES ('ghost', 1, 0)", "ghost is kept as 1, the entries say 0"),
+        ("UPDATE ledger_accounts SET balance = 0 WHERE name = 'ghost'", ""),
+        ("DELETE FROM ledger_accounts WHERE name = 'owner-1'", "owner-1 is kept as 0, the entries say 10"),
+    ):
+        with sqlite3.connect(path) as connection:
+            connection.execute(sql)
+        connection.close()
+        if words:
+            with pytest.raises(LedgerCorrupt, match=words):
+                verify(path)
+        else:
+            verify(path)
 
 
 def test_an_unpaid_escrow_is_seen(memory):

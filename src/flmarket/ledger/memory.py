@@ -98,10 +98,6 @@ class Ledger(ABC):
         """Record what an owner gave away for an award; refused past her registered cap."""
         self._write(Wanted([release.award_id], privacy=True), lambda draft: draft.release(release))
 
-    def balance(self, account: str) -> int:
-        """Micro-units in an account; an account never used holds 0."""
-        return self.balances().get(account, 0)
-
     def cap(self, owner: str) -> Cap | None:
         """An owner's registered cap; None without one."""
         account = self.privacy_accounts([owner]).get(owner)
@@ -170,6 +166,10 @@ class Ledger(ABC):
     @abstractmethod
     def has_task(self, task: str) -> bool:
         """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
+
+    @abstractmethod
+    def balance(self, account: str) -> int:
+        """Micro-units in an account; an account never used holds 0."""
 
     @abstractmethod
     def balances(self) -> Mapping[str, int]:

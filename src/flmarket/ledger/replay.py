@@ -108,7 +108,7 @@ class Replay:
         if line.kind is EntryKind.HOLD:
             self._loss[line.ref] = loss_of(line.terms)
             self._held[line.ref], self._owner[line.ref] = line, line.owner
-        elif side == "debit" and account == ESCROW:
+        elif account == ESCROW:
             problem = self._resolution(line)
             if problem:
                 return problem

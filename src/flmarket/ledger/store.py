@@ -159,7 +159,6 @@ def migrate(engine: Engine, revision: str = NEWEST) -> None:
     with as_file(files("flmarket.ledger.migrations")) as folder, writing(engine, lock=False) as connection:
         config = Config()
         config.set_main_option("script_location", str(folder))
-        config.set_main_option("path_separator", "os")
         config.attributes["connection"] = connection
         if engine.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
