@@ -14,18 +14,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 
 from flmarket.broker.office import tasks
-from flmarket.broker.requests import order_of
+from flmarket.broker.requests import order_of, trust_of
 from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.api import Start
 from flmarket.broker.web.pages.context import BuyerOrOperator, PageRoute, Visitor, page, render_for
-from flmarket.broker.web.pages.rendering import Chart, KindWords, kind_words, loss_words
+from flmarket.broker.web.pages.rendering import Chart, KindWords, condition, kind_words, loss_words
 from flmarket.broker.web.pages.tasks import TaskId, accuracy_chart, mechanism
 from flmarket.broker.web.streams import News, streaming
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
 from flmarket.ledger import AwardState
-from flmarket.report.formatting import money, rate
-from flmarket.trust import TrustWords, task_words
+from flmarket.report.formatting import adding_up, money, rate
+from flmarket.trust import TrustWords
 
 # --- a round at one moment --------------------------------------------------------------------------------------------
 
@@ -101,10 +101,16 @@ class Scene:
         return [(part.micros / max(self.budget_micros, 1), part.colour) for part in self.parts if part.colour != "rule"]
 
     @property
+    def amounts(self) -> list[tuple[str, str, str]]:
+        """The parts as label, amount and colour; what is shown of them adds up to what is shown of the budget."""
+        named = {part.label: part.micros for part in self.parts}
+        colours = {part.label: part.colour for part in self.parts}
+        return [(label, text, colours.get(label, "")) for label, text in adding_up(self.budget_micros, named)]
+
+    @property
     def money_label(self) -> str:
         """The bar in words."""
-        parts = ", ".join(f"{money(part.micros)} {part.label}" for part in self.parts)
-        return f"Of {money(self.budget_micros)}: {parts}"
+        return f"Of {money(self.budget_micros)}: {', '.join(f'{text} {label}' for label, text, _ in self.amounts)}"
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) 
     return Scene(
         latest.index + 1,
         task.rounds,
-        _stages(known, reached, task_words(order.broker.engine, order.kind, order.mechanism.unit), words),
+        _stages(known, reached, trust_of(order), words, idle=task.run is not None and not task.run.at_work),
         _parts(budget, offered, awards, settled=over),
         budget,
         tuple(shown),
@@ -155,7 +161,11 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) 
     )
 
 
-def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords, words: KindWords) -> tuple[Stage, ...]:
+def _stages(
+    known: dict[str, dict[str, Any]], reached: int, trust: TrustWords, words: KindWords, *, idle: bool
+) -> tuple[Stage, ...]:
+    """`idle`: nobody plays the task now, so nobody is waited for."""
+    waiting = "nobody has been asked: no run is at work" if idle else words.waiting
     bids, awards = known.get("bids"), known.get("awards")
     updates, settled = known.get("updates"), known.get("settled")
     won = "awards for all rounds" if words.lasting else "who sells, what and at which price"
@@ -168,12 +178,13 @@ def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords, w
         paid = f"paid so far; {settled['delivered']}" if running else f"paid for {settled['delivered']}"
         paid += " checked updates"
     stages = (
-        (words.first, "tag", f"{bids['bids']}" if bids else "–", words.came if bids else words.waiting),
+        (words.first, "tag", f"{bids['bids']}" if bids else "–", words.came if bids else waiting),
         ("Awards", "coins", f"{awards['awards']}" if awards else "–", won),
         ("Updates", "box", f"{updates['delivered']} of {updates['awards']}" if updates else "–", trust.update),
         ("Settlement", "ledger", money(settled["spent_micros"]) if settled else "–", paid),
     )
-    states = ["done" if reached >= step else "active" if reached == step - 1 else "waiting" for step in range(1, 5)]
+    now = -2 if idle else reached
+    states = ["done" if reached >= step else "active" if now == step - 1 else "waiting" for step in range(1, 5)]
     return tuple(
         Stage(name, icon, state, figure, say) for state, (name, icon, figure, say) in zip(states, stages, strict=True)
     )
@@ -252,7 +263,7 @@ def live(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         order=order,
         mechanism=mechanism(task),
         words=kind_words(order.kind),
-        trust=task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        trust=trust_of(order),
         running=task.state in PLAYABLE,
         stream=f"/tasks/{task_id}/stream?after={last}",
         scene=_scene(visitor, task, happened),
@@ -268,12 +279,26 @@ def stream(request: Request, task_id: TaskId, visitor: BuyerOrOperator, after: S
     resumed = request.headers.get("last-event-id", "")
     last = int(resumed) if re.fullmatch(r"\d{1,15}", resumed) else after
     recent: list[wire.Progress] = []
+    shown: tuple[str, str] | None = None  # the page may have been served before
+
+    def _condition_changes() -> str:
+        """Of a Flower task: whether anybody plays it now."""
+        nonlocal task, shown
+        if task.run is not None:
+            task = tasks.get_task(visitor.broker, visitor.party, task_id)
+            if condition(task) != shown:
+                shown = condition(task)
+                made = ("dot", "_live_dot.html.j2"), ("status", "_live_status.html.j2")
+                live = {"task": task, "running": task.state in PLAYABLE}
+                return "".join(_message(kind, render_for(visitor, name, **live), last) for kind, name in made)
+        return ""
 
     def look() -> News | None:
         """None once whoever looks is signed out, or her key or she herself was barred."""
         nonlocal recent, last
         if visitor.auth is None or not visitor.auth.still_holds(visitor.broker):
             return None
+        news = _condition_changes()
         if not recent:
             recent = _history(visitor, task_id)
             new = [event for event in recent if event.id > last]
@@ -281,7 +306,7 @@ def stream(request: Request, task_id: TaskId, visitor: BuyerOrOperator, after: S
             new = list(tasks.events(visitor.broker, visitor.party, task_id, after=max(last, recent[-1].id)))
             recent = [*recent, *new][-_RECENT:]
         last = new[-1].id if new else last
-        text = _changes(visitor, task, recent, new) if new else ""
+        text = news + (_changes(visitor, task, recent, new) if new or (news and recent) else "")
         ended = bool(recent) and recent[-1].kind in ENDED
         return News(text + (_message("finished", "", last) if ended else ""), ended)
 
@@ -298,7 +323,7 @@ def _changes(visitor: Visitor, task: wire.Task, recent: list[wire.Progress], new
     ]
     if any(event.kind == "settled" for event in new):
         made.append(("curve", render_for(visitor, "_live_curve.html.j2", chart=_chart(visitor, task))))
-    return "".join(_message(kind, html, new[-1].id) for kind, html in made)
+    return "".join(_message(kind, html, recent[-1].id) for kind, html in made)
 
 
 def _message(kind: str, html: str, identifier: int) -> str:

@@ -24,8 +24,8 @@ from flmarket.broker.office import explore, market, parties, tasks
 from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.auth import get_gate
-from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Visitor, fragment, page
-from flmarket.broker.web.pages.rendering import Chart, Column, sentence
+from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Unit, Visitor, fragment, page
+from flmarket.broker.web.pages.rendering import Chart, Column, remedy, sentence
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.learning import models
@@ -86,6 +86,10 @@ _SCHEMES = (
     ("optimal", "optimal: by costs, truthful"), ("uniform", "uniform: one price for all"),
     ("prior-independent", "prior-independent: costs unknown"), ("complete", "complete: costs known, not truthful"),
 )  # fmt: skip
+_MONEY = dict.fromkeys(("budget", "expected", "hard_cap", "reward", "joint_budget"), Unit("units"))
+_UNITS = _MONEY | {
+    "deadline_days": Unit("days", 86_400, "seconds"), "round_seconds": Unit("seconds"),
+}  # fmt: skip
 _FURTHER = ("learning_rate", "first_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
 # As shares of what all bidders of a round would cost; beyond it more money buys nothing.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
@@ -99,9 +103,10 @@ _FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # of all auctio
 
 
 @router.get("/tasks/new")
-def ask(visitor: Buyer) -> HTMLResponse:
-    """The form as it is filled in at first."""
-    return _form(visitor, _DEFAULTS, {})
+def ask(request: Request, visitor: Buyer) -> HTMLResponse:
+    """The form as it is filled in at first, or as the address says."""
+    given = {name: value[:200] for name, value in request.query_params.items() if name in _DEFAULTS}
+    return _form(visitor, _DEFAULTS | given, {})
 
 
 @router.get("/tasks/new/explore")
@@ -126,8 +131,8 @@ def post(visitor: BuyerWrites, reader: Form) -> Response:
             task = tasks.post_task(visitor.broker, visitor.party, order, key=key)
             return RedirectResponse(f"/tasks/{task.id}/live", 303)
         except InvalidInput as error:
-            name = error.field.removeprefix("task: ")
-            reader.errors[_fields(order.kind).get(name, "_")] = sentence(error)
+            field = _fields(order.kind).get(error.field.removeprefix("task: "))
+            reader.errors[field or "_"] = remedy(error) if field else sentence(error)
         except FlmarketError as error:
             reader.errors["_"] = sentence(error)
     return _form(visitor, {name: reader.text(name, _DEFAULTS[name]) for name in _DEFAULTS}, reader.errors)
@@ -173,7 +178,7 @@ def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
         values["data"]["partition"] = "equal"
     elif kind not in _OF_KIND or kind == "auction":
         values["training"] = {"average": True}
-    return reader.build(TaskRequest, values, _fields(kind))
+    return reader.build(TaskRequest, values, _fields(kind), _UNITS)
 
 
 def _sizes(reader: Reader, name: str) -> list[int]:

@@ -8,17 +8,16 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.errors import NotFound
 from flmarket.broker.office import market, parties, tasks
-from flmarket.broker.requests import FLOWER, TaskRequest, order_of
+from flmarket.broker.requests import FLOWER, TaskRequest, order_of, trust_of
 from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.pages.context import Buyer, BuyerOrOperator, BuyerOrOperatorWrites, PageRoute, SignedIn, page
 from flmarket.broker.web.pages.rendering import Chart, Column, kind_words, list_of
 from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
-from flmarket.ledger import MICROS, AwardState
+from flmarket.ledger import MICROS, AwardState, format_micros
 from flmarket.privacy import ApproxDp
-from flmarket.report.formatting import count, money, percent, rate, significant
-from flmarket.trust import task_words
+from flmarket.report.formatting import adding_up, count, money, percent, rate, significant
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -63,8 +62,10 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         upload=ApproxDp(order.joint.epsilon, order.joint.delta),
         spending=_spending_chart(settled, bill, order.budget_micros, words.budget),
         bill=bill,
+        amounts=_amounts(bill),
+        verdict=_verdict(task),
         rounds=list(reversed(settled)),
-        trust=task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        trust=trust_of(order),
         owners=_owners(task, market.registered_places(broker, task_id)),
     )
 
@@ -80,6 +81,13 @@ def show_round(task_id: TaskId, number: Annotated[int, Path(ge=1, le=10**6)], vi
         visitor, "round.html.j2", title=title, task=task, number=number, round=detail.round, awards=detail.awards,
         paid=paid, order=order, words=kind_words(order.kind),
     )  # fmt: skip
+
+
+@router.get("/tasks/{task_id}/bill.csv")
+def download_bill(task_id: TaskId, visitor: BuyerOrOperator) -> Response:
+    """The bill, exactly."""
+    text = tasks.bill_csv(visitor.broker, visitor.party, task_id)
+    return attachment(text, "text/csv; charset=utf-8", f"bill-{task_id}.csv")
 
 
 @router.get("/tasks/{task_id}/rounds/{number}/receipts.json")
@@ -177,6 +185,30 @@ def _model(order: TaskRequest) -> str:
     return ", ".join(shown)
 
 
+def _amounts(bill: wire.Bill) -> list[tuple[str, str, str]]:
+    """Where the deposit is, in lines that add up to it: what, for reading, exactly."""
+    parts = {"Paid to owners": bill.spent_micros, "Returned": bill.refunded_micros, "Still in escrow": bill.left_micros}
+    exact = {name: format_micros(micros) for name, micros in parts.items()}
+    return [
+        (name[:1].upper() + name[1:], text, exact.get(name, "")) for name, text in adding_up(bill.escrow_micros, parts)
+    ]
+
+
+def _verdict(task: wire.Task) -> tuple[str, str, str] | None:
+    """What an ended task's model is worth, in plain words: the colour, the headline, and what it rests on."""
+    if task.state not in ENDED or not task.rounds_done or task.accuracy is None:
+        return None
+    guess = f"always answering the larger class is right in {rate(task.baseline_accuracy)} of cases"
+    on = "" if task.test_examples is None else (
+        f" Measured on {count(task.test_examples, 'test example')}, where {rate(task.margin)} more is what luck alone "
+        "reaches one time in twenty (one-sided 5 % test of a share)."
+    )  # fmt: skip
+    if task.better_than_guessing:
+        return "good", "Better than guessing", f"The model is right in {rate(task.accuracy)} of cases; {guess}.{on}"
+    said = f"The model is right in {rate(task.accuracy)} of cases, but {guess}.{on}"
+    return "warn", "No better than guessing", f"{said} A larger budget, more rounds or less noise may help."
+
+
 def _cards(task: wire.Task, settled: list[wire.Round], *, lasting: bool) -> list[tuple[str, str, str]]:
     """Headline figures: what, how much, and what to know of it."""
     wins, delivered = sum(one.winners for one in settled), sum(one.delivered for one in settled)
@@ -200,7 +232,7 @@ def _owners(task: wire.Task, registered: int) -> str:
     """Who can sell, told as it is: a place that nobody registered has taken is a simulated owner, or empty."""
     order = order_of(task.request)
     if order.broker.engine == FLOWER:
-        return f"{count(registered, 'registered owner')} so far, {task_words(order.broker.engine).place}"
+        return f"{count(registered, 'registered owner')} so far, {trust_of(order).place}"
     places = order.data.owners
     if not order.broker.simulated:
         return f"{count(registered, 'registered owner')} so far, of {count(places, 'place')}"

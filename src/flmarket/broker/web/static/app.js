@@ -145,14 +145,25 @@
   function redrawAll() { [...drawn.keys()].forEach(draw); }
 
   /* ---- messages, announced to screen readers as well ---- */
-  function say(text) {
+  function say(text, link, href) {
     const place = document.getElementById("toasts");
     if (!place) return;
     const toast = document.createElement("div");
     toast.className = "toast";
     toast.textContent = text;
+    if (link) {
+      const way = document.createElement("a");
+      way.textContent = link; way.href = href;
+      toast.append(way);
+    }
     place.append(toast);
-    setTimeout(() => toast.remove(), 6000);
+    if (!link) setTimeout(() => toast.remove(), 6000);
+  }
+
+  /* what is typed stays on the page: whoever signs in elsewhere can go on, and a form that is sent comes back filled in */
+  function signIn() {
+    if (document.querySelector(".toast a")) return;
+    say("Your session has ended. ", "Sign in again", `/sign-in?next=${encodeURIComponent(location.pathname + location.search)}`);
   }
 
   document.addEventListener("click", (event) => {
@@ -187,7 +198,7 @@
   document.addEventListener("htmx:sendError", () => say("The market did not answer. Check your connection and try again."));
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;
-    if (status === 401) say("Your session has ended. Sign in again.");
+    if (status === 401) signIn();
     else if (status === 429) say("Too many requests. Wait a moment.");
     else say(`That did not work (${status}). Nothing was changed.`);
   });
@@ -196,8 +207,8 @@
   document.addEventListener("htmx:sseClose", () => live(false, "finished"));
   function live(on, word) {
     for (const dot of document.querySelectorAll("[data-live]")) {
-      dot.classList.toggle("off", !on);
-      dot.textContent = on ? "Live" : word === "finished" ? "Ended" : "Reconnecting";
+      dot.classList.toggle("off", !on || dot.dataset.live !== "Live");
+      dot.textContent = on ? dot.dataset.live : word === "finished" ? "Ended" : "Reconnecting";
     }
   }
 
