@@ -292,9 +292,11 @@ def test_a_bid_past_what_is_allowed_is_explained(visit, demo):
     found = offers.list_offers(demo.broker, owner).items  # among them what other tests post, which may just end
     task = next(one.task_id for one in found if one.name == "Biopsy triage, autumn")
     form = {"csrf_token": csrf_of(client), "task": task, "epsilon": "1", "kind": "linear", "rate": "1", "records": ""}
+    form["accept"] = "on"
     for change, message in (
         ({"epsilon": "-1"}, "At least 0.001 ε per round."),
         ({"rate": "inf"}, "a number"),
+        ({"accept": ""}, "Read the terms"),
         ({"records": "10000000"}, "records of your place"),
         ({"task": "t_none"}, "There is no offer"),
     ):

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Literal, cast
 
 import numpy as np
-from sqlalchemy import and_, delete, func, select
+from sqlalchemy import ColumnElement, and_, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -215,21 +215,30 @@ def rounds(broker: Broker, party: Party, task_id: str, *, limit: int = 1000, sta
     return wire.RoundPage(found, rows[limit].index if len(rows) > limit else None)
 
 
-def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire.RoundDetail:
-    """One round and its awards. The operator sees owners as they are, a buyer by their names in this task."""
+def round_detail(
+    broker: Broker, party: Party, task_id: str, index: int, *, limit: int | None = None, start: int = 0
+) -> wire.RoundDetail:
+    """One round and its awards, or `limit` of them from `start` on. The operator sees owners as they are, a buyer by
+    their names in this task; in the order of places, which says nothing of who they are."""
     with broker.database.read() as session:
         own_task(session, party, task_id)
         row = session.get(RoundRow, (task_id, index))
         if row is None:
             raise NotFound("round", str(index))
-        sold = Release.task_id == task_id, Release.index == index
+        sold: tuple[ColumnElement[bool], ...] = (Release.task_id == task_id, Release.index == index)
         query = select(Release, PartyRow.name).outerjoin(PartyRow, Release.party_id == PartyRow.id)
-        releases = session.execute(query.where(*sold).order_by(Release.slot)).all()
+        named = party.role == "operator"
+        slots = session.scalars(select(Release.slot).where(*sold)).all()
+        names = {slot: f"owner-{slot}" if named else owner_name(broker, task_id, slot) for slot in slots}
+        order = sorted(slots, key=lambda slot: slot if named else names[slot])[start:][:limit]
+        shown = {slot: place for place, slot in enumerate(order)}
+        if limit is not None:
+            sold = *sold, Release.slot.in_(order)
+        releases = sorted(session.execute(query.where(*sold)).all(), key=lambda found: shown[found[0].slot])
         # What each award buys, as the ledger has it; rows have one number.
         hold = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.HOLD.value)
         terms = session.execute(select(entries.c.ref, entries.c.detail).join(Release, hold).where(*sold))
         losses = {ref: event_to_dict(loss_of(json.loads(detail))) for ref, detail in terms}
-    named = party.role == "operator"
     awards = [
         as_wire(
             wire.Award,
@@ -237,24 +246,24 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire
             epsilon=finite_or_none(one.epsilon),
             loss=losses.get(one.award_id, {}),
             slot=one.slot if named else None,
-            owner=(name or f"owner-{one.slot}") if named else owner_name(broker, task_id, one.slot),
+            owner=(name if named and name else names[one.slot]),
             reason=one.reason if named else "",  # it may quote her totals
             award_id=one.award_id if named else buyers_award(broker, one.award_id),
         )
         for one, name in releases
     ]
-    shown = awards if named else sorted(awards, key=lambda award: award.owner)
-    return wire.RoundDetail(as_wire(wire.Round, row), tuple(shown))
+    return wire.RoundDetail(as_wire(wire.Round, row), tuple(awards))
 
 
-def bill(broker: Broker, party: Party, task_id: str) -> wire.Bill:
-    """What was paid for, round by round."""
+def bill(broker: Broker, party: Party, task_id: str, *, lines: bool = True) -> wire.Bill:
+    """What was paid for, round by round; or the sums alone."""
     with broker.database.read() as session:
         row = own_task(session, party, task_id)
-        played = session.scalars(select(RoundRow).where(RoundRow.task_id == task_id).order_by(RoundRow.index)).all()
-    lines = tuple(as_wire(wire.BillLine, one, deliveries=one.delivered) for one in played if one.closed_at)
+        query = select(RoundRow).where(RoundRow.task_id == task_id).order_by(RoundRow.index)
+        played = session.scalars(query).all() if lines else ()
+    listed = tuple(as_wire(wire.BillLine, one, deliveries=one.delivered) for one in played if one.closed_at)
     left = row.escrow_micros - row.spent_micros - row.refunded_micros
-    return as_wire(wire.Bill, row, task_id=task_id, left_micros=left, lines=lines)
+    return as_wire(wire.Bill, row, task_id=task_id, left_micros=left, lines=listed)
 
 
 def bill_csv(broker: Broker, party: Party, task_id: str) -> str:

@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
@@ -33,7 +33,30 @@ from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS
 
 log = logging.getLogger("flmarket.broker")
+TaskId = Annotated[str, Path(max_length=60)]
+PageNumber = Annotated[int, Query(alias="page", ge=1, le=100_000)]
 M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Which part of a long list a page shows: its number, how many are on one and in all, and where others are."""
+
+    number: int
+    size: int
+    of: int
+    path: str
+    anchor: str = ""
+    query: str = ""
+
+    @property
+    def last(self) -> int:
+        """The number of the last page."""
+        return max(1, -(-self.of // self.size))
+
+    def href(self, number: int) -> str:
+        """Where another page is."""
+        return f"{self.path}?{f'{self.query}&' if self.query else ''}page={number}{self.anchor}"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ KINDS = (
     ("exponential", "ever faster"),
     ("step", "one price for any ε"),
 )
-_DEFAULTS = {"task": "", "epsilon": "0.5", "kind": "linear", "rate": "1", "records": ""}
+_DEFAULTS = {"task": "", "epsilon": "0.5", "kind": "linear", "rate": "1", "records": "", "accept": ""}
 _FIELDS = {
     "privacy_budget": "epsilon", "valuation.kind": "kind", "valuation.rate": "rate", "valuation": "rate",
     "data_size": "records",
@@ -81,6 +81,7 @@ def ask(request: Request, visitor: Owner, task: str = "", placed: bool = False) 
                 "kind": bid.kind,
                 "rate": f"{bid.rate:g}",
                 "records": "" if bid.data_size == chosen.records else f"{bid.data_size}",
+                "accept": "on" if bid.terms == chosen.terms_hash else "",
             }
     values |= {name: text[:40] for name, text in request.query_params.items() if name in values and name != "task"}
     return _form(visitor, found, values, {}, placed)
@@ -101,8 +102,12 @@ async def explain(request: Request, visitor: Owner) -> HTMLResponse:
 def place(visitor: OwnerWrites, reader: Form) -> Response:
     """Place the bid, or replace the one that stands."""
     request, task = _bid(reader), reader.text("task")
-    if request is not None:
+    if not reader.text("accept"):
+        reader.errors["accept"] = "Read the terms and accept them: they say what you sell, to whom and for what."
+    if request is not None and not reader.errors:
         try:
+            signed = offers.get_offer(visitor.broker, visitor.party, task).terms_hash
+            request = request.model_copy(update={"terms": signed})
             offers.place_bid(visitor.broker, visitor.party, task, request)
             return RedirectResponse(f"/owner/bid?task={task}&placed=true", 303)
         except InvalidInput as error:

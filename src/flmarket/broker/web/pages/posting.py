@@ -20,8 +20,8 @@ from markupsafe import Markup
 from flmarket import auctions
 from flmarket.aggregation import robust
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office import explore, market, parties, tasks
-from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines
+from flmarket.broker.office import explore, listing, market, parties, tasks
+from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines, order_of
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Unit, Visitor, fragment, page
@@ -41,6 +41,7 @@ _DEFAULTS = {
     "rounds": "25", "bidders": "20", "learning_rate": "0.2", "clip": "0.5", "round_seconds": "5", "deadline_days": "7",
     "seed": "0", "engine": SIMULATION, "expected": "60", "hard_cap": "120", "first_rate": "0.1", "scheme": "optimal",
     "reward": "100", "joint_budget": "5000", "epsilon": "20", "selection": "m1", "rule": "leave-one-out",
+    "purpose": "", "named": "",
 }  # fmt: skip
 _TEXT, _WHOLE, _NUMBER = Reader.text, Reader.whole, Reader.number
 
@@ -55,6 +56,7 @@ _ALL: dict[str, tuple[str, _Read]] = {
     "seed": ("seed", _WHOLE), "task.name": ("name", _TEXT), "task.rounds": ("rounds", _WHOLE),
     "data.name": ("data", _TEXT), "data.owners": ("owners", _WHOLE), "broker.round_seconds": ("round_seconds", _NUMBER),
     "broker.deadline_seconds": ("deadline_days", lambda reader, name: round(86_400 * reader.number(name))),
+    "broker.purpose": ("purpose", _TEXT), "broker.named": ("named", lambda reader, name: bool(reader.text(name))),
 }  # fmt: skip
 _OF_KIND: dict[str, dict[str, tuple[str, _Read]]] = {
     "auction": {
@@ -105,8 +107,10 @@ _FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # of all auctio
 @router.get("/tasks/new")
 def ask(request: Request, visitor: Buyer) -> HTMLResponse:
     """The form as it is filled in at first, or as the address says."""
-    given = {name: value[:200] for name, value in request.query_params.items() if name in _DEFAULTS}
-    return _form(visitor, _DEFAULTS | given, {})
+    given = {name: value[:600] for name, value in request.query_params.items() if name in _DEFAULTS}
+    alike = request.query_params.get("like")
+    base = _DEFAULTS if alike is None else _DEFAULTS | _like(listing.public_task(visitor.broker, alike))
+    return _form(visitor, base | given, {})
 
 
 @router.get("/tasks/new/explore")
@@ -181,6 +185,27 @@ def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
     return reader.build(TaskRequest, values, _fields(kind), _UNITS)
 
 
+def _like(task: wire.Task) -> dict[str, str]:
+    """The form filled in as for another task, whose seed stays its buyer's."""
+    order = order_of(task.request)
+    values = {"kind": order.kind, "model": order.model.name, "engine": order.broker.engine, "name": order.task.name}
+    if isinstance(hidden := order.model.settings.get("hidden"), list):
+        values["hidden"] = ", ".join(map(str, hidden))
+    for key, (field, _) in (_ALL | _OF_KIND.get(order.kind, {})).items():
+        section, _, name = key.rpartition(".")
+        found = getattr(getattr(order, section) if section else order, name)
+        if key != "seed" and found is not None:
+            size = 86_400 if field == "deadline_days" else 1
+            values[field] = f"{found / size:.10g}" if isinstance(found, float | int) and size > 1 else _typed(found)
+    return values
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else ""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
 def _sizes(reader: Reader, name: str) -> list[int]:
     """Whole numbers with commas or spaces between them."""
     typed = reader.text(name).replace(",", " ").split()
@@ -243,6 +268,7 @@ def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> dict[str, An
     return {
         "problem": "",
         "told": told,
+        "suggested": _suggested(view),
         "bound": _bound_chart(view, mine, point),
         "accuracy": _accuracy_chart(view, mine, point),
         "facts": (
@@ -255,6 +281,18 @@ def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> dict[str, An
         "basis": f"Mean of {view.profiles} simulated rounds of this task’s own owners, with {view.perturbation} noise "
         f"on {view.dimension:,} coordinates. Accuracy: a trial of up to 25 rounds at each budget.",
     }
+
+
+def _suggested(view: wire.Exploration) -> tuple[str, str] | None:
+    """The least of the budgets tried whose error bound is within a quarter of the best one: beyond it money buys
+    little. As it is typed, and as it is read."""
+    known = [(one.budget_micros, one.error_bound) for one in view.points if one.error_bound is not None]
+    if not known:
+        return None
+    best = min(bound for _, bound in known)
+    least = min(budget for budget, bound in known if bound <= 1.25 * best)
+    rounded = -(-least // MICROS) * MICROS if least > 10 * MICROS else least
+    return f"{rounded / MICROS:.6f}".rstrip("0").rstrip("."), money(rounded)
 
 
 def _bound_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) -> Chart:

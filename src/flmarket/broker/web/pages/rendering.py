@@ -241,7 +241,7 @@ def loss_words(loss: Event | Mapping[str, Any], given: float | None = None) -> s
     return f"ε = {epsilon(number)} at δ = {power}"
 
 
-def condition(task: wire.Task | wire.MarketTask) -> tuple[str, str]:
+def condition(task: wire.Task | wire.MarketTask | wire.Listing) -> tuple[str, str]:
     """How a task really is, and the colour of that: a task that nobody plays is not under way, and one whose model is
     no better than guessing is no success. Of one whose accuracy is not for everybody, green would say too much."""
     if task.run is not None and not task.run.at_work:

@@ -169,6 +169,13 @@
   document.addEventListener("click", (event) => {
     const toggle = event.target.closest("[data-toggle-theme]");
     if (toggle) { setScheme(scheme() === "dark" ? "light" : "dark"); return; }
+    const fill = event.target.closest("[data-fill]");
+    if (fill) {
+      const field = document.getElementById(fill.dataset.fill);
+      field.value = fill.dataset.value;
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+      return;
+    }
     const copy = event.target.closest("[data-copy]");
     if (copy) {
       const source = document.getElementById(copy.dataset.copy);
@@ -180,6 +187,15 @@
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     for (const open of document.querySelectorAll(".account[open]")) { open.open = false; open.querySelector("summary").focus(); }
+  });
+
+  /* the terms of the task that is chosen */
+  document.addEventListener("change", (event) => {
+    if (event.target.id !== "task") return;
+    const terms = document.querySelector("[data-terms]");
+    if (terms) terms.href = `/market/${event.target.value}`;
+    const accept = document.getElementById("accept");
+    if (accept) accept.checked = false;
   });
 
   /* a slider and a number field that mean the same thing */
