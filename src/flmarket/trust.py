@@ -31,6 +31,13 @@ class TrustWords:
         """All of it."""
         return f"{self.where} {self.unit} {self.against}"
 
+    @property
+    def badge(self) -> str:
+        """Whom one has to trust, in a few words: a simulation is one whatever it simulates."""
+        if self.simulated:
+            return self.place
+        return "on the owner’s machine" if self.model == "local" else "secure aggregation"
+
 
 _OWNER = "An ε, per round or in total as it says, is for one owner’s whole data set, not for one record."
 _HERE = (

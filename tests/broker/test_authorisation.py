@@ -36,6 +36,8 @@ MATRIX = {
     "DELETE /me/keys/{key_id}": only("buyer", others=404),
     "GET /market": everybody(200),
     "GET /catalogue": everybody(200),
+    "GET /listings/{task_id}": everybody(200),
+    "GET /listings/{task_id}/terms": everybody(200),
     "GET /ledger": everybody(200),
     "GET /ledger/head": everybody(200),
     "POST /tasks": only(*BUYERS, status=201),

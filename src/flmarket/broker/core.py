@@ -7,20 +7,22 @@ of its own: on SQLite, a ledger call inside somebody's open write would wait for
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from sqlalchemy.exc import IntegrityError
 
 from flmarket.broker.books import Books
 from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
 from flmarket.broker.requests import TaskRequest
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import Role, Secret
+from flmarket.broker.tables import Fact, Role, Secret
 from flmarket.engines import Simulation, Spec
-from flmarket.errors import FlmarketError, InvalidInput
+from flmarket.engines.config import DataSection
+from flmarket.errors import ConfigError, FlmarketError, InvalidInput
 from flmarket.learning import DataSet, datasets, dimension, models
 
 _KEPT = 16  # simulations
@@ -140,6 +142,14 @@ class Simulations:
             return replace(found, task=task)
         return order.market_file(task_id).spec(data=data)
 
+    def test_examples(self, spec: Mapping[str, Any]) -> int | None:
+        """How many examples an order's accuracy is measured on; None if its data set is not offered any more."""
+        name = spec["data"].get("name") or DataSection().registered
+        try:
+            return len(self._load(name).y_test) if name in self.data_sets else None
+        except FlmarketError:
+            return None
+
     @property
     def models(self) -> tuple[str, ...]:
         """What may be learned: all that is registered, and what the operator admitted."""
@@ -163,6 +173,21 @@ class Simulations:
             return self._data[name]
 
 
+def _settled(database: Database, name: str, given: str) -> str:
+    """What the market has settled for good under this name; `given` settles it unless that was done before."""
+    with database.read() as session:
+        known = session.get(Fact, name)
+    if known is None and given:
+        try:
+            with database.write() as session:
+                session.add(Fact(name=name, value=given))
+        except IntegrityError:  # another process was first
+            return _settled(database, name, given)
+    if known is not None and given not in ("", known.value):
+        raise ConfigError(f"setting {name}", given, f"{known.value}, which this market has settled on for good")
+    return given if known is None else known.value
+
+
 @dataclass(frozen=True)
 class Broker:
     """Everything a service function needs."""
@@ -175,6 +200,7 @@ class Broker:
     metrics: Metrics
     wake: threading.Event = field(default_factory=threading.Event)
     recent: Recent = field(default_factory=Recent)
+    currency: str = "units"
 
     @classmethod
     def open(cls, settings: Settings) -> Self:
@@ -183,7 +209,9 @@ class Broker:
         database.upgrade()
         with database.read() as session:
             secrets = Secrets(*(session.get_one(Secret, name).value for name in ("keys", "pseudonyms")))
-        return cls(settings, database, Books.open(settings.database_url), secrets, Simulations(settings), Metrics())
+        currency = _settled(database, "currency", settings.currency) or cls.currency
+        books = Books.open(settings.database_url)
+        return cls(settings, database, books, secrets, Simulations(settings), Metrics(), currency=currency)
 
     def close(self) -> None:
         """Give all connections back."""

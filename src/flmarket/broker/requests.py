@@ -11,6 +11,7 @@ SuperLink, which owners' SuperNodes are connected to (`work.flower`); the worker
 SuperLink such an order is refused rather than half served.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -44,7 +45,7 @@ from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.market import kinds
 from flmarket.privacy import PureDp
-from flmarket.trust import task_words
+from flmarket.trust import TrustWords, task_words
 
 # Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
 DEFAULT_CAP_TOTAL = 3.0
@@ -287,7 +288,12 @@ class TaskRequest(Request):
     market: Annotated[dict[str, Any], AfterValidator(_small_market)] = {}
     broker: Annotated[
         config.BrokerSection,
-        _Within(minimum_bids=Le(MAX_OWNERS), round_seconds=Le(_DAY), deadline_seconds=Le(90 * _DAY)),
+        _Within(
+            minimum_bids=Le(MAX_OWNERS),
+            round_seconds=Le(_DAY),
+            deadline_seconds=Le(90 * _DAY),
+            purpose=(MaxLen(500), Field(pattern=r"^[^\x00-\x1f\x7f]*$")),
+        ),
     ] = _section()
 
     @model_validator(mode="after")
@@ -373,11 +379,13 @@ class Valuation(Request):
 
 
 class BidRequest(Request):
-    """A standing bid: valuation per record, the most ε a round, and how many of her records she offers."""
+    """A standing bid: valuation per record, the most ε a round, and how many of her records she offers. With `terms`,
+    the hash of the task's terms, it is refused unless those are the task's, and she has accepted them."""
 
     valuation: Valuation
     privacy_budget: Epsilon
     data_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    terms: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 
 class CapRequest(Request):
@@ -465,15 +473,26 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
         raise InvalidInput("broker.open", False, "true in a Flower task: its owners are registered ones")
 
 
+def check_visible(field: str, text: str) -> None:
+    """A typed error for a name with signs that nobody sees, some of which turn the text around them (U+202E)."""
+    if re.search("[\\u0080-\\u009f\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]", text):
+        raise InvalidInput(field, text.encode("ascii", "backslashreplace").decode(), "without invisible signs")
+
+
 def public_terms(order: TaskRequest) -> dict[str, Any]:
     """What everybody may know of an order, as the API says it."""
     return {
-        "place": task_words(order.broker.engine, order.kind, order.mechanism.unit).place,
+        "place": trust_of(order).place,
         "data": order.data.registered,
         "auction": order.auction_name,
         "aggregation": order.aggregation_name,
         "budget_micros_per_round": order.budget_micros_per_round,
     }
+
+
+def trust_of(order: TaskRequest) -> TrustWords:
+    """Where an order's records and noise are, for which unit its losses are, and against whom they hold."""
+    return task_words(order.broker.engine, order.kind, order.mechanism.unit, getattr(order, "trust", "local"))
 
 
 def order_of(spec: Mapping[str, Any]) -> TaskRequest:

@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     max_dimension: Count = 1_000_000
     """Parameters of a model at most."""
 
+    currency: Annotated[str, Field(pattern=r"^\w{0,12}$")] = ""
+    """What amounts are in, e.g. EUR; set once, for good. Without it pages speak of units."""
     superlink: str = ""
     """A connection in $FLWR_HOME/config.toml; without one, Flower tasks are refused."""
     flower_folder: Path = Path("flmarket-flower")

@@ -117,8 +117,10 @@ class TaskRow(Base):
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     error: Mapped[str] = mapped_column(Text, default="")
     terms: Mapped[str | None] = mapped_column(Text, deferred=True)
+    listing: Mapped[str | None] = mapped_column(Text, deferred=True)  # what both sides sign (`office.listing`)
     checkpoint: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     parameters: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+    __table_args__ = (Index("ix_broker_tasks_created", "created_at", "id"),)
 
 
 class Slot(Base):
@@ -133,7 +135,8 @@ class Slot(Base):
 
 
 class Bid(Base):
-    """A standing bid: it counts in every round until it is replaced or withdrawn."""
+    """A standing bid: it counts in every round until it is replaced or withdrawn. `terms`: the hash of the task's terms
+    that its owner had before her when she placed it, if she said so."""
 
     __tablename__ = "broker_bids"
     task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), primary_key=True)
@@ -147,6 +150,7 @@ class Bid(Base):
     data_size: Mapped[int]
     placed_at: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool] = mapped_column(default=True)
+    terms: Mapped[str | None] = mapped_column(String(64))
 
 
 class RoundRow(Base):
@@ -217,7 +221,8 @@ class FlowerRun(Base):
 
     `attempt` grows with every start, and only the run that carries it may write. `tries` counts starts since
     `rounds_done` was what it is here. `state`: submitted (asked of Flower), working (`holder` renews `expires_at`),
-    ended (in order, or `error` says why not).
+    ended (in order, or `error` says why not). `nodes` are the numbers of the owners who were connected when the run
+    last looked.
     """
 
     __tablename__ = "broker_flower_runs"
@@ -231,6 +236,7 @@ class FlowerRun(Base):
     holder: Mapped[str] = mapped_column(String(64), default="")
     expires_at: Mapped[int] = mapped_column(BigInteger, default=0)
     error: Mapped[str] = mapped_column(Text, default="")
+    nodes: Mapped[list[int] | None] = mapped_column(JSON)
 
 
 class IdempotentCall(Base):
@@ -272,6 +278,29 @@ class AuditJob(Base):
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON, deferred=True)
     created_at: Mapped[int] = mapped_column(BigInteger)
     finished_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class PayoutRow(Base):
+    """Money on its way out of the market: new (nothing moved yet), booked (withdrawn in the ledger, under this id),
+    sent (the payout hook took it, or the operator said so), failed (the hook did not: it is still to be sent)."""
+
+    __tablename__ = "broker_payouts"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    amount_micros: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(String(16))
+    reference: Mapped[str] = mapped_column(String(80))
+    note: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    sent_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Fact(Base):
+    """What was settled once for the whole market: `currency`."""
+
+    __tablename__ = "broker_facts"
+    name: Mapped[str] = mapped_column(String(24), primary_key=True)
+    value: Mapped[str] = mapped_column(String(80))
 
 
 class Secret(Base):

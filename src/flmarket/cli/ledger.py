@@ -16,7 +16,7 @@ from flmarket import ledger
 from flmarket.cli.output import answer, print_json, print_path, screen, table
 from flmarket.cli.parties import Json
 from flmarket.errors import ConfigError, InvalidInput
-from flmarket.ledger import Award, Head, LedgerCorrupt, Receipt, Release, SealedReceipt, format_micros
+from flmarket.ledger import Award, Head, LedgerCorrupt, Receipt, Release, SealedReceipt, format_micros, read_receipts
 from flmarket.privacy import event_to_dict
 
 if TYPE_CHECKING:
@@ -180,12 +180,17 @@ def _write_receipt(db: str | None, award: str, head: Path | None, out: Path | No
 
 
 def _check(path: Path, head: Path | None, pending: bool, as_json: bool) -> None:
-    """Check a receipt without the log."""
-    known, data = _read_head(head), _read_json(path)
-    if isinstance(data, dict) and data.get("sealed"):
-        _check_sealed(SealedReceipt.from_dict(data), known, as_json)
-        return
-    given = Receipt.from_dict(data)
+    """Check receipts without the log: one, or all in a file that a market handed out."""
+    known = _read_head(head)
+    for given in read_receipts(_read_json(path)):
+        if isinstance(given, SealedReceipt):
+            _check_sealed(given, known, as_json)
+        else:
+            _check_open(given, known, pending, as_json)
+
+
+def _check_open(given: Receipt, known: Head | None, pending: bool, as_json: bool) -> None:
+    """What an owner has: the award with its terms."""
     award, release = given.check(known, pending=pending)
     if as_json:
         print_json(

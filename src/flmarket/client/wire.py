@@ -16,8 +16,35 @@ ENDED = ("finished", "cancelled", "expired", "failed")  # states of a task in wh
 
 
 @dataclass(frozen=True)
+class FlowerRun:
+    """How the run of a Flower task is. `state`: working (the only one in which rounds are played), lonely (too few
+    owners' nodes are connected), starting, waiting, silent, broken, unreachable (the SuperLink starts no run).
+
+    `nodes` of `owners` who have one were connected when the run last looked. `detail` is for the operator.
+    """
+
+    task_id: str
+    state: str
+    words: str
+    run_id: str
+    tries: int
+    owners: int
+    nodes: int | None
+    detail: str = ""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether rounds are played."""
+        return self.state == "working"
+
+
+@dataclass(frozen=True)
 class Task:
-    """A buyer's task. `request` is the order as it was posted: the sections of a market file, and how it is played."""
+    """A buyer's task. `request` is the order as it was posted: the sections of a market file, and how it is played.
+
+    `test_examples` is how many examples its accuracy was measured on; `run` says how a Flower task's run is while the
+    task is under way.
+    """
 
     id: str
     buyer_id: str
@@ -39,11 +66,25 @@ class Task:
     finished_at: str | None
     deadline_at: str
     error: str
+    run: FlowerRun | None = None
+    test_examples: int | None = None
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen."""
         return self.state in ENDED
+
+    @property
+    def margin(self) -> float:
+        """By how much the accuracy must exceed that of always answering the larger class before luck is ruled out: the
+        one-sided 5 % test of a share of `test_examples` (normal approximation, 1.645 standard deviations)."""
+        share = self.baseline_accuracy
+        return 1.645 * (share * (1 - share) / self.test_examples) ** 0.5 if self.test_examples else 0.0
+
+    @property
+    def better_than_guessing(self) -> bool | None:
+        """Whether the model is better than always answering the larger class, luck aside; None if nobody knows yet."""
+        return None if self.accuracy is None else self.accuracy > self.baseline_accuracy + self.margin
 
 
 @dataclass(frozen=True)
@@ -242,7 +283,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Bid:
-    """An owner's standing bid."""
+    """An owner's standing bid; `terms` is the hash of the task's terms that she accepted with it."""
 
     task_id: str
     slot: int
@@ -254,6 +295,7 @@ class Bid:
     data_size: int
     placed_at: str
     active: bool
+    terms: str | None = None
 
 
 @dataclass(frozen=True)
@@ -282,6 +324,7 @@ class Offer:
     slot: int | None
     records: int | None
     bid: Bid | None
+    terms_hash: str = ""
 
 
 @dataclass(frozen=True)
@@ -405,6 +448,41 @@ class MarketTask:
     mine: bool
     kind: str = "auction"
     budget_micros_total: int = 0
+    run: FlowerRun | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A task for everybody: its terms, the hash that stands for them, and how far it has come.
+
+    `terms` is a document that never changes; `GET /listings/{id}/terms` has its text, whose SHA-256 is `terms_hash`.
+    `rounds_delivered` of the last `rounds_looked_at` (20 at most) brought every update that was awarded.
+    `epsilon_most_total` is the most that one owner has given up in this task, added up; None if nothing bounds it.
+    `agrees`: bills, statements and ledger did when they were last compared (`reconciled_at`), `receipts` of them here.
+    """
+
+    id: str
+    name: str
+    state: str
+    terms: dict[str, Any]
+    terms_hash: str
+    mine: bool
+    open: bool
+    places_free: int
+    rounds: int
+    rounds_done: int
+    escrow_micros: int
+    locked_micros: int
+    rounds_looked_at: int
+    rounds_delivered: int
+    updates_awarded: int
+    updates_delivered: int
+    epsilon_most_total: float | None
+    receipts: int
+    reconciled_at: str | None
+    agrees: bool
+    deadline_at: str
+    run: FlowerRun | None = None
 
 
 @dataclass(frozen=True)
@@ -532,6 +610,7 @@ class Operations:
     ledger_entries: int
     reconciled_at: str | None
     findings: tuple[Finding, ...]
+    runs: tuple[FlowerRun, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -269,6 +269,7 @@ class BrokerSection(Section):
 
     With `open`, registered owners may take places; with `simulated`, places that nobody took bid as `[owners]` draws
     them, else they stay empty and a round waits for `minimum_bids`. `round_seconds` is the least time a round takes.
+    What the model is for (`purpose`) everybody may read, and with `named` who buys it.
     """
 
     engine: Literal["simulation", "flower"] = "simulation"
@@ -277,6 +278,8 @@ class BrokerSection(Section):
     minimum_bids: Annotated[int, Field(ge=1, strict=True)] = 1
     round_seconds: NonNegative = 0.0
     deadline_seconds: Annotated[int, Field(ge=10, strict=True)] = 7 * 86_400
+    purpose: Annotated[str, Field(max_length=500)] = ""
+    named: bool = False
 
 
 class RewardSection(Section):

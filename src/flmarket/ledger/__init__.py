@@ -31,7 +31,7 @@ from flmarket.ledger.journal import (
 from flmarket.ledger.memory import EXPIRY, Ledger, MemoryLedger
 from flmarket.ledger.merkle import Head
 from flmarket.ledger.owner_account import DurableAccount
-from flmarket.ledger.receipt import HoldReceipt, Receipt, SealedReceipt, hold_receipt, hold_receipts
+from flmarket.ledger.receipt import HoldReceipt, Receipt, SealedReceipt, hold_receipt, hold_receipts, read_receipts
 
 if TYPE_CHECKING:
     from flmarket.ledger.sql import SqlLedger
@@ -66,6 +66,7 @@ __all__ = [
     "hold_receipt",
     "hold_receipts",
     "payments_to_micros",
+    "read_receipts",
     "to_micros",
 ]
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _VERSION = 1
 # no log has 2⁶² entries, so no proof has more steps; and no entry that a ledger writes has longer texts
 _LONGEST_PATH, _LONGEST_TEXT = 64, 4096
+_MOST = 10_000  # receipts in one file
 
 
 @dataclass(frozen=True)
@@ -407,3 +408,16 @@ def seal(receipt: Receipt, *, award: str, owner: str) -> SealedReceipt:
         for proof in receipt.proofs
     )
     return SealedReceipt(award, owner, found.loss, found.price_micros, found.state.value, entries, receipt.head)
+
+
+def read_receipts(data: object) -> list[Receipt | SealedReceipt]:
+    """All receipts in anything that a market hands out: one by itself, some in a list, an answer of the HTTP interface,
+    a model's receipts.json. Checks their form, not their truth; InvalidInput if there is none, or something else."""
+    if isinstance(data, Mapping):
+        for inside in ("items", "receipts", "document"):
+            if inside in data:
+                return read_receipts(data[inside])
+        return [SealedReceipt.from_dict(data) if "sealed" in data else Receipt.from_dict(data)]
+    if not isinstance(data, list) or not 0 < len(data) <= _MOST:
+        raise InvalidInput("receipt", type(data).__name__, f"a receipt, or 1 to {_MOST} of them")
+    return [receipt for one in data for receipt in read_receipts(one)]

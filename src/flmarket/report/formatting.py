@@ -1,7 +1,7 @@
 """Numbers as people read them: one place decides digits, so that cards, captions and tables agree."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from flmarket.ledger import MICROS
 
@@ -64,6 +64,16 @@ def money(micros: int, decimals: int | None = None) -> str:
     # integers throughout: a displayed amount must never be more than what was paid
     fraction = f"{amount % MICROS:06d}"[:places]
     return f"{sign}{amount // MICROS:,}.{fraction}"
+
+
+def adding_up(total_micros: int, parts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The parts of a total by name, each rounded down for reading like the total itself; and what that leaves out, as a
+    part of its own, so that the figures that people see add up."""
+    places = money_decimals([total_micros])
+    step = 10 ** (6 - places)
+    missing = total_micros // step - sum(micros // step for micros in parts.values())
+    shown = [(name, money(micros, places)) for name, micros in parts.items()]
+    return [*shown, ("rounded down in these", money(missing * step, places))] if missing else shown
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

@@ -131,6 +131,7 @@ def test_an_owner_learns_what_an_epsilon_means_bids_and_takes_the_statement(wind
     expect(helper).to_contain_text("simulated at the broker")
     expect(helper).to_contain_text("your best bid is what it really costs you")
     seen.shoot("bid")
+    page.get_by_label("I have read and accept").check()
     page.get_by_role("button", name="Place this bid").click()
     expect(page.get_by_text("Your bid is in.")).to_be_visible()
 
@@ -212,7 +213,21 @@ def test_a_round_is_shown_whole_before_the_stream_begins(window):
 @pytest.mark.parametrize(
     ("role", "paths"),
     [
-        ("buyer", ["/", "/tasks", "/tasks/new", "@task", "@task/live", "@task/rounds/1", "/audit", "/ledger"]),
+        (
+            "buyer",
+            [
+                "/",
+                "/tasks",
+                "/tasks/new",
+                "@task",
+                "@public",
+                "@public/live",
+                "@task/live",
+                "@task/rounds/1",
+                "/audit",
+                "/ledger",
+            ],
+        ),
         ("owner", ["/", "/owner", "/owner/bid"]),
         ("operator", ["/", "/tasks", "/operator", "/ledger", "/audit"]),
     ],
@@ -226,7 +241,7 @@ def test_every_page_fits_a_phone_and_is_built_for_everybody(window, role, paths)
         seen.open("/tasks")
         task = seen.page.get_by_role("link", name="Biopsy triage, pilot").get_attribute("href")
     for path in paths:
-        seen.open(path.replace("@task", task))
+        seen.open(path.replace("@task", task).replace("@public", task.replace("/tasks", "/market")))
         found = seen.page.evaluate(_INSPECT)
         assert found == {"wide": 0, "headings": 1, "mains": 1, "nameless": [], "doubled": []}, path
     if role == "owner":

@@ -3,9 +3,11 @@
 from functools import lru_cache
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from flmarket import aggregation, auctions, populations
 from flmarket.broker.core import Broker, Party
+from flmarket.broker.office.runs import run_of_task
 from flmarket.broker.requests import FLOWER, order_of, public_terms, pure_perturbations
 from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
@@ -30,9 +32,10 @@ def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> wire.Ma
         )
         _, from_owners = session.execute(at_home).one()
         owners = session.scalar(select(func.count()).where(PartyRow.role == "owner", PartyRow.active)) or 0
+        listed = tuple(_task(broker, session, row, party) for row in rows)
     running, finished = sum(by_state.get(state, 0) for state in PLAYABLE), by_state.get("finished", 0)
     bought = (int(paid), deliveries, deliveries - from_owners)
-    return wire.Market(tuple(_task(row, party) for row in rows), running, finished, settled, *bought, owners)
+    return wire.Market(listed, running, finished, settled, *bought, owners)
 
 
 def kind_of(broker: Broker, task_id: str) -> str | None:
@@ -68,7 +71,7 @@ def _mechanisms(names: tuple[str, ...]) -> tuple[wire.Mechanism, ...]:
     )
 
 
-def _task(row: TaskRow, party: Party | None) -> wire.MarketTask:
+def _task(broker: Broker, session: Session, row: TaskRow, party: Party | None) -> wire.MarketTask:
     order = order_of(row.spec)
     return as_wire(
         wire.MarketTask,
@@ -79,4 +82,5 @@ def _task(row: TaskRow, party: Party | None) -> wire.MarketTask:
         mine=party is not None and row.buyer_id == party.id,
         kind=order.kind,
         budget_micros_total=order.escrow_micros,
+        run=run_of_task(broker, session, row),
     )

@@ -6,6 +6,7 @@ are not here: owners' own nodes bid in them.
 """
 
 from contextlib import suppress
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
@@ -15,6 +16,7 @@ from flmarket import auctions
 from flmarket.bids import BidProfile, Kind, Valuations
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, NotFound
+from flmarket.broker.office.listing import terms_hash, terms_of
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import FLOWER, BidRequest, Valuation, order_of, public_terms
 from flmarket.broker.stamps import now
@@ -32,7 +34,7 @@ def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | 
     with broker.database.read() as session:
         rows = session.scalars(query).all()
         found = [row for row in rows if _takes_bids(row)]
-        items = tuple(_view(session, row, party) for row in found[:limit])
+        items = tuple(_view(broker, session, row, party) for row in found[:limit])
     more = len(found) > limit or len(rows) > 4 * limit
     return wire.OfferPage(items, (items[-1].task_id if items else rows[-1].id) if more else None)
 
@@ -41,7 +43,7 @@ def get_offer(broker: Broker, party: Party, task_id: str) -> wire.Offer:
     """One offer; also an ended one, if the owner has a place in it."""
     require(party, "owner", "operator")
     with broker.database.read() as session:
-        return _view(session, _offer(session, party, task_id), party)
+        return _view(broker, session, _offer(session, party, task_id), party)
 
 
 def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
@@ -50,7 +52,7 @@ def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -
     as_profile(request.valuation, request.privacy_budget, 1)  # a table that is no valuation is refused here
     for _ in range(3):  # again if somebody took the place in between (PostgreSQL)
         with suppress(IntegrityError), broker.database.write() as session:
-            return _place(session, party, task_id, request)
+            return _place(broker, session, party, task_id, request)
     raise Conflict("the task is busy, try again")
 
 
@@ -89,7 +91,7 @@ def _view_bid(bid: Bid) -> wire.Bid:
     return as_wire(wire.Bid, bid, **{name: None if one is None else tuple(one) for name, one in tables.items()})
 
 
-def _place(session: Session, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
+def _place(broker: Broker, session: Session, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
     task = _offer(session, party, task_id)
     if order_of(task.spec).broker.engine == FLOWER:
         raise Conflict(f"bids for task {task_id} come from owners' own nodes: what owner.toml says is bid")
@@ -105,7 +107,15 @@ def _place(session: Session, party: Party, task_id: str, request: BidRequest) ->
     size = slot.records if request.data_size is None else request.data_size
     if size > slot.records:
         raise InvalidInput("data_size", size, f"at most the {slot.records} records of your place in this task")
-    offered = {"privacy_budget": request.privacy_budget, "data_size": size, "placed_at": now(), "active": True}
+    if request.terms is not None and request.terms != terms_hash(terms_of(broker, session, task)):
+        raise Conflict(f"these are not the terms of task {task_id}: read them again before you accept them")
+    offered: dict[str, Any] = {
+        "privacy_budget": request.privacy_budget,
+        "data_size": size,
+        "placed_at": now(),
+        "active": True,
+    }
+    offered["terms"] = request.terms
     made = Bid(task_id=task_id, party_id=party.id, slot=slot.slot, **dict(request.valuation), **offered)
     bid = session.merge(made)  # in place of the one that stands
     session.flush()
@@ -138,7 +148,7 @@ def _bid(session: Session, party: Party, task_id: str) -> Bid:
     return bid
 
 
-def _view(session: Session, row: TaskRow, party: Party) -> wire.Offer:
+def _view(broker: Broker, session: Session, row: TaskRow, party: Party) -> wire.Offer:
     order = order_of(row.spec)
     free = select(func.count()).where(Slot.task_id == row.id, Slot.party_id.is_(None))
     slot = _slot(session, party, row.id)
@@ -154,4 +164,5 @@ def _view(session: Session, row: TaskRow, party: Party) -> wire.Offer:
         slot=None if slot is None else slot.slot,
         records=None if slot is None else slot.records,
         bid=None if bid is None else _view_bid(bid),
+        terms_hash=terms_hash(terms_of(broker, session, row)),
     )

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.reconcile import RECONCILE
+from flmarket.broker.office.runs import runs
 from flmarket.broker.stamps import iso, now
 from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, PartyRow, TaskRow, as_wire
 from flmarket.client import wire
@@ -51,6 +52,7 @@ def status(broker: Broker, party: Party) -> wire.Operations:
         roles: dict[str, int] = dict(session.execute(select(PartyRow.role, func.count()).group_by(PartyRow.role)).all())
         due = session.scalar(select(func.min(TaskRow.next_at)).where(TaskRow.state.in_(PLAYABLE)))
         lease, check = session.get(Lease, WORKER), session.get(Check, RECONCILE)
+        flower = runs(broker, session)
     return wire.Operations(
         tasks,
         audits,
@@ -64,4 +66,5 @@ def status(broker: Broker, party: Party) -> wire.Operations:
         broker.books.ledger.head().size,
         None if check is None else iso(check.at),
         () if check is None else tuple(wire.Finding(**one) for one in check.findings),
+        flower,
     )

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
-from flmarket.broker.requests import DEFAULT_CAP_TOTAL
+from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
 from flmarket.broker.stamps import derived_id, new_id, new_secret, now
 from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, TaskRow, as_wire
 from flmarket.client import wire
@@ -30,6 +30,7 @@ def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) 
     """The operator's; without a party, the service's own (first start, demo)."""
     if party is not None:
         require(party, "operator")
+    check_visible("name", name)
     row = PartyRow(id=new_id("p"), role=role, name=name, created_at=now(), active=True)
     if role == "owner":
         broker.books.ledger.register_cap(row.id, PureDp(DEFAULT_CAP_TOTAL))

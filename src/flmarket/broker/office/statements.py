@@ -8,9 +8,11 @@ import math
 from sqlalchemy import select
 
 from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.errors import Conflict
 from flmarket.broker.office.operator import note
 from flmarket.broker.tables import PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire
+from flmarket.errors import PrivacyBudgetExhausted
 from flmarket.ledger import AwardState, format_micros
 from flmarket.privacy import PureDp
 from flmarket.trust import certainty, meaning_of, task_words
@@ -44,7 +46,11 @@ def privacy(broker: Broker, party: Party) -> wire.Privacy:
 def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> wire.Privacy:
     """Change one's own cap; never below what was released already."""
     require(party, "owner")
-    broker.books.ledger.register_cap(party.id, PureDp(cap_epsilon_total))
+    try:
+        broker.books.ledger.register_cap(party.id, PureDp(cap_epsilon_total))
+    except PrivacyBudgetExhausted:
+        spent = broker.books.privacy(party.id)[1]
+        raise Conflict(f"you have given up ε = {spent:.6g} in total already; a cap below that is not kept") from None
     with broker.database.write() as session:
         note(session, party, "cap.set", party.id, detail=f"{cap_epsilon_total:g}")
     return privacy(broker, party)

@@ -5,6 +5,7 @@ the queue. What was cut off in between is cleared up by the worker at any time: 
 and fails if not. The ledger decides which, so a slow posting that the worker gave up moves no money any more.
 """
 
+import csv
 import io
 import json
 from dataclasses import dataclass
@@ -13,28 +14,30 @@ from itertools import count
 from typing import Literal, cast
 
 import numpy as np
-from sqlalchemy import and_, delete, func, select
+from sqlalchemy import ColumnElement, and_, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from flmarket.bids import FloatArray
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
+from flmarket.broker.office.listing import make_terms
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
-from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, order_of
+from flmarket.broker.office.runs import run_of_task
+from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, check_visible, order_of, trust_of
 from flmarket.broker.stamps import derived_id, new_id, now
 from flmarket.broker.tables import ACTIVE, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, vector
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
 from flmarket.errors import MissingDependency
 from flmarket.learning import Model, to_named
+from flmarket.ledger import format_micros
 from flmarket.ledger.entry import EntryKind, loss_of
 from flmarket.ledger.store import entries
 from flmarket.privacy import event_to_dict
 from flmarket.report.formatting import finite_or_none
 from flmarket.report.model_card import model_zip
-from flmarket.trust import task_words
 
 ModelFormat = Literal["zip", "npz", "safetensors"]
 
@@ -60,6 +63,8 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
     """Check the order, take its budget into escrow and queue it; the same `key` posts the same order once."""
     require(party, "buyer")
     check_playable(broker.settings, request)
+    check_visible("task.name", request.task.name)
+    check_visible("broker.purpose", request.broker.purpose)
     task_id = new_id("t") if key is None else _keyed_id(broker, party, key)
     spec = request.model_dump(mode="json")
     with broker.database.read() as session:
@@ -67,7 +72,7 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
     if known is not None:  # the key came back
         if known.buyer_id != party.id or known.spec != spec:
             raise KeyReused("this idempotency key belongs to another order: use a new one")
-        return _fund(broker, party, known) if known.state == "funding" else _view(broker, party, known)
+        return _fund(broker, party, known) if known.state == "funding" else get_task(broker, party, task_id)
     simulation = broker.simulations.build(task_id, request)
     kind = simulation.kind()
     at = now()
@@ -90,6 +95,7 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
         deadline_at=at + 1000 * request.broker.deadline_seconds,
         next_at=at,
     )
+    row.listing = make_terms(broker, row, request, party.name)
     # on Flower, places are taken by owners with a node, as they come
     sizes = () if request.broker.engine == FLOWER else tuple(simulation.partition.sizes.tolist())
     places = [Slot(task_id=task_id, slot=slot, records=records) for slot, records in enumerate(sizes)]
@@ -175,14 +181,14 @@ def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | N
                 | ((TaskRow.created_at == last.created_at) & (TaskRow.id < before))
             )
         rows = session.scalars(query).all()
-        items = tuple(_view(broker, party, row) for row in rows[:limit])
+        items = tuple(_view(broker, party, session, row) for row in rows[:limit])
     return wire.TaskPage(items, items[-1].id if len(rows) > limit else None)
 
 
 def get_task(broker: Broker, party: Party, task_id: str) -> wire.Task:
     """A task of one's own, or any for the operator."""
     with broker.database.read() as session:
-        return _view(broker, party, own_task(session, party, task_id))
+        return _view(broker, party, session, own_task(session, party, task_id))
 
 
 def cancel_task(broker: Broker, party: Party, task_id: str) -> wire.Task:
@@ -209,21 +215,30 @@ def rounds(broker: Broker, party: Party, task_id: str, *, limit: int = 1000, sta
     return wire.RoundPage(found, rows[limit].index if len(rows) > limit else None)
 
 
-def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire.RoundDetail:
-    """One round and its awards. The operator sees owners as they are, a buyer by their names in this task."""
+def round_detail(
+    broker: Broker, party: Party, task_id: str, index: int, *, limit: int | None = None, start: int = 0
+) -> wire.RoundDetail:
+    """One round and its awards, or `limit` of them from `start` on. The operator sees owners as they are, a buyer by
+    their names in this task; in the order of places, which says nothing of who they are."""
     with broker.database.read() as session:
         own_task(session, party, task_id)
         row = session.get(RoundRow, (task_id, index))
         if row is None:
             raise NotFound("round", str(index))
-        sold = Release.task_id == task_id, Release.index == index
+        sold: tuple[ColumnElement[bool], ...] = (Release.task_id == task_id, Release.index == index)
         query = select(Release, PartyRow.name).outerjoin(PartyRow, Release.party_id == PartyRow.id)
-        releases = session.execute(query.where(*sold).order_by(Release.slot)).all()
+        named = party.role == "operator"
+        slots = session.scalars(select(Release.slot).where(*sold)).all()
+        names = {slot: f"owner-{slot}" if named else owner_name(broker, task_id, slot) for slot in slots}
+        order = sorted(slots, key=lambda slot: slot if named else names[slot])[start:][:limit]
+        shown = {slot: place for place, slot in enumerate(order)}
+        if limit is not None:
+            sold = *sold, Release.slot.in_(order)
+        releases = sorted(session.execute(query.where(*sold)).all(), key=lambda found: shown[found[0].slot])
         # What each award buys, as the ledger has it; rows have one number.
         hold = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.HOLD.value)
         terms = session.execute(select(entries.c.ref, entries.c.detail).join(Release, hold).where(*sold))
         losses = {ref: event_to_dict(loss_of(json.loads(detail))) for ref, detail in terms}
-    named = party.role == "operator"
     awards = [
         as_wire(
             wire.Award,
@@ -231,24 +246,37 @@ def round_detail(broker: Broker, party: Party, task_id: str, index: int) -> wire
             epsilon=finite_or_none(one.epsilon),
             loss=losses.get(one.award_id, {}),
             slot=one.slot if named else None,
-            owner=(name or f"owner-{one.slot}") if named else owner_name(broker, task_id, one.slot),
+            owner=(name if named and name else names[one.slot]),
             reason=one.reason if named else "",  # it may quote her totals
             award_id=one.award_id if named else buyers_award(broker, one.award_id),
         )
         for one, name in releases
     ]
-    shown = awards if named else sorted(awards, key=lambda award: award.owner)
-    return wire.RoundDetail(as_wire(wire.Round, row), tuple(shown))
+    return wire.RoundDetail(as_wire(wire.Round, row), tuple(awards))
 
 
-def bill(broker: Broker, party: Party, task_id: str) -> wire.Bill:
-    """What was paid for, round by round."""
+def bill(broker: Broker, party: Party, task_id: str, *, lines: bool = True) -> wire.Bill:
+    """What was paid for, round by round; or the sums alone."""
     with broker.database.read() as session:
         row = own_task(session, party, task_id)
-        played = session.scalars(select(RoundRow).where(RoundRow.task_id == task_id).order_by(RoundRow.index)).all()
-    lines = tuple(as_wire(wire.BillLine, one, deliveries=one.delivered) for one in played if one.closed_at)
+        query = select(RoundRow).where(RoundRow.task_id == task_id).order_by(RoundRow.index)
+        played = session.scalars(query).all() if lines else ()
+    listed = tuple(as_wire(wire.BillLine, one, deliveries=one.delivered) for one in played if one.closed_at)
     left = row.escrow_micros - row.spent_micros - row.refunded_micros
-    return as_wire(wire.Bill, row, task_id=task_id, left_micros=left, lines=lines)
+    return as_wire(wire.Bill, row, task_id=task_id, left_micros=left, lines=listed)
+
+
+def bill_csv(broker: Broker, party: Party, task_id: str) -> str:
+    """The bill as a table: a line for each round and where the rest is, exact, which add up to the deposit."""
+    found = bill(broker, party, task_id)
+    lines = [(f"round {one.index + 1}", one.deliveries, format_micros(one.spent_micros)) for one in found.lines]
+    rest = [("returned", "", found.refunded_micros), ("still in escrow", "", found.left_micros)]
+    whole = ("deposit", "", found.escrow_micros)
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(("what", "updates", "amount"))
+    writer.writerows([*lines, *((what, "", format_micros(micros)) for what, _, micros in (*rest, whole))])
+    return out.getvalue()
 
 
 def receipts(broker: Broker, party: Party, task_id: str, index: int) -> wire.ReceiptPage:
@@ -272,14 +300,16 @@ def receipts(broker: Broker, party: Party, task_id: str, index: int) -> wire.Rec
 
 
 def events(
-    broker: Broker, party: Party, task_id: str, *, after: int = 0, limit: int = 200
+    broker: Broker, party: Party, task_id: str, *, after: int | None = 0, limit: int = 200
 ) -> tuple[wire.Progress, ...]:
-    """What happened in a task after the event `after`."""
+    """What happened in a task after the event `after`; the latest if that is None. Oldest first."""
+    query = select(Event).where(Event.task_id == task_id)
+    query = query.order_by(Event.id.desc()) if after is None else query.where(Event.id > after).order_by(Event.id)
     with broker.database.read() as session:
         own_task(session, party, task_id)
-        query = select(Event).where(Event.task_id == task_id, Event.id > after).order_by(Event.id).limit(limit)
-        found = session.scalars(query).all()
-    return tuple(as_wire(wire.Progress, one, data=buyers_data(broker, party, task_id, one.data)) for one in found)
+        found = session.scalars(query.limit(limit)).all()
+    known = reversed(found) if after is None else found
+    return tuple(as_wire(wire.Progress, one, data=buyers_data(broker, party, task_id, one.data)) for one in known)
 
 
 def model(broker: Broker, party: Party, task_id: str, *, format: ModelFormat = "npz") -> ModelFile:
@@ -305,9 +335,11 @@ def own_task(session: Session, party: Party, task_id: str) -> TaskRow:
     return row
 
 
-def _view(broker: Broker, party: Party, row: TaskRow) -> wire.Task:
-    error = row.error if party.role == "operator" else buyers_text(broker, row.error)
-    return as_wire(wire.Task, row, request=row.spec, error=error)
+def _view(broker: Broker, party: Party, session: Session, row: TaskRow) -> wire.Task:
+    whole = party.role == "operator"
+    error = row.error if whole else buyers_text(broker, row.error)
+    run, examples = run_of_task(broker, session, row, whole=whole), broker.simulations.test_examples(row.spec)
+    return as_wire(wire.Task, row, request=row.spec, error=error, run=run, test_examples=examples)
 
 
 # --- the model as a file ----------------------------------------------------------------------------------------------
@@ -328,7 +360,7 @@ def _bundle(broker: Broker, party: Party, task: TaskRow, sold: list[str]) -> Mod
         one.document for index in range(task.rounds_done) for one in receipts(broker, party, task.id, index).items
     ]
     content = model_zip(
-        kind, spec.data, broker.books.ledger, task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        kind, spec.data, broker.books.ledger, trust_of(order),
         rounds_played=task.rounds_done, documents=documents, title=task.name,
         awards=[broker.books.ledger.award(one) for one in sold],
         names={"auction": order.auction_name, "aggregation": order.aggregation_name, "perturbation": task.perturbation},

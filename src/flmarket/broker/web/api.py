@@ -15,6 +15,7 @@ from flmarket.broker.office import (
     audits,
     explore,
     ledger,
+    listing,
     market,
     offers,
     operator,
@@ -116,6 +117,18 @@ def revoke_key(who: Caller, key_id: Identifier, key: IdempotencyKey = None) -> w
 def overview(who: Caller) -> wire.Market:
     """The market at a glance."""
     return market.overview(*who)
+
+
+@account_routes.get("/listings/{task_id}")
+def get_listing(who: Caller, task_id: Identifier) -> wire.Listing:
+    """Any task's terms, and how far it has come."""
+    return listing.listing(*who, task_id)
+
+
+@account_routes.get("/listings/{task_id}/terms", response_class=Response, responses=file_response("application/json"))
+def get_terms(who: Caller, task_id: Identifier) -> Response:
+    """The text of its terms, whose SHA-256 an owner accepts."""
+    return attachment(listing.terms_text(who.broker, task_id), "application/json", f"terms-{task_id}.json")
 
 
 @account_routes.get("/catalogue")

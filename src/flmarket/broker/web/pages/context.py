@@ -7,14 +7,15 @@ takes; a `Reader` collects what is wrong by field, so that a page can show every
 
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
@@ -23,16 +24,39 @@ from starlette.exceptions import HTTPException
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.demo import DemoParty
-from flmarket.broker.errors import BrokerError, TooMany, Unauthenticated
+from flmarket.broker.errors import BrokerError, Forbidden, TooMany, Unauthenticated
 from flmarket.broker.office import sessions
 from flmarket.broker.tables import Role
-from flmarket.broker.web.auth import COOKIE, Auth, check_csrf, client_address, get_broker, get_gate
+from flmarket.broker.web.auth import COOKIE, SAFE, Auth, check_csrf, client_address, get_broker, get_gate
 from flmarket.broker.web.pages.rendering import render, sentence
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS
 
 log = logging.getLogger("flmarket.broker")
+TaskId = Annotated[str, Path(max_length=60)]
+PageNumber = Annotated[int, Query(alias="page", ge=1, le=100_000)]
 M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Which part of a long list a page shows: its number, how many are on one and in all, and where others are."""
+
+    number: int
+    size: int
+    of: int
+    path: str
+    anchor: str = ""
+    query: str = ""
+
+    @property
+    def last(self) -> int:
+        """The number of the last page."""
+        return max(1, -(-self.of // self.size))
+
+    def href(self, number: int) -> str:
+        """Where another page is."""
+        return f"{self.path}?{f'{self.query}&' if self.query else ''}page={number}{self.anchor}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +127,47 @@ def member(*roles: Role) -> Callable[[Visitor], Visitor]:
     return check
 
 
+@dataclass(frozen=True)
+class Unit:
+    """What is typed into a field: `size` of what a request counts, which is called `small`, make one; `pattern` says
+    what a text may hold."""
+
+    name: str = ""
+    size: float = 1.0
+    small: str = ""
+    pattern: str = "Only letters, digits and signs in one line."
+
+
+NO_UNITS: Mapping[str, Unit] = {}
+_BOUNDS = {
+    "greater_than": ("gt", "More than"), "greater_than_equal": ("ge", "At least"),
+    "less_than": ("lt", "Less than"), "less_than_equal": ("le", "At most"),
+}  # fmt: skip
+
+
+def _explained(kind: str, given: Mapping[str, Any], message: str, unit: Unit | None) -> str:
+    """What is wrong with a field, in its own unit; never a pattern, never how it is written inside."""
+    unit = unit or Unit()
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        amount, name = float(given[key]) / unit.size, unit.name
+        if unit.small and amount < 0.01:
+            amount, name = float(given[key]), unit.small
+        return f"{words} {amount:,.10g}{f' {name}' if name else ''}."
+    if kind in ("missing", "none_required") or (kind == "string_too_short" and given.get("min_length") == 1):
+        return "Fill this in."
+    if kind == "string_too_long":
+        return f"At most {given['max_length']} characters."
+    if kind == "string_pattern_mismatch":
+        return unit.pattern
+    if kind in ("literal_error", "enum"):
+        return f"One of {str(given['expected']).replace(' or ', ', ')}."
+    if kind == "value_error":
+        reason = message.removeprefix("Value error, ")
+        return f"{reason[:1].upper()}{reason[1:]}."
+    return "This is not accepted here."
+
+
 class Reader:
     """Reads the fields of one form; `errors` collects what was wrong, by field name."""
 
@@ -145,18 +210,26 @@ class Reader:
             return 0
         return int(amount)
 
-    def build(self, model: type[M], values: dict[str, Any], fields: Mapping[str, str]) -> M | None:
-        """The request, or None with errors; `fields` maps the request's paths to the form's field names."""
+    def build(
+        self, model: type[M], values: dict[str, Any], fields: Mapping[str, str], units: Mapping[str, Unit] = NO_UNITS
+    ) -> M | None:
+        """The request, or None with errors; `fields` maps the request's paths to the form's field names, `units` those
+        to what is typed there."""
         if self.errors:
             return None
         try:
             return model.model_validate(values)
         except ValidationError as error:
             for found in error.errors():
-                path = ".".join(str(part) for part in found["loc"])
-                reason = found["msg"].removeprefix("Value error, ").replace("Input should", "This should")
-                self.errors.setdefault(fields.get(path, "_"), f"{reason[:1].upper()}{reason[1:]}.")
+                name = fields.get(".".join(str(part) for part in found["loc"]), "_")
+                self.errors.setdefault(
+                    name, _explained(found["type"], found.get("ctx", {}), found["msg"], units.get(name))
+                )
             return None
+
+    def kept(self, names: Iterable[str]) -> dict[str, str]:
+        """What was typed, to be shown again."""
+        return {name: self.text(name) for name in names}
 
 
 async def read_form(request: Request) -> Reader:
@@ -174,7 +247,13 @@ def writer(*roles: Role) -> Callable[[Request, Visitor, Reader], Visitor]:
     def check(request: Request, visitor: AnyVisitor, form: Form) -> Visitor:
         look(visitor)
         assert visitor.auth is not None
-        check_csrf(visitor.auth, request.headers.get("x-csrf-token") or form.text("csrf_token"))
+        try:
+            check_csrf(visitor.auth, request.headers.get("x-csrf-token") or form.text("csrf_token"))
+        except Forbidden:
+            raise StaleForm(
+                "this form was made for another session, or on another site, so nothing was done: go back and send it "
+                "again if it was you"
+            ) from None
         return visitor
 
     return check
@@ -209,14 +288,43 @@ def fragment(visitor: Visitor, template: str, *, status: int = 200, **context: A
 def render_for(visitor: Visitor, template: str, **context: Any) -> str:
     """A template with what all of them use."""
     party = None if visitor.auth is None else visitor.auth.party
-    return render(template, party=party, csrf=visitor.csrf, demo=bool(visitor.people), people=visitor.people, **context)
+    around = {"party": party, "csrf": visitor.csrf, "demo": bool(visitor.people), "people": visitor.people}
+    return render(template, **around, currency=visitor.broker.currency, **context)
 
 
-def error_page(request: Request, status: int, title: str, text: str) -> Response:
+def error_page(request: Request, status: int, title: str, text: str, *, back: str = "") -> Response:
     """A refusal as a page; for HTMX as plain text, which the script shows in a message."""
     if request.headers.get("HX-Request"):
         return Response(text, status, media_type="text/plain", headers={"Cache-Control": "no-store"})
-    return page(identify(request), "error.html.j2", title=title, status=status, code=status, text=text)
+    return page(identify(request), "error.html.j2", title=title, status=status, code=status, text=text, back=back)
+
+
+_FORMS = {"/owner/cap": "/owner", "/ledger/verify": "/ledger"}  # the page of a form that is sent elsewhere
+_LONGEST_AGAIN = 3000
+
+
+async def _again(request: Request) -> str:
+    """Where somebody who was stopped goes on: the page she asked for, or that of the form she sent, with what she had
+    typed; sending it again is up to her."""
+    path = request.url.path
+    if request.method in SAFE:
+        return f"{path}?{request.url.query}" if request.url.query else path
+    if re.fullmatch(r"/tasks/\w+/cancel", path):
+        return path.removesuffix("/cancel")
+    page = _FORMS.get(path) or ("/operator" if path.startswith("/operator/") else path)
+    form = await request.form(max_files=0, max_fields=60)
+    typed = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name not in _NOT_KEPT]
+    query = urlencode(typed)
+    return page if not query or len(query) > _LONGEST_AGAIN else f"{page}?{query}"
+
+
+_NOT_KEPT = ("csrf_token", "idempotency_key", "key", "receipt")
+
+
+class StaleForm(Forbidden):
+    """A form without its session's token: one of an older session, or one that somebody forged."""
+
+    title = "Send it once more"
 
 
 class PageRoute(APIRoute):
@@ -230,10 +338,11 @@ class PageRoute(APIRoute):
             try:
                 return await handle(request)
             except Unauthenticated:
-                if request.headers.get("HX-Request"):
-                    return Response(status_code=401, headers={"HX-Redirect": "/sign-in"})
-                target = request.url.path if request.method == "GET" else "/"
-                return RedirectResponse(f"/sign-in?next={quote(target)}", 303)
+                if request.headers.get("HX-Request"):  # the script says so, and what is typed stays
+                    return Response(status_code=401, headers={"Cache-Control": "no-store"})
+                return RedirectResponse(f"/sign-in?next={quote(await _again(request), safe='/')}", 303)
+            except StaleForm as error:
+                return error_page(request, error.status, error.title, sentence(error), back=await _again(request))
             except BrokerError as error:
                 title = _TITLES.get(error.status, error.title)
                 answer = error_page(request, error.status, title, _TEXTS.get(error.status) or sentence(error))

@@ -80,10 +80,8 @@ def _market(visitor: Visitor) -> tuple[wire.Market, list[dict[str, Any]]]:
 
 def _tile(broker: Broker, party: Party | None, task: wire.MarketTask) -> dict[str, Any]:
     """A task on the front page; accuracy and money only for whoever may see them."""
-    role = None if party is None else party.role
-    if party is None or not (task.mine or role == "operator"):
-        href = f"/owner/bid?task={task.id}" if role == "owner" and task.open else ""
-        return {"task": task, "href": href, "accuracy": None, "spent_micros": None}
+    if party is None or not (task.mine or party.role == "operator"):
+        return {"task": task, "href": f"/market/{task.id}", "accuracy": None, "spent_micros": None}
     played = tasks.rounds(broker, party, task.id, start=max(0, task.rounds_done - _CURVE)).items
     curve = [one.accuracy for one in played if one.accuracy is not None]
     spent = tasks.get_task(broker, party, task.id).spent_micros

@@ -24,8 +24,7 @@ from flmarket.broker.web.pages.context import (
 )
 from flmarket.broker.web.pages.rendering import award_state, kind_words, loss_words, sentence
 from flmarket.errors import FlmarketError
-from flmarket.ledger import format_micros
-from flmarket.ledger.receipt import Receipt, SealedReceipt
+from flmarket.ledger import Receipt, SealedReceipt, format_micros, read_receipts
 from flmarket.privacy import Event
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -117,16 +116,22 @@ def _names(visitor: Visitor) -> Callable[[str | None], str]:
 
 def _answer(broker: Broker, text: str) -> Answer:
     if not text or len(text) > _LONGEST:
-        return Answer(False, "That is not a receipt", "Paste the whole receipt, as it was downloaded.")
+        return Answer(False, "That is not a receipt", "Paste the whole file, as it was downloaded.")
     try:
-        document = json.loads(text)
-        sealed = isinstance(document, dict) and "sealed" in document
-        receipt = SealedReceipt.from_dict(document) if sealed else Receipt.from_dict(document)
+        receipts = read_receipts(json.loads(text))
     except (json.JSONDecodeError, RecursionError):
-        return Answer(False, "That is not a receipt", "It is not JSON; paste the whole receipt, as it was downloaded.")
+        return Answer(False, "That is not a receipt", "It is not JSON; paste the whole file, as it was downloaded.")
     except FlmarketError:
         lacks = "It lacks what every receipt has, or has something that none has."
         return Answer(False, "That is not a receipt", lacks)
+    answers = [_checked(broker, receipt) for receipt in receipts]
+    wrong = next((one for one in answers if not one.ok), None)
+    if len(answers) == 1 or wrong is not None:
+        return wrong or answers[0]
+    return Answer(True, f"These {len(answers):,} receipts are genuine", answers[0].text)
+
+
+def _checked(broker: Broker, receipt: Receipt | SealedReceipt) -> Answer:
     try:
         if receipt.head.size > broker.books.ledger.head().size:
             said = "It speaks of entries that this ledger does not have."

@@ -13,19 +13,21 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from flmarket.broker.office import tasks
-from flmarket.broker.requests import order_of
+from flmarket.broker.office import listing, tasks
+from flmarket.broker.requests import order_of, trust_of
 from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.api import Start
-from flmarket.broker.web.pages.context import BuyerOrOperator, PageRoute, Visitor, page, render_for
-from flmarket.broker.web.pages.rendering import Chart, KindWords, kind_words, loss_words
-from flmarket.broker.web.pages.tasks import TaskId, accuracy_chart, mechanism
+from flmarket.broker.web.auth import client_address
+from flmarket.broker.web.pages.context import AnyVisitor, BuyerOrOperator, PageRoute, TaskId, Visitor, page, render_for
+from flmarket.broker.web.pages.listing import facts_of
+from flmarket.broker.web.pages.rendering import Chart, KindWords, condition, kind_words, loss_words
+from flmarket.broker.web.pages.tasks import accuracy_chart, mechanism
 from flmarket.broker.web.streams import News, streaming
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
 from flmarket.ledger import AwardState
-from flmarket.report.formatting import money, rate
-from flmarket.trust import TrustWords, task_words
+from flmarket.report.formatting import adding_up, money, rate
+from flmarket.trust import TrustWords
 
 # --- a round at one moment --------------------------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class Scene:
     stages: tuple[Stage, ...]
     parts: tuple[Part, ...]
     budget_micros: int
-    seats: tuple[Seat, ...]
+    seats: tuple[Seat, ...] | None
     left_out: int
     words: KindWords
 
@@ -101,10 +103,16 @@ class Scene:
         return [(part.micros / max(self.budget_micros, 1), part.colour) for part in self.parts if part.colour != "rule"]
 
     @property
+    def amounts(self) -> list[tuple[str, str, str]]:
+        """The parts as label, amount and colour; what is shown of them adds up to what is shown of the budget."""
+        named = {part.label: part.micros for part in self.parts}
+        colours = {part.label: part.colour for part in self.parts}
+        return [(label, text, colours.get(label, "")) for label, text in adding_up(self.budget_micros, named)]
+
+    @property
     def money_label(self) -> str:
         """The bar in words."""
-        parts = ", ".join(f"{money(part.micros)} {part.label}" for part in self.parts)
-        return f"Of {money(self.budget_micros)}: {parts}"
+        return f"Of {money(self.budget_micros)}: {', '.join(f'{text} {label}' for label, text, _ in self.amounts)}"
 
 
 @dataclass(frozen=True)
@@ -122,14 +130,15 @@ def latest_round(happened: Sequence[wire.Progress]) -> Latest:
     return Latest(index, {event.kind: event.data for event in in_rounds if event.data["round"] == index})
 
 
-def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) -> Scene:
-    """The round as it stands; `awards` are known once it is settled."""
+def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...], *, public: bool = False) -> Scene:
+    """The round as it stands; `awards` are known once it is settled. What is `public` has no board of sellers."""
     known, order = latest.known, order_of(task.request)
     words = kind_words(order.kind)
     reached = max((_STAGES.index(kind) for kind in known), default=-1)
     bids, offered = known.get("bids", {}), known.get("awards", {})
     budget = order.budget_micros
-    over = latest.settled and (bool(awards) or not words.lasting)  # else its awards run on
+    spent = known.get("settled", {}).get("spent_micros", 0)
+    over = latest.settled and (bool(awards or spent) or not words.lasting)  # else its awards run on
     seats = [
         _seat(one["owner"], "won", one.get("loss"), one["epsilon"], f"{money(one['price_micros'])} held")
         for one in offered.get("winners", [])
@@ -146,16 +155,20 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) 
     return Scene(
         latest.index + 1,
         task.rounds,
-        _stages(known, reached, task_words(order.broker.engine, order.kind, order.mechanism.unit), words),
-        _parts(budget, offered, awards, settled=over),
+        _stages(known, reached, trust_of(order), words, idle=task.run is not None and not task.run.at_work),
+        _parts(budget, offered.get("held_micros", 0), spent, settled=over),
         budget,
-        tuple(shown),
+        None if public else tuple(shown),
         sold + others - len(shown),
         words,
     )
 
 
-def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords, words: KindWords) -> tuple[Stage, ...]:
+def _stages(
+    known: dict[str, dict[str, Any]], reached: int, trust: TrustWords, words: KindWords, *, idle: bool
+) -> tuple[Stage, ...]:
+    """`idle`: nobody plays the task now, so nobody is waited for."""
+    waiting = "nobody has been asked: no run is at work" if idle else words.waiting
     bids, awards = known.get("bids"), known.get("awards")
     updates, settled = known.get("updates"), known.get("settled")
     won = "awards for all rounds" if words.lasting else "who sells, what and at which price"
@@ -168,20 +181,19 @@ def _stages(known: dict[str, dict[str, Any]], reached: int, trust: TrustWords, w
         paid = f"paid so far; {settled['delivered']}" if running else f"paid for {settled['delivered']}"
         paid += " checked updates"
     stages = (
-        (words.first, "tag", f"{bids['bids']}" if bids else "–", words.came if bids else words.waiting),
+        (words.first, "tag", f"{bids['bids']}" if bids else "–", words.came if bids else waiting),
         ("Awards", "coins", f"{awards['awards']}" if awards else "–", won),
         ("Updates", "box", f"{updates['delivered']} of {updates['awards']}" if updates else "–", trust.update),
         ("Settlement", "ledger", money(settled["spent_micros"]) if settled else "–", paid),
     )
-    states = ["done" if reached >= step else "active" if reached == step - 1 else "waiting" for step in range(1, 5)]
+    now = -2 if idle else reached
+    states = ["done" if reached >= step else "active" if now == step - 1 else "waiting" for step in range(1, 5)]
     return tuple(
         Stage(name, icon, state, figure, say) for state, (name, icon, figure, say) in zip(states, stages, strict=True)
     )
 
 
-def _parts(budget: int, offered: dict[str, Any], awards: tuple[wire.Award, ...], *, settled: bool) -> tuple[Part, ...]:
-    held = offered.get("held_micros", 0)
-    paid = sum(one.price_micros for one in awards if one.state == AwardState.POSTED)
+def _parts(budget: int, held: int, paid: int, *, settled: bool) -> tuple[Part, ...]:
     return (
         Part("paid", "teal", paid),
         Part("in escrow", "blue", 0 if settled else held),
@@ -238,89 +250,151 @@ _LOG = 40
 _RECENT = 160
 
 
+@dataclass(frozen=True)
+class Sight:
+    """A task as somebody may see it: as its buyer and the operator do, or as everybody does (`public`)."""
+
+    visitor: Visitor
+    task_id: str
+    public: bool
+
+    @property
+    def path(self) -> str:
+        """Where its pages are."""
+        return f"/{'market' if self.public else 'tasks'}/{self.task_id}"
+
+    def task(self) -> wire.Task:
+        """How it is now."""
+        if self.public:
+            return listing.public_task(self.visitor.broker, self.task_id)
+        return tasks.get_task(self.visitor.broker, self.visitor.party, self.task_id)
+
+    def events(self, after: int | None = None) -> list[wire.Progress]:
+        """What happened after an event; without one, lately: a long task has more than anybody reads."""
+        if self.public:
+            return list(listing.public_events(self.visitor.broker, self.task_id, after=after, limit=_RECENT))
+        broker, party = self.visitor.broker, self.visitor.party
+        return list(tasks.events(broker, party, self.task_id, after=after, limit=_RECENT))
+
+    def scene(self, task: wire.Task, happened: list[wire.Progress]) -> Scene:
+        """The round that is under way."""
+        latest = latest_round(happened)
+        awards: tuple[wire.Award, ...] = ()
+        if latest.settled and not self.public:
+            found = tasks.round_detail(self.visitor.broker, self.visitor.party, task.id, latest.index, limit=_SEATS)
+            awards = found.awards
+        return make_scene(task, latest, awards, public=self.public)
+
+    def chart(self, task: wire.Task) -> Chart | None:
+        """Accuracy by round, which is the buyer's."""
+        if self.public:
+            return None
+        played = tasks.rounds(self.visitor.broker, self.visitor.party, task.id).items
+        return accuracy_chart([one for one in played if one.closed_at], task.baseline_accuracy)
+
+    def may_look(self) -> bool:
+        """Whether it still is hers to see: she may be signed out, or her key or she herself barred."""
+        return self.public or (self.visitor.auth is not None and self.visitor.auth.still_holds(self.visitor.broker))
+
+
 @router.get("/tasks/{task_id}/live")
 def live(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
     """The latest round, and live from there on if the task is running."""
-    task = tasks.get_task(visitor.broker, visitor.party, task_id)
-    happened = _history(visitor, task_id)
+    return _page(Sight(visitor, task_id, False))
+
+
+@router.get("/market/{task_id}/live")
+def public_live(task_id: TaskId, visitor: AnyVisitor) -> HTMLResponse:
+    """The same for everybody, in counts and sums."""
+    return _page(Sight(visitor, task_id, True))
+
+
+@router.get("/tasks/{task_id}/stream")
+def stream(request: Request, task_id: TaskId, visitor: BuyerOrOperator, after: Start = 0) -> StreamingResponse:
+    """The parts of the page that changed, as server-sent events; a browser that reconnects goes on where it was."""
+    return _stream(request, Sight(visitor, task_id, False), after, visitor.party.id)
+
+
+@router.get("/market/{task_id}/stream")
+def public_stream(request: Request, task_id: TaskId, visitor: AnyVisitor, after: Start = 0) -> StreamingResponse:
+    """The same for everybody."""
+    name = f"stranger at {client_address(request)}" if visitor.auth is None else visitor.auth.party.id
+    return _stream(request, Sight(visitor, task_id, True), after, name)
+
+
+def _page(sight: Sight) -> HTMLResponse:
+    task, happened = sight.task(), sight.events()
     last, order = happened[-1].id if happened else 0, order_of(task.request)
     return page(
-        visitor,
+        sight.visitor,
         "live.html.j2",
         title=f"{task.name}, live",
         task=task,
         order=order,
         mechanism=mechanism(task),
         words=kind_words(order.kind),
-        trust=task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        trust=trust_of(order),
         running=task.state in PLAYABLE,
-        stream=f"/tasks/{task_id}/stream?after={last}",
-        scene=_scene(visitor, task, happened),
-        chart=_chart(visitor, task),
+        path=sight.path,
+        stream=f"{sight.path}/stream?after={last}",
+        scene=sight.scene(task, happened),
+        chart=sight.chart(task),
         lines=lines(reversed(happened[-_LOG:]), order.kind),
+        facts=facts_of(sight.visitor.broker, None if sight.visitor.auth is None else sight.visitor.party, task.id),
     )
 
 
-@router.get("/tasks/{task_id}/stream")
-def stream(request: Request, task_id: TaskId, visitor: BuyerOrOperator, after: Start = 0) -> StreamingResponse:
-    """The parts of the page that changed, as server-sent events; a browser that reconnects goes on where it was."""
-    task = tasks.get_task(visitor.broker, visitor.party, task_id)
+def _stream(request: Request, sight: Sight, after: int, name: str) -> StreamingResponse:
+    task = sight.task()
     resumed = request.headers.get("last-event-id", "")
     last = int(resumed) if re.fullmatch(r"\d{1,15}", resumed) else after
     recent: list[wire.Progress] = []
+    shown: tuple[str, str] | None = None  # the page may have been served before
+
+    def condition_changes() -> str:
+        """Of a Flower task: whether anybody plays it now."""
+        nonlocal task, shown
+        if task.run is not None:
+            task = sight.task()
+            if condition(task) != shown:
+                shown = condition(task)
+                made = ("dot", "_live_dot.html.j2"), ("status", "_live_status.html.j2")
+                live = {"task": task, "running": task.state in PLAYABLE}
+                return "".join(_message(kind, render_for(sight.visitor, part, **live), last) for kind, part in made)
+        return ""
 
     def look() -> News | None:
-        """None once whoever looks is signed out, or her key or she herself was barred."""
         nonlocal recent, last
-        if visitor.auth is None or not visitor.auth.still_holds(visitor.broker):
+        if not sight.may_look():
             return None
+        news = condition_changes()
         if not recent:
-            recent = _history(visitor, task_id)
+            recent = sight.events()
             new = [event for event in recent if event.id > last]
         else:
-            new = list(tasks.events(visitor.broker, visitor.party, task_id, after=max(last, recent[-1].id)))
+            new = sight.events(after=max(last, recent[-1].id))
             recent = [*recent, *new][-_RECENT:]
         last = new[-1].id if new else last
-        text = _changes(visitor, task, recent, new) if new else ""
+        text = news + (_changes(sight, task, recent, new) if new or (news and recent) else "")
         ended = bool(recent) and recent[-1].kind in ENDED
         return News(text + (_message("finished", "", last) if ended else ""), ended)
 
-    return streaming(request, visitor.broker, visitor.party.id, look, retry_ms=1500)
+    return streaming(request, sight.visitor.broker, name, look, retry_ms=1500)
 
 
-def _changes(visitor: Visitor, task: wire.Task, recent: list[wire.Progress], new: list[wire.Progress]) -> str:
+def _changes(sight: Sight, task: wire.Task, recent: list[wire.Progress], new: list[wire.Progress]) -> str:
     """The parts of the page that some new events change."""
-    scene = _scene(visitor, task, recent)
+    scene, visitor = sight.scene(task, recent), sight.visitor
     made = [
         ("title", render_for(visitor, "_live_title.html.j2", scene=scene)),
         ("round", render_for(visitor, "_live_round.html.j2", scene=scene)),
         ("log", render_for(visitor, "_live_log.html.j2", lines=lines(reversed(new), order_of(task.request).kind))),
     ]
     if any(event.kind == "settled" for event in new):
-        made.append(("curve", render_for(visitor, "_live_curve.html.j2", chart=_chart(visitor, task))))
-    return "".join(_message(kind, html, new[-1].id) for kind, html in made)
+        made.append(("curve", render_for(visitor, "_live_curve.html.j2", chart=sight.chart(task))))
+    return "".join(_message(kind, html, recent[-1].id) for kind, html in made)
 
 
 def _message(kind: str, html: str, identifier: int) -> str:
     data = "".join(f"data: {line}\n" for line in html.splitlines() or [""])
     return f"id: {identifier}\nevent: {kind}\n{data}\n"
-
-
-def _history(visitor: Visitor, task_id: str) -> list[wire.Progress]:
-    """The events of the last rounds; a long task has more than anybody reads."""
-    found: list[wire.Progress] = []
-    while batch := tasks.events(visitor.broker, visitor.party, task_id, after=found[-1].id if found else 0, limit=1000):
-        found = [*found, *batch][-_RECENT:]
-    return found
-
-
-def _chart(visitor: Visitor, task: wire.Task) -> Chart:
-    played = tasks.rounds(visitor.broker, visitor.party, task.id).items
-    return accuracy_chart([one for one in played if one.closed_at], task.baseline_accuracy)
-
-
-def _scene(visitor: Visitor, task: wire.Task, happened: list[wire.Progress]) -> Scene:
-    latest = latest_round(happened)
-    over = latest.settled
-    awards = tasks.round_detail(visitor.broker, visitor.party, task.id, latest.index).awards if over else ()
-    return make_scene(task, latest, awards)

@@ -108,9 +108,12 @@ def _page(
 def _health(view: wire.Operations) -> list[tuple[str, str, str]]:
     running, queued = view.tasks.get("running", 0), view.tasks.get("queued", 0)
     late = view.oldest_waiting_seconds or 0.0
+    stuck = [run for run in view.runs if not run.at_work]
     waiting = "nothing is due" if view.next_round_in_seconds is None else (
         f"behind by {seconds(late)}" if late > 5 else "on time"
     )  # fmt: skip
+    if stuck:
+        waiting = f"{count(len(stuck), 'Flower task')} not played"
     ended = sum(view.tasks.values()) - running - queued
     audits = view.audits.get("running", 0) + view.audits.get("queued", 0)
     books = ("Agree", f"compared {when(view.reconciled_at)}") if view.reconciled_at else ("–", "not compared yet")
@@ -118,8 +121,13 @@ def _health(view: wire.Operations) -> list[tuple[str, str, str]]:
         first = view.findings[0]
         books = f"{len(view.findings)} do not agree", f"{first.rule} {first.subject}: {first.message}"
     roles = ", ".join(count(n, role) for role, n in sorted(view.parties.items()))
+    nodes = [run.nodes for run in view.runs if run.nodes is not None]
+    seen = f"{max(nodes)} of {count(view.runs[0].owners, 'node')} connected" if nodes else "no node seen yet"
+    told = f"{stuck[0].words} {stuck[0].detail}".strip() if stuck else seen
+    flower = [("Flower runs at work", f"{len(view.runs) - len(stuck)} of {len(view.runs)}", told)] if view.runs else []
     return [
         ("Worker", "At work" if view.worker_alive else "Missing", waiting),
+        *flower,
         ("Tasks running", f"{running}", f"{queued} queued, {ended} ended"),
         ("Audits", f"{audits}", f"waiting or running; {view.audits.get('done', 0)} done"),
         ("In escrow now", money(view.escrow_micros), "for awards not yet resolved"),

@@ -7,9 +7,9 @@ a bid would earn as far as her cap lets her sell.
 import math
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
@@ -17,11 +17,11 @@ from flmarket.broker.core import Broker, Party
 from flmarket.broker.office import explore, offers, parties, statements
 from flmarket.broker.requests import BidHelpRequest, BidRequest, CapRequest
 from flmarket.broker.web.auth import get_gate
-from flmarket.broker.web.pages.context import Form, Owner, OwnerWrites, PageRoute, Reader, Visitor, fragment, page
-from flmarket.broker.web.pages.rendering import Chart, Column, sentence
+from flmarket.broker.web.pages.context import Form, Owner, OwnerWrites, PageRoute, Reader, Unit, Visitor, fragment, page
+from flmarket.broker.web.pages.rendering import Chart, Column, remedy, sentence
 from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
-from flmarket.errors import FlmarketError
+from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import MICROS, AwardState
 from flmarket.market.owner import LEAST_EPSILON
 from flmarket.report.formatting import count, epsilon, money, percent, significant
@@ -38,7 +38,7 @@ KINDS = (
     ("exponential", "ever faster"),
     ("step", "one price for any ε"),
 )
-_DEFAULTS = {"task": "", "epsilon": "0.5", "kind": "linear", "rate": "1", "records": ""}
+_DEFAULTS = {"task": "", "epsilon": "0.5", "kind": "linear", "rate": "1", "records": "", "accept": ""}
 _FIELDS = {
     "privacy_budget": "epsilon", "valuation.kind": "kind", "valuation.rate": "rate", "valuation": "rate",
     "data_size": "records",
@@ -67,8 +67,8 @@ class Odds:
 
 
 @router.get("/owner/bid")
-def ask(visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
-    """The form, filled in with the standing bid if there is one."""
+def ask(request: Request, visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
+    """The form, filled in with the standing bid if there is one, or as the address says."""
     found = offers.list_offers(visitor.broker, visitor.party).items
     chosen = next((offer for offer in found if offer.task_id == task), found[0] if found else None)
     values = dict(_DEFAULTS)
@@ -81,7 +81,9 @@ def ask(visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
                 "kind": bid.kind,
                 "rate": f"{bid.rate:g}",
                 "records": "" if bid.data_size == chosen.records else f"{bid.data_size}",
+                "accept": "on" if bid.terms == chosen.terms_hash else "",
             }
+    values |= {name: text[:40] for name, text in request.query_params.items() if name in values and name != "task"}
     return _form(visitor, found, values, {}, placed)
 
 
@@ -100,10 +102,17 @@ async def explain(request: Request, visitor: Owner) -> HTMLResponse:
 def place(visitor: OwnerWrites, reader: Form) -> Response:
     """Place the bid, or replace the one that stands."""
     request, task = _bid(reader), reader.text("task")
-    if request is not None:
+    if not reader.text("accept"):
+        reader.errors["accept"] = "Read the terms and accept them: they say what you sell, to whom and for what."
+    if request is not None and not reader.errors:
         try:
+            signed = offers.get_offer(visitor.broker, visitor.party, task).terms_hash
+            request = request.model_copy(update={"terms": signed})
             offers.place_bid(visitor.broker, visitor.party, task, request)
             return RedirectResponse(f"/owner/bid?task={task}&placed=true", 303)
+        except InvalidInput as error:
+            field = _FIELDS.get(error.field)
+            reader.errors[field or "_"] = remedy(error) if field else sentence(error)
         except FlmarketError as error:
             reader.errors["_"] = sentence(error)
     found = offers.list_offers(visitor.broker, visitor.party).items
@@ -131,7 +140,7 @@ def _bid(reader: Reader) -> BidRequest | None:
     }
     if reader.text("records"):
         values["data_size"] = reader.whole("records")
-    return reader.build(BidRequest, values, _FIELDS)
+    return reader.build(BidRequest, values, _FIELDS, {"epsilon": Unit("ε per round"), "records": Unit("records")})
 
 
 def _help(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, Any]:
@@ -241,12 +250,13 @@ def _chart(views: dict[float, wire.BidAdvice], rate: float) -> Chart:
 # --- what she sold ----------------------------------------------------------------------------------------------------
 
 _SHOWN = 100
+Typed = Annotated[str, Query(max_length=40)]
 
 
 @router.get("/owner")
-def show(visitor: Owner) -> HTMLResponse:
-    """Everything that concerns one owner."""
-    return _page(visitor, {})
+def show(visitor: Owner, cap: Typed = "") -> HTMLResponse:
+    """Everything that concerns one owner; `cap` is one that she typed before her session ended."""
+    return _page(visitor, {}, typed=cap)
 
 
 @router.get("/owner/statement.csv")
@@ -259,17 +269,18 @@ def download(visitor: Owner) -> Response:
 @router.post("/owner/cap")
 def set_cap(visitor: OwnerWrites, reader: Form) -> Response:
     """Change one's own lifetime cap."""
-    request = reader.build(CapRequest, {"cap_epsilon_total": reader.number("cap")}, {"cap_epsilon_total": "cap"})
+    fields, units = {"cap_epsilon_total": "cap"}, {"cap": Unit("ε in total")}
+    request = reader.build(CapRequest, {"cap_epsilon_total": reader.number("cap")}, fields, units)
     if request is not None:
         try:
             statements.set_cap(visitor.broker, visitor.party, request.cap_epsilon_total)
             return RedirectResponse("/owner", 303)
         except FlmarketError as error:
-            reader.errors["cap"] = f"{error}"
-    return _page(visitor, reader.errors)
+            reader.errors["cap"] = sentence(error)
+    return _page(visitor, reader.errors, typed=reader.text("cap"))
 
 
-def _page(visitor: Visitor, errors: dict[str, str]) -> HTMLResponse:
+def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "") -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
     statement = statements.statement(broker, party)
     newest, privacy = list(reversed(statement.releases)), statement.privacy
@@ -281,6 +292,7 @@ def _page(visitor: Visitor, errors: dict[str, str]) -> HTMLResponse:
         title="My data",
         status=422 if errors else 200,
         errors=errors,
+        typed=typed,
         statement=statement,
         privacy=privacy,
         used=spent / cap if cap > 0 else 1.0,

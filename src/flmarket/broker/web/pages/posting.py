@@ -20,12 +20,12 @@ from markupsafe import Markup
 from flmarket import auctions
 from flmarket.aggregation import robust
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office import explore, market, parties, tasks
-from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines
+from flmarket.broker.office import explore, listing, market, parties, tasks
+from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines, order_of
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.auth import get_gate
-from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Visitor, fragment, page
-from flmarket.broker.web.pages.rendering import Chart, Column, sentence
+from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Unit, Visitor, fragment, page
+from flmarket.broker.web.pages.rendering import Chart, Column, remedy, sentence
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.learning import models
@@ -41,6 +41,7 @@ _DEFAULTS = {
     "rounds": "25", "bidders": "20", "learning_rate": "0.2", "clip": "0.5", "round_seconds": "5", "deadline_days": "7",
     "seed": "0", "engine": SIMULATION, "expected": "60", "hard_cap": "120", "first_rate": "0.1", "scheme": "optimal",
     "reward": "100", "joint_budget": "5000", "epsilon": "20", "selection": "m1", "rule": "leave-one-out",
+    "purpose": "", "named": "",
 }  # fmt: skip
 _TEXT, _WHOLE, _NUMBER = Reader.text, Reader.whole, Reader.number
 
@@ -55,6 +56,7 @@ _ALL: dict[str, tuple[str, _Read]] = {
     "seed": ("seed", _WHOLE), "task.name": ("name", _TEXT), "task.rounds": ("rounds", _WHOLE),
     "data.name": ("data", _TEXT), "data.owners": ("owners", _WHOLE), "broker.round_seconds": ("round_seconds", _NUMBER),
     "broker.deadline_seconds": ("deadline_days", lambda reader, name: round(86_400 * reader.number(name))),
+    "broker.purpose": ("purpose", _TEXT), "broker.named": ("named", lambda reader, name: bool(reader.text(name))),
 }  # fmt: skip
 _OF_KIND: dict[str, dict[str, tuple[str, _Read]]] = {
     "auction": {
@@ -86,6 +88,10 @@ _SCHEMES = (
     ("optimal", "optimal: by costs, truthful"), ("uniform", "uniform: one price for all"),
     ("prior-independent", "prior-independent: costs unknown"), ("complete", "complete: costs known, not truthful"),
 )  # fmt: skip
+_MONEY = dict.fromkeys(("budget", "expected", "hard_cap", "reward", "joint_budget"), Unit("units"))
+_UNITS = _MONEY | {
+    "deadline_days": Unit("days", 86_400, "seconds"), "round_seconds": Unit("seconds"),
+}  # fmt: skip
 _FURTHER = ("learning_rate", "first_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
 # As shares of what all bidders of a round would cost; beyond it more money buys nothing.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
@@ -99,9 +105,12 @@ _FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # of all auctio
 
 
 @router.get("/tasks/new")
-def ask(visitor: Buyer) -> HTMLResponse:
-    """The form as it is filled in at first."""
-    return _form(visitor, _DEFAULTS, {})
+def ask(request: Request, visitor: Buyer) -> HTMLResponse:
+    """The form as it is filled in at first, or as the address says."""
+    given = {name: value[:600] for name, value in request.query_params.items() if name in _DEFAULTS}
+    alike = request.query_params.get("like")
+    base = _DEFAULTS if alike is None else _DEFAULTS | _like(listing.public_task(visitor.broker, alike))
+    return _form(visitor, base | given, {})
 
 
 @router.get("/tasks/new/explore")
@@ -126,8 +135,8 @@ def post(visitor: BuyerWrites, reader: Form) -> Response:
             task = tasks.post_task(visitor.broker, visitor.party, order, key=key)
             return RedirectResponse(f"/tasks/{task.id}/live", 303)
         except InvalidInput as error:
-            name = error.field.removeprefix("task: ")
-            reader.errors[_fields(order.kind).get(name, "_")] = sentence(error)
+            field = _fields(order.kind).get(error.field.removeprefix("task: "))
+            reader.errors[field or "_"] = remedy(error) if field else sentence(error)
         except FlmarketError as error:
             reader.errors["_"] = sentence(error)
     return _form(visitor, {name: reader.text(name, _DEFAULTS[name]) for name in _DEFAULTS}, reader.errors)
@@ -173,7 +182,28 @@ def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
         values["data"]["partition"] = "equal"
     elif kind not in _OF_KIND or kind == "auction":
         values["training"] = {"average": True}
-    return reader.build(TaskRequest, values, _fields(kind))
+    return reader.build(TaskRequest, values, _fields(kind), _UNITS)
+
+
+def _like(task: wire.Task) -> dict[str, str]:
+    """The form filled in as for another task, whose seed stays its buyer's."""
+    order = order_of(task.request)
+    values = {"kind": order.kind, "model": order.model.name, "engine": order.broker.engine, "name": order.task.name}
+    if isinstance(hidden := order.model.settings.get("hidden"), list):
+        values["hidden"] = ", ".join(map(str, hidden))
+    for key, (field, _) in (_ALL | _OF_KIND.get(order.kind, {})).items():
+        section, _, name = key.rpartition(".")
+        found = getattr(getattr(order, section) if section else order, name)
+        if key != "seed" and found is not None:
+            size = 86_400 if field == "deadline_days" else 1
+            values[field] = f"{found / size:.10g}" if isinstance(found, float | int) and size > 1 else _typed(found)
+    return values
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else ""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _sizes(reader: Reader, name: str) -> list[int]:
@@ -238,6 +268,7 @@ def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> dict[str, An
     return {
         "problem": "",
         "told": told,
+        "suggested": _suggested(view),
         "bound": _bound_chart(view, mine, point),
         "accuracy": _accuracy_chart(view, mine, point),
         "facts": (
@@ -250,6 +281,18 @@ def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> dict[str, An
         "basis": f"Mean of {view.profiles} simulated rounds of this task’s own owners, with {view.perturbation} noise "
         f"on {view.dimension:,} coordinates. Accuracy: a trial of up to 25 rounds at each budget.",
     }
+
+
+def _suggested(view: wire.Exploration) -> tuple[str, str] | None:
+    """The least of the budgets tried whose error bound is within a quarter of the best one: beyond it money buys
+    little. As it is typed, and as it is read."""
+    known = [(one.budget_micros, one.error_bound) for one in view.points if one.error_bound is not None]
+    if not known:
+        return None
+    best = min(bound for _, bound in known)
+    least = min(budget for budget, bound in known if bound <= 1.25 * best)
+    rounded = -(-least // MICROS) * MICROS if least > 10 * MICROS else least
+    return f"{rounded / MICROS:.6f}".rstrip("0").rstrip("."), money(rounded)
 
 
 def _bound_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) -> Chart:

@@ -9,6 +9,7 @@ readers can open below it, so the two cannot differ.
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ import jinja2
 
 from flmarket import __version__
 from flmarket.broker.books import SHOWN_DELTA, shown_epsilon
+from flmarket.client import wire
+from flmarket.errors import InvalidInput
 from flmarket.ledger import format_micros
 from flmarket.market import kinds
 from flmarket.privacy import (
@@ -90,6 +93,14 @@ def plain(value: float) -> str:
     return f"{value:,.10g}"
 
 
+_INVISIBLE = dict.fromkeys((0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF))
+
+
+def _visible(value: Any) -> Any:
+    """Somebody's text without signs that turn or hide the text around them, such as U+202E."""
+    return value.translate(_INVISIBLE) if type(value) is str else value
+
+
 @cache
 def environment() -> jinja2.Environment:
     """The templates inside the package, strict about what a page forgot to pass."""
@@ -99,11 +110,12 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_visible,
     )
-    for one in (money, epsilon, rate, percent, significant, decimals, plain, when, clock):
+    for one in (money, epsilon, rate, percent, significant, decimals, plain, when, clock, said):
         made.filters[one.__name__] = one
     made.filters.update(exact=format_micros, loss=loss_words, thousands=lambda value: f"{value:,}")
-    made.globals.update(static=static, version=__version__, theme_css=theme_href, tone=tone)
+    made.globals.update(static=static, version=__version__, theme_css=theme_href, condition=condition)
     made.globals.update(award_state=award_state, award_tone=award_tone)
     return made
 
@@ -145,7 +157,11 @@ class Chart:
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
-_TONES = {"queued": "warn", "running": "live", "finished": "good", "expired": "warn", "failed": "bad"}
+_TONES = {"queued": "warn", "running": "live", "expired": "warn", "failed": "bad"}
+_WAITS = {
+    "lonely": "waits for owners’ nodes", "starting": "waits for its run", "waiting": "waits for its run",
+    "silent": "its run is silent", "broken": "its run broke down", "unreachable": "waits for the SuperLink",
+}  # fmt: skip
 _AWARDS = {
     "posted": ("paid", "good"),
     "voided": ("not delivered", "warn"),
@@ -225,9 +241,14 @@ def loss_words(loss: Event | Mapping[str, Any], given: float | None = None) -> s
     return f"ε = {epsilon(number)} at δ = {power}"
 
 
-def tone(state: str) -> str:
-    """The colour of a task's state."""
-    return _TONES.get(state, "idle")
+def condition(task: wire.Task | wire.MarketTask | wire.Listing) -> tuple[str, str]:
+    """How a task really is, and the colour of that: a task that nobody plays is not under way, and one whose model is
+    no better than guessing is no success. Of one whose accuracy is not for everybody, green would say too much."""
+    if task.run is not None and not task.run.at_work:
+        return _WAITS[task.run.state], "warn"
+    if task.state == "finished" and isinstance(task, wire.Task) and task.better_than_guessing is not None:
+        return ("finished", "good") if task.better_than_guessing else ("finished, no better than guessing", "warn")
+    return task.state, _TONES.get(task.state, "idle")
 
 
 def award_state(state: str) -> str:
@@ -249,10 +270,34 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s"
 
 
+_LOSSES = re.compile(r"(?:PureDp|ApproxDp|ZCdp)\(([^()]*)\)")
+_AWARD = re.compile(r"^(past the registered cap: )?award \S+: ")
+
+
+def said(text: str) -> str:
+    """A reason that was written down for programs, for people: privacy losses as pages write them, and not whose award
+    it is, which stands beside it."""
+
+    def loss(found: re.Match[str]) -> str:
+        parts = dict(one.strip().split("=", 1) for one in found[1].split(",") if "=" in one)
+        signs = {"epsilon": "ε", "delta": "δ", "rho": "ρ"}
+        try:
+            return ", ".join(f"{signs.get(name, name)} = {significant(float(value))}" for name, value in parts.items())
+        except ValueError:
+            return "her cap"
+
+    return _LOSSES.sub(loss, _AWARD.sub(r"\1", text))
+
+
 def sentence(error: Exception) -> str:
     """An error's message as a sentence."""
-    text = str(error)
+    text = said(str(error))
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def remedy(error: InvalidInput) -> str:
+    """What a field takes, beside that field."""
+    return f"This should be {said(error.accepted)}."
 
 
 def list_of(names: tuple[str, ...] | list[str]) -> str:

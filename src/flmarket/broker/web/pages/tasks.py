@@ -1,35 +1,47 @@
 """A buyer's tasks: the list, one task with its accuracy, bill and receipts, and the model to download."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.errors import NotFound
 from flmarket.broker.office import market, parties, tasks
-from flmarket.broker.requests import FLOWER, TaskRequest, order_of
+from flmarket.broker.requests import FLOWER, TaskRequest, order_of, trust_of
 from flmarket.broker.tables import PLAYABLE
-from flmarket.broker.web.pages.context import Buyer, BuyerOrOperator, BuyerOrOperatorWrites, PageRoute, SignedIn, page
+from flmarket.broker.web.pages.context import (
+    Buyer,
+    BuyerOrOperator,
+    BuyerOrOperatorWrites,
+    PageNumber,
+    PageRoute,
+    Pages,
+    SignedIn,
+    TaskId,
+    page,
+)
+from flmarket.broker.web.pages.listing import facts_of
 from flmarket.broker.web.pages.rendering import Chart, Column, kind_words, list_of
 from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
-from flmarket.ledger import MICROS, AwardState
+from flmarket.ledger import MICROS, format_micros
 from flmarket.privacy import ApproxDp
-from flmarket.report.formatting import count, money, percent, rate, significant
-from flmarket.trust import task_words
+from flmarket.report.formatting import adding_up, count, money, percent, rate, significant
 
+Row = TypeVar("Row")
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-TaskId = Annotated[str, Path(max_length=60)]
-_SHOWN = 200
+_SHOWN = 50
+_AWARDS = 100
+_POINTS = 200  # of a chart, whose table is on the page
 
 
 @router.get("/tasks")
-def list_tasks(visitor: BuyerOrOperator) -> HTMLResponse:
+def list_tasks(visitor: BuyerOrOperator, before: Annotated[str | None, Query(max_length=60)] = None) -> HTMLResponse:
     """One's own tasks, or all for the operator."""
-    found = tasks.list_tasks(visitor.broker, visitor.party, limit=_SHOWN)
+    found = tasks.list_tasks(visitor.broker, visitor.party, limit=_SHOWN, before=before)
     money = parties.account(visitor.broker, visitor.party) if visitor.party.role == "buyer" else None
     title = "My tasks" if visitor.party.role == "buyer" else "Tasks"
     rows = [(task, mechanism(task)) for task in found.items]
@@ -37,12 +49,12 @@ def list_tasks(visitor: BuyerOrOperator) -> HTMLResponse:
 
 
 @router.get("/tasks/{task_id}")
-def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
+def show_task(task_id: TaskId, visitor: BuyerOrOperator, page_number: PageNumber = 1) -> HTMLResponse:
     """One task."""
     broker, party = visitor.broker, visitor.party
     task = tasks.get_task(broker, party, task_id)
     played = tasks.rounds(broker, party, task_id).items
-    bill = tasks.bill(broker, party, task_id)
+    bill = tasks.bill(broker, party, task_id, lines=False)
     settled = [one for one in played if one.closed_at]
     order = order_of(task.request)
     words = kind_words(order.kind)
@@ -63,23 +75,38 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         upload=ApproxDp(order.joint.epsilon, order.joint.delta),
         spending=_spending_chart(settled, bill, order.budget_micros, words.budget),
         bill=bill,
-        rounds=list(reversed(settled)),
-        trust=task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        amounts=_amounts(bill),
+        verdict=_verdict(task),
+        rounds=settled[::-1][(page_number - 1) * _SHOWN : page_number * _SHOWN],
+        pages=Pages(page_number, _SHOWN, len(settled), f"/tasks/{task_id}", "#rounds"),
+        trust=trust_of(order),
+        facts=facts_of(broker, party, task_id),
         owners=_owners(task, market.registered_places(broker, task_id)),
     )
 
 
 @router.get("/tasks/{task_id}/rounds/{number}")
-def show_round(task_id: TaskId, number: Annotated[int, Path(ge=1, le=10**6)], visitor: BuyerOrOperator) -> HTMLResponse:
+def show_round(
+    task_id: TaskId, number: Annotated[int, Path(ge=1, le=10**6)], visitor: BuyerOrOperator, page_number: PageNumber = 1
+) -> HTMLResponse:
     """One round: every award, how it ended, and its receipt. Rounds count from 1 on pages."""
     task = tasks.get_task(visitor.broker, visitor.party, task_id)
-    detail = tasks.round_detail(visitor.broker, visitor.party, task_id, number - 1)
+    first = (page_number - 1) * _AWARDS
+    detail = tasks.round_detail(visitor.broker, visitor.party, task_id, number - 1, limit=_AWARDS, start=first)
     order, title = order_of(task.request), f"Round {number} of {task.rounds}"
-    paid = sum(one.price_micros for one in detail.awards if one.state == AwardState.POSTED)
+    known = detail.round.winners if detail.awards or page_number > 1 else 0
+    pages = Pages(page_number, _AWARDS, known, f"/tasks/{task_id}/rounds/{number}", "#awards")
     return page(
         visitor, "round.html.j2", title=title, task=task, number=number, round=detail.round, awards=detail.awards,
-        paid=paid, order=order, words=kind_words(order.kind),
+        paid=detail.round.spent_micros, pages=pages, order=order, words=kind_words(order.kind), trust=trust_of(order),
     )  # fmt: skip
+
+
+@router.get("/tasks/{task_id}/bill.csv")
+def download_bill(task_id: TaskId, visitor: BuyerOrOperator) -> Response:
+    """The bill, exactly."""
+    text = tasks.bill_csv(visitor.broker, visitor.party, task_id)
+    return attachment(text, "text/csv; charset=utf-8", f"bill-{task_id}.csv")
 
 
 @router.get("/tasks/{task_id}/rounds/{number}/receipts.json")
@@ -110,6 +137,12 @@ def cancel(task_id: TaskId, visitor: BuyerOrOperatorWrites) -> RedirectResponse:
     return RedirectResponse(f"/tasks/{task_id}", 303)
 
 
+def thinned(rows: list[Row]) -> list[Row]:
+    """At most some hundred rows of a long table, evenly, and always the last: a picture shows no more."""
+    step = -(-len(rows) // _POINTS)
+    return rows if step <= 1 else rows[(len(rows) - 1) % step :: step]
+
+
 def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
     """Accuracy by round, beside what a constant answer would reach."""
     known = [(one.index + 1, one.accuracy) for one in settled if one.accuracy is not None]
@@ -127,7 +160,7 @@ def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
             Column("Accuracy", "accuracy"),
             Column("Always the larger class", "larger class", "slate", "dashed"),
         ),
-        rows=[(number, value, baseline) for number, value in known],
+        rows=thinned([(number, value, baseline) for number, value in known]),
         reading=reading,
         caption=caption,
         options={"whole": "", "end": "", "fill": ""},
@@ -135,7 +168,7 @@ def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
 
 
 def _spending_chart(settled: list[wire.Round], bill: wire.Bill, budget_micros: int, called: str) -> Chart:
-    rows = [(one.index + 1, one.spent_micros / MICROS, budget_micros / MICROS) for one in settled]
+    rows = thinned([(one.index + 1, one.spent_micros / MICROS, budget_micros / MICROS) for one in settled])
     budgets = budget_micros * len(settled)
     share = percent(bill.spent_micros / budgets) if budgets else "nothing"
     return Chart(
@@ -158,7 +191,7 @@ def _bound_chart(settled: list[wire.Round]) -> Chart:
         unit="of a round’s aggregate, lower is better",
         x="round",
         columns=(Column("Round"), Column("Error bound", "error bound", decimals=2)),
-        rows=[(one.index + 1, one.error_bound) for one in settled if one.error_bound is not None],
+        rows=thinned([(one.index + 1, one.error_bound) for one in settled if one.error_bound is not None]),
         options={"whole": "", "floor": "0"},
     )
 
@@ -175,6 +208,30 @@ def _model(order: TaskRequest) -> str:
     for name, value in order.model.settings.items():
         shown.append(f"{name} {list_of(list(map(str, value))) if isinstance(value, list) else value}")
     return ", ".join(shown)
+
+
+def _amounts(bill: wire.Bill) -> list[tuple[str, str, str]]:
+    """Where the deposit is, in lines that add up to it: what, for reading, exactly."""
+    parts = {"Paid to owners": bill.spent_micros, "Returned": bill.refunded_micros, "Still in escrow": bill.left_micros}
+    exact = {name: format_micros(micros) for name, micros in parts.items()}
+    return [
+        (name[:1].upper() + name[1:], text, exact.get(name, "")) for name, text in adding_up(bill.escrow_micros, parts)
+    ]
+
+
+def _verdict(task: wire.Task) -> tuple[str, str, str] | None:
+    """What an ended task's model is worth, in plain words: the colour, the headline, and what it rests on."""
+    if task.state not in ENDED or not task.rounds_done or task.accuracy is None:
+        return None
+    guess = f"always answering the larger class is right in {rate(task.baseline_accuracy)} of cases"
+    on = "" if task.test_examples is None else (
+        f" Measured on {count(task.test_examples, 'test example')}, where {rate(task.margin)} more is what luck alone "
+        "reaches one time in twenty (one-sided 5 % test of a share)."
+    )  # fmt: skip
+    if task.better_than_guessing:
+        return "good", "Better than guessing", f"The model is right in {rate(task.accuracy)} of cases; {guess}.{on}"
+    said = f"The model is right in {rate(task.accuracy)} of cases, but {guess}.{on}"
+    return "warn", "No better than guessing", f"{said} A larger budget, more rounds or less noise may help."
 
 
 def _cards(task: wire.Task, settled: list[wire.Round], *, lasting: bool) -> list[tuple[str, str, str]]:
@@ -200,7 +257,7 @@ def _owners(task: wire.Task, registered: int) -> str:
     """Who can sell, told as it is: a place that nobody registered has taken is a simulated owner, or empty."""
     order = order_of(task.request)
     if order.broker.engine == FLOWER:
-        return f"{count(registered, 'registered owner')} so far, {task_words(order.broker.engine).place}"
+        return f"{count(registered, 'registered owner')} so far, {trust_of(order).place}"
     places = order.data.owners
     if not order.broker.simulated:
         return f"{count(registered, 'registered owner')} so far, of {count(places, 'place')}"

@@ -145,19 +145,37 @@
   function redrawAll() { [...drawn.keys()].forEach(draw); }
 
   /* ---- messages, announced to screen readers as well ---- */
-  function say(text) {
+  function say(text, link, href) {
     const place = document.getElementById("toasts");
     if (!place) return;
     const toast = document.createElement("div");
     toast.className = "toast";
     toast.textContent = text;
+    if (link) {
+      const way = document.createElement("a");
+      way.textContent = link; way.href = href;
+      toast.append(way);
+    }
     place.append(toast);
-    setTimeout(() => toast.remove(), 6000);
+    if (!link) setTimeout(() => toast.remove(), 6000);
+  }
+
+  /* what is typed stays on the page: whoever signs in elsewhere can go on, and a form that is sent comes back filled in */
+  function signIn() {
+    if (document.querySelector(".toast a")) return;
+    say("Your session has ended. ", "Sign in again", `/sign-in?next=${encodeURIComponent(location.pathname + location.search)}`);
   }
 
   document.addEventListener("click", (event) => {
     const toggle = event.target.closest("[data-toggle-theme]");
     if (toggle) { setScheme(scheme() === "dark" ? "light" : "dark"); return; }
+    const fill = event.target.closest("[data-fill]");
+    if (fill) {
+      const field = document.getElementById(fill.dataset.fill);
+      field.value = fill.dataset.value;
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+      return;
+    }
     const copy = event.target.closest("[data-copy]");
     if (copy) {
       const source = document.getElementById(copy.dataset.copy);
@@ -169,6 +187,15 @@
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     for (const open of document.querySelectorAll(".account[open]")) { open.open = false; open.querySelector("summary").focus(); }
+  });
+
+  /* the terms of the task that is chosen */
+  document.addEventListener("change", (event) => {
+    if (event.target.id !== "task") return;
+    const terms = document.querySelector("[data-terms]");
+    if (terms) terms.href = `/market/${event.target.value}`;
+    const accept = document.getElementById("accept");
+    if (accept) accept.checked = false;
   });
 
   /* a slider and a number field that mean the same thing */
@@ -187,7 +214,7 @@
   document.addEventListener("htmx:sendError", () => say("The market did not answer. Check your connection and try again."));
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;
-    if (status === 401) say("Your session has ended. Sign in again.");
+    if (status === 401) signIn();
     else if (status === 429) say("Too many requests. Wait a moment.");
     else say(`That did not work (${status}). Nothing was changed.`);
   });
@@ -196,8 +223,8 @@
   document.addEventListener("htmx:sseClose", () => live(false, "finished"));
   function live(on, word) {
     for (const dot of document.querySelectorAll("[data-live]")) {
-      dot.classList.toggle("off", !on);
-      dot.textContent = on ? "Live" : word === "finished" ? "Ended" : "Reconnecting";
+      dot.classList.toggle("off", !on || dot.dataset.live !== "Live");
+      dot.textContent = on ? dot.dataset.live : word === "finished" ? "Ended" : "Reconnecting";
     }
   }
 

@@ -10,6 +10,7 @@ A SuperLink that does not answer fails nobody's task; it is asked again until th
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,12 +23,13 @@ from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker
 from flmarket.broker.office.operator import note
+from flmarket.broker.office.runs import ENDED, SUBMITTED
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import RoundRow, TaskRow
 from flmarket.broker.work.endings import begin, ending
 from flmarket.broker.work.flower.closing import close_task, give_up
 from flmarket.broker.work.flower.files import RunFile, copy_app
-from flmarket.broker.work.flower.tenancy import ENDED, SUBMITTED, at_work, run_of
+from flmarket.broker.work.flower.tenancy import at_work, run_of
 from flmarket.broker.work.holders import Replaced
 
 log = logging.getLogger("flmarket.broker")
@@ -144,7 +146,7 @@ class FlowerRuns:
         with self.broker.database.write() as session:
             run = run_of(session, task_id)
             if run.attempt == command.attempt:
-                run.run_id = run_id
+                run.run_id, run.error = run_id, "" if run_id else _last_words(said)
                 if not run_id and run.state == SUBMITTED:  # not the task's fault: it does not count
                     run.state, run.tries = ENDED, run.tries - 1
         return True
@@ -174,6 +176,12 @@ def _flwr(said: Path, *arguments: str) -> subprocess.Popen[bytes]:
             env=os.environ | QUIET | {"PATH": search},
             start_new_session=True,
         )
+
+
+def _last_words(said: str) -> str:
+    """What Flower's command said when it started no run: the end of it, without its colours."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines() if line.strip()]
+    return " ".join(lines[-3:])[-500:] or "Flower’s command ended without a word."
 
 
 def _run_id(said: str) -> str:

@@ -111,6 +111,7 @@ class TaskServer:
             self.order = order_of(session.get_one(TaskRow, self.task_id).spec)
         self.spec = broker.simulations.build(self.task_id, self.order)
         self.parties: dict[int, str] = {}
+        self._nodes: dict[int, int] = {}
         self._adopt()
 
     def play(self) -> None:
@@ -138,7 +139,9 @@ class TaskServer:
         due = time.monotonic() + self.order.broker.round_seconds
         try:
             assert isinstance(rounds.owners, GridOwners)
+            self._look_around()
             rounds.owners.wait_for(self.order.broker.minimum_bids)
+            self._look_around()
             for _ in steps_with_events(self.broker, self.task_id, rounds, index):
                 self.tenancy.step()
         except TooFewBids:
@@ -159,6 +162,11 @@ class TaskServer:
             minimum_bids=self.order.broker.minimum_bids,
         )  # fmt: skip
 
+    def _look_around(self) -> None:
+        """Which owners' nodes are connected."""
+        online = set(self.grid.get_node_ids())
+        self.tenancy.saw(sorted(owner for node, owner in self._nodes.items() if node in online))
+
     def kind(self) -> MarketKind:
         """The task's market; the account that pays is the task's."""
         return self.spec.kind(buyer=self.task_id)
@@ -178,6 +186,7 @@ class TaskServer:
             slots = session.scalars(select(Slot).where(Slot.task_id == self.task_id)).all()
         self.parties.clear()
         self.parties.update({slot.slot: slot.party_id for slot in slots if slot.party_id is not None})
+        self._nodes = known
         return known
 
     def _adopt(self) -> None:

@@ -19,11 +19,11 @@ from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker
 from flmarket.broker.database import fenced
+from flmarket.broker.office.runs import ENDED, WORKING
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, FlowerRun, TaskRow
 from flmarket.broker.work.holders import Replaced, may_run, new_holder
 
-SUBMITTED, WORKING, ENDED = "submitted", "working", "ended"
 log = logging.getLogger("flmarket.broker")
 
 
@@ -84,6 +84,13 @@ class Tenancy:
         found = connection.execute(known.with_for_update(read=True)).one_or_none()
         if found is None or tuple(found) != (self.attempt, self.holder):
             raise Replaced(f"task {self.task_id} has another run")
+
+    def saw(self, owners: list[int]) -> None:
+        """Whose nodes are connected now, for people to see."""
+        with self.broker.database.write() as session:
+            run = session.get(FlowerRun, self.task_id, with_for_update=True)
+            if run is not None and run.nodes != owners:
+                run.nodes = owners
 
     def end(self, error: str = "") -> None:
         """Give the task back."""

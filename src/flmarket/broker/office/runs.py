@@ -1,0 +1,62 @@
+"""How the runs of Flower tasks are, as far as the broker can tell: a run that nobody started plays no round, whatever a
+task's state says. Read from the row that worker and run agree on (`work.flower.tenancy`); nothing is asked of Flower.
+
+What would break it: clocks of service and run that differ by more than the lease.
+"""
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from flmarket.broker.core import Broker
+from flmarket.broker.requests import FLOWER
+from flmarket.broker.stamps import now
+from flmarket.broker.tables import PLAYABLE, FlowerRun, PartyRow, TaskRow
+from flmarket.client import wire
+
+SUBMITTED, WORKING, ENDED = "submitted", "working", "ended"
+
+
+def run_of_task(broker: Broker, session: Session, task: TaskRow, *, whole: bool = False) -> wire.FlowerRun | None:
+    """How a Flower task's run is; None for other tasks, and for those that have ended. `whole`: with what Flower said,
+    which is for the operator."""
+    if task.state not in PLAYABLE or task.spec["broker"]["engine"] != FLOWER:
+        return None
+    run = session.get(FlowerRun, task.id)
+    bound = select(func.count()).where(PartyRow.role == "owner", PartyRow.active, PartyRow.node_id.is_not(None))
+    owners = session.scalar(bound) or 0
+    needed = int(task.spec["broker"].get("minimum_bids", 1))
+    state, words = _told(broker, run, owners, needed)
+    nodes = None if run is None or run.nodes is None else len(run.nodes)
+    told = "" if run is None or not whole else run.error
+    tries, run_id = (0, "") if run is None else (run.attempt, run.run_id)
+    return wire.FlowerRun(task.id, state, words, run_id, tries, owners, nodes, told)
+
+
+def runs(broker: Broker, session: Session) -> tuple[wire.FlowerRun, ...]:
+    """Of all Flower tasks that are under way; the operator's."""
+    on_flower = TaskRow.spec["broker"]["engine"].as_string() == FLOWER
+    under_way = select(TaskRow).where(TaskRow.state.in_(PLAYABLE), on_flower).order_by(TaskRow.created_at)
+    found = (run_of_task(broker, session, task, whole=True) for task in session.scalars(under_way))
+    return tuple(one for one in found if one is not None)
+
+
+def _told(broker: Broker, run: FlowerRun | None, owners: int, needed: int) -> tuple[str, str]:
+    if not broker.settings.superlink:
+        return "unreachable", "This service was started without a SuperLink: no run can be started, no round is played."
+    if run is None or not run.attempt:
+        return "waiting", "No run has been asked for yet."
+    asked = f"asked {run.attempt} times" if run.attempt > 1 else "asked once"
+    if run.state == WORKING:
+        if run.expires_at <= now():
+            return "silent", "Its run has stopped answering; another one is started."
+        seen = None if run.nodes is None else len(run.nodes)
+        if seen is not None and seen < needed:
+            return "lonely", f"Its run is at work but no round begins: {seen} of {owners} owners’ nodes are connected."
+        return "working", "Its run is at work" + ("." if seen is None else f", {seen} of {owners} nodes are connected.")
+    if not run.run_id and run.error:
+        return "unreachable", f"The SuperLink starts no run ({asked}): no round is played until it does."
+    if run.state == SUBMITTED:
+        return "starting", f"The SuperLink was {asked} for a run, which has not begun: no round is played yet."
+    if run.error:
+        return "broken", f"Its run ended with an error ({asked}); another one is started."
+    return "waiting", "No run is at work; one is asked for."

@@ -1,0 +1,127 @@
+"""Tasks for everybody: the listing that both sides can sign, what it says side by side with others, and the facts that
+every page about a task shows."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse, Response
+
+from flmarket.broker.core import Broker, Party
+from flmarket.broker.office import listing
+from flmarket.broker.tables import PLAYABLE
+from flmarket.broker.web.pages.context import AnyVisitor, PageRoute, TaskId, page
+from flmarket.broker.web.pages.rendering import when
+from flmarket.broker.web.problems import attachment
+from flmarket.client import wire
+from flmarket.report.formatting import count, epsilon, money
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_MOST_COMPARED = 4
+_SECTIONS = {
+    "data": "Data that is asked for", "evaluation": "How the model is judged", "mechanism": "How it is bought",
+    "privacy": "Privacy", "money": "Money", "model": "Model",
+}  # fmt: skip
+Compared = Annotated[list[str] | None, Query(max_length=12)]
+
+
+@router.get("/market/compare")
+def compare(visitor: AnyVisitor, task: Compared = None) -> HTMLResponse:
+    """Some tasks side by side, as their terms say."""
+    party = None if visitor.auth is None else visitor.auth.party
+    wanted = list(dict.fromkeys(task or ()))[:_MOST_COMPARED]
+    found = [listing.listing(visitor.broker, party, one) for one in wanted]
+    tables = [dict(_lines(one)) for one in found]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    cells = {name: [table.get(name, "–") for table in tables] for name in names}
+    rows = [(name, said, len(set(said)) > 1) for name, said in cells.items()]
+    return page(visitor, "compare.html.j2", title="Tasks side by side", listings=found, rows=rows)
+
+
+@router.get("/market/{task_id}")
+def show(task_id: TaskId, visitor: AnyVisitor) -> HTMLResponse:
+    """One task, for everybody."""
+    party = None if visitor.auth is None else visitor.auth.party
+    found = listing.listing(visitor.broker, party, task_id)
+    return page(
+        visitor,
+        "listing.html.j2",
+        title=found.name,
+        listing=found,
+        facts=facts(found, visitor.broker.currency),
+        sections=_sections(found.terms),
+        running=found.state in PLAYABLE,
+    )
+
+
+@router.get("/market/{task_id}/terms.json")
+def terms(task_id: TaskId, visitor: AnyVisitor) -> Response:
+    """The text whose hash is signed."""
+    return attachment(listing.terms_text(visitor.broker, task_id), "application/json", f"terms-{task_id}.json")
+
+
+def facts_of(broker: Broker, party: Party | None, task_id: str) -> list[tuple[str, str, str]]:
+    """The strip of facts on pages about a task."""
+    return facts(listing.listing(broker, party, task_id), broker.currency)
+
+
+def facts(found: wire.Listing, currency: str) -> list[tuple[str, str, str]]:
+    """What to know of a task at a glance: what, how much, and what that means."""
+    privacy, spent = found.terms["privacy"], found.epsilon_most_total
+    per = "in total" if found.terms["money"]["for"] == "all rounds" else "in total so far"
+    looked = f"of the last {found.rounds_looked_at}" if found.rounds_looked_at else "none has ended"
+    missed = found.updates_awarded - found.updates_delivered
+    came = f"{looked}; {found.updates_delivered:,} updates" + (f", {missed:,} did not come" if missed else "")
+    checked = "books not compared yet" if found.reconciled_at is None else (
+        f"books {'agree' if found.agrees else 'DISAGREE'}, {when(found.reconciled_at)}"
+    )  # fmt: skip
+    return [
+        ("Escrow locked", money(found.locked_micros), f"of {money(found.escrow_micros)} {currency}"),
+        ("Rounds delivered", f"{found.rounds_delivered}", came),
+        ("ε sold by one owner", "no bound" if spent is None else epsilon(spent), f"at most, {per}; {privacy['cap']}"),
+        ("Receipts", f"{found.receipts:,}", checked),
+        ("Terms", found.terms_hash[:12], "SHA-256, begins so"),
+    ]
+
+
+def _sections(terms: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The document as people read it; the whole of it is in the file."""
+    told = []
+    for key, title in _SECTIONS.items():
+        lines = [(name, _text(value)) for name, value in terms[key].items() if value not in ("", None)]
+        if key == "money":
+            lines.insert(0, ("price", terms["price"]))
+        flat = [one for name, value in lines for one in _spread(name, value, terms[key])]
+        told.append((title, [(name[:1].upper() + name[1:], value) for name, value in flat]))
+    return told
+
+
+def _spread(name: str, value: str, section: Mapping[str, Any]) -> list[tuple[str, str]]:
+    inside = section.get(name)
+    if isinstance(inside, Mapping):
+        return [(key, _text(one)) for key, one in inside.items() if one]
+    return [(name, value)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        shown = ", ".join(map(str, value[:12]))
+        return f"{shown} and {len(value) - 12} more" if len(value) > 12 else shown
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _lines(found: wire.Listing) -> list[tuple[str, str]]:
+    """A listing as lines to compare."""
+    terms = found.terms
+    lines = [
+        ("Buyer", terms["buyer"] or "not named"), ("Purpose", terms["purpose"] or "–"),
+        ("Trust", terms["privacy"]["trust"]), ("Protects", f"one {terms['privacy']['protects']}"),
+        ("Losses are counted", terms["privacy"]["counted"]), ("Rounds", f"{terms['rounds']:,}"),
+        ("Budget", f"{terms['money']['budget']} for {terms['money']['for']}"), ("Escrow", terms["money"]["escrow"]),
+        ("Price", terms["price"]),
+    ]  # fmt: skip
+    for title, rows in _sections(terms):
+        lines += [(f"{title}: {name.lower()}", value) for name, value in rows]
+    done = f"{found.rounds_delivered} of the last {count(found.rounds_looked_at, 'round')}"
+    return [*lines, ("Delivered", done), ("Terms hash", found.terms_hash[:16])]
