@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OUT    ?= out
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint bench attack torture mutants flower-versions docs clean
+.PHONY: help demo test lint bench attack histories torture mutants flower-versions docs clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -28,8 +28,11 @@ bench: $(VENV)/.installed-dev  ## speed against named peers, measured in the sam
 
 attack: $(VENV)/.installed-dev  ## the long attacks on guard and broker (an hour or two); `make test` runs short ones
 	FLMARKET_HOSTILE_MESSAGES=10000 $(BIN)/python -m pytest -q tests/attacks/test_hostile_server.py
-	$(BIN)/python tests/attacks/broker_chaos.py --kills 500 --faults 200 --database sqlite --seed 1
-	$(BIN)/python tests/attacks/broker_chaos.py --kills 500 --faults 200 --database postgres --seed 1
+	$(MAKE) histories SECONDS=1800
+
+histories: $(VENV)/.installed-dev  ## services killed, paused and cut off on both databases, their histories judged (SECONDS=180, SEED=1)
+	for database in sqlite postgres; do PYTHONPATH=tests/support $(BIN)/python -m histories \
+	  --seconds $(or $(SECONDS),180) --seed $(or $(SEED),1) --database $$database || exit 1; done
 
 flower-versions: $(VENV)/.installed-dev  ## the plug-in's tests on every Flower that it is for (a few minutes)
 	for version in 1.38.0 1.39.0 1.40.0 1.41.0 1.42.0; do \

@@ -7,11 +7,11 @@ import threading
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.office import sessions, tasks
+from flmarket.broker.office import sessions, statements, tasks
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import ApiKey, AuditLog, IdempotentCall, SessionRow, SignInLink
 from flmarket.broker.work.worker import Worker
@@ -101,6 +101,71 @@ def test_a_repetition_while_the_first_is_under_way_is_refused(http, small, joine
     thread.join()
     assert answers == [201]
     assert http.post(f"{API}/tasks", headers=headers, json=body(order)).status_code == 201
+
+
+def cut_off(broker):
+    """As if the service had died before it could keep an answer, long ago."""
+    with broker.database.write() as session:
+        session.execute(update(IdempotentCall).values(at=0, status=None, body=None))
+
+
+def test_a_service_that_wakes_up_after_the_repetition_writes_nothing(broker, joined, serve, monkeypatch):
+    """It was paused with a request in its hands, for so long that the same request was carried out elsewhere."""
+    owner, entered, leave, answers = joined(broker, "owner"), threading.Event(), threading.Event(), []
+    original = statements.set_cap
+
+    def paused(*args):
+        if not entered.is_set():
+            entered.set()
+            assert leave.wait(30)
+        return original(*args)
+
+    def put(cap, key):
+        headers = owner.headers | {"Idempotency-Key": key}
+        return http.put(f"{API}/me/privacy", headers=headers, json={"cap_epsilon_total": cap})
+
+    monkeypatch.setattr(statements, "set_cap", paused)
+    with serve(create_app(broker=broker)) as address, httpx.Client(base_url=address, timeout=30) as http:
+        thread = threading.Thread(target=lambda: answers.append(put(50.0, "same")))
+        thread.start()
+        assert entered.wait(30)
+        under_way = put(50.0, "same")
+        assert (under_way.status_code, under_way.headers["retry-after"]) == (409, "1")
+        cut_off(broker)
+        assert put(50.0, "same").status_code == 200
+        assert put(40.0, "later").status_code == 200
+        leave.set()
+        thread.join()
+        assert (answers[0].status_code, answers[0].headers["retry-after"]) == (409, "1")
+        assert http.get(f"{API}/me/privacy", headers=owner.headers).json()["cap_epsilon_total"] == 40.0
+        assert put(50.0, "same").headers["idempotent-replayed"] == "true"  # and the key is not free again
+
+
+def test_parties_and_keys_are_made_once_though_the_answer_was_lost(http, small, joined):
+    desk = joined(small, "operator")
+    headers = desk.headers | {"Idempotency-Key": "p"}
+    made = [http.post(f"{API}/operator/parties", headers=headers, json={"role": "owner", "name": "Ada"}).json()]
+    cut_off(small)
+    made.append(http.post(f"{API}/operator/parties", headers=headers, json={"role": "owner", "name": "Ada"}).json())
+    assert made[0] == made[1]
+    cut_off(small)
+    other = http.post(f"{API}/operator/parties", headers=headers, json={"role": "owner", "name": "Bea"})
+    assert (other.status_code, other.json()["title"]) == (422, "Idempotency key reused")
+    headers["Idempotency-Key"], path = "k", f"{API}/operator/parties/{made[0]['id']}/keys"
+    assert http.post(path, headers=headers, json={"label": "laptop"}).status_code == 201
+    cut_off(small)
+    assert http.post(path, headers=headers, json={"label": "laptop"}).status_code == 409
+    with small.database.read() as session:
+        assert session.scalars(select(ApiKey.label).where(ApiKey.party_id == made[0]["id"])).all() == ["laptop"]
+
+
+def test_what_is_read_together_is_of_one_moment(broker, joined):
+    """A bill's sum and its lines come from two queries."""
+    joined(broker, "buyer")
+    with broker.database.read() as session:
+        before = session.scalars(select(ApiKey.id)).all()
+        joined(broker, "buyer")
+        assert session.scalars(select(ApiKey.id)).all() == before
 
 
 def test_a_new_key_is_shown_once_and_stored_nowhere(http, small, joined):

@@ -105,6 +105,8 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_happens_twice(market, orde
         calls.append(options["headers"]["Idempotency-Key"])
         if len(calls) == 1:
             raise httpx.ReadError("the answer was lost")
+        if len(calls) == 2:  # as far as the service knows, the first is still at it
+            return httpx.Response(409, headers={"Retry-After": "0"}, json={"title": "Conflict"})
         return answer
 
     with BrokerClient(address, buyer.key) as shop:
@@ -112,8 +114,8 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_happens_twice(market, orde
         with monkeypatch.context() as patch:
             patch.setattr(httpx.Client, "request", flaky)
             task = shop.post_task(document(order, rounds=1))
-        assert len(calls) == 2
-        assert calls[0] == calls[1]
+        assert len(calls) == 3
+        assert len(set(calls)) == 1
         assert {one.id for one in shop.tasks()} - before == {task.id}
 
 

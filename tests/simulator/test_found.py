@@ -7,7 +7,7 @@ from flmarket.engines import MemoryOwners
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import PrivacyBudgetExhausted
 from flmarket.ledger import Award, AwardState, MemoryLedger, Release, Resolution
-from flmarket.market import MemoryStore, Rounds
+from flmarket.market import FileStore, MemoryStore, Rounds
 from flmarket.privacy import GaussianRelease, PureDp, Unprotected
 
 
@@ -89,3 +89,19 @@ def test_the_ledger_says_that_it_does_not_fit():
     with pytest.raises(PrivacyBudgetExhausted, match="without noise"):
         ledger.post("t/0/2")
     assert [award.state for award in ledger.awards()] == [AwardState.PENDING] * 2
+
+
+def test_a_market_that_buys_from_nobody_closes_its_round_after_a_crash(tmp_path):
+    """Nobody is chosen: the market is over with its first round, which was cut off before its record was written."""
+    spec = MarketConfig.parse(market("joint", joint={"budget": 0.5})).spec()
+
+    def rounds():
+        return Rounds(spec.kind(), MemoryOwners(spec), MemoryLedger(), FileStore(tmp_path, synchronised=False))
+
+    for step in rounds().steps(0):
+        if step == "bids":  # the plan is stored
+            break
+    (record,) = rounds().play()
+    assert not record.valid
+    (again,) = rounds().play()
+    assert again.index == record.index == 0

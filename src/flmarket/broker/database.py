@@ -68,6 +68,10 @@ class Database:
         else:
             self.engine = create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
         respect_fence(self.engine)
+        # what a transaction reads is of one moment; SQLite has no other way
+        self._reader = (
+            self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
+        )
         self._writer: Engine = self.engine.execution_options(writes=True)
         # SQLite lets a waiting writer sleep and try again, and the unlucky starve; within a process they queue here.
         self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
@@ -82,8 +86,8 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A transaction that changes nothing."""
-        with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
+        """A transaction that changes nothing, and sees the database as it was at one moment."""
+        with Session(self._reader, expire_on_commit=False, autoflush=False) as session:
             yield session
 
     @contextmanager

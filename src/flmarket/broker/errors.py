@@ -2,6 +2,8 @@
 
 from flmarket.errors import FlmarketError
 
+ANSWERED = "this was done already; its answer held a secret and is not kept"
+
 
 class BrokerError(FlmarketError):
     """Base of the broker's own refusals."""
@@ -41,6 +43,12 @@ class KeyReused(Conflict):
     """An idempotency key came back with another request: nothing was done."""
 
     status, title = 422, "Idempotency key reused"
+
+
+class UnderWay(Conflict):
+    """A request with the same idempotency key is being carried out; `retry_after` seconds from now it may be done."""
+
+    retry_after = 1.0
 
 
 class TooLarge(BrokerError):

@@ -101,6 +101,8 @@ class Settings(BaseSettings):
     """Send cookies over HTTPS only; set it when behind a proxy with TLS."""
     idempotency_seconds: Seconds = 24 * 3600.0
     """How long the answer to a write is kept for its repetition."""
+    cut_off_seconds: Seconds = 60.0
+    """How long a write whose service died keeps its idempotency key; then it can be repeated."""
 
     max_tasks_per_buyer: Count = 100
     """Tasks of a buyer that are under way."""

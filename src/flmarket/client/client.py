@@ -239,9 +239,9 @@ class BrokerClient:
             else:
                 if answer.is_success:
                     return answer
-                if last or answer.status_code not in _AGAIN:
-                    raise _refusal(answer)
                 asked = answer.headers.get("retry-after", "")
+                if last or not (asked or answer.status_code in _AGAIN):
+                    raise _refusal(answer)
                 wait = min(float(asked), _LONGEST_WAIT) if asked.isdigit() else wait
             time.sleep(wait)
         raise AssertionError("unreachable")

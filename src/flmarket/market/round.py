@@ -113,14 +113,19 @@ class Rounds:
         """All rounds that are left, up to so many in all; returns the records of all."""
         self.store.lock()
         try:
-            for index in range(self.resume(), self.kind.rounds if rounds is None else rounds):
-                if self.kind.done:
-                    break
+            for index in self.left(rounds):
                 for _ in self.steps(index):
                     pass
         finally:
             self.store.unlock()
         return self.records
+
+    def left(self, rounds: int | None = None) -> Iterator[int]:
+        """The rounds that are left, up to so many in all. One under way is closed, also if the market ends with it."""
+        for index in range(self.resume(), self.kind.rounds if rounds is None else rounds):
+            if self.kind.done and self.store.plan(index) is None:
+                return
+            yield index
 
     def resume(self) -> int:
         """Take up the last checkpoint; returns the round to play next."""

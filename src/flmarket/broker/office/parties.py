@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
-from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
+from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
 from flmarket.broker.stamps import derived_id, new_id, new_secret, now
@@ -26,18 +26,32 @@ from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
 
 
-def create_party(broker: Broker, party: Party | None, *, role: Role, name: str) -> wire.Party:
-    """The operator's; without a party, the service's own (first start, demo)."""
+def create_party(broker: Broker, party: Party | None, *, role: Role, name: str, key: str | None = None) -> wire.Party:
+    """The operator's; without a party, the service's own (first start, demo). The same `key` makes one party."""
     if party is not None:
         require(party, "operator")
     check_visible("name", name)
-    row = PartyRow(id=new_id("p"), role=role, name=name, created_at=now(), active=True)
+    row = PartyRow(id=_keyed_id("p", party, key), role=role, name=name, created_at=now(), active=True)
     if role == "owner":
-        broker.books.ledger.register_cap(row.id, PureDp(DEFAULT_CAP_TOTAL))
-    with broker.database.write() as session:
-        session.add(row)
-        note(session, party, "party.create", row.id, detail=role)
+        with broker.database.read() as session:
+            known = session.get(PartyRow, row.id)
+        if known is None:  # else she may have changed it
+            broker.books.ledger.register_cap(row.id, PureDp(DEFAULT_CAP_TOTAL))
+    try:
+        with broker.database.write() as session:
+            session.add(row)
+            note(session, party, "party.create", row.id, detail=role)
+    except IntegrityError:  # the key came back
+        with broker.database.read() as session:
+            row = _party_row(session, row.id)
+        if (row.role, row.name) != (role, name):
+            raise KeyReused("this idempotency key belongs to another party") from None
     return as_wire(wire.Party, row)
+
+
+def _keyed_id(kind: str, caller: Party | None, key: str | None) -> str:
+    """A new id, which follows from the idempotency key if there is one."""
+    return new_id(kind) if key is None else derived_id(kind, "" if caller is None else caller.id, key)
 
 
 def get_party(broker: Broker, party_id: str) -> Party:
@@ -114,16 +128,21 @@ def unbind_node(broker: Broker, party: Party, party_id: str) -> wire.Party:
     return as_wire(wire.Party, row)
 
 
-def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str) -> wire.NewKey:
-    """A new key, whose secret is returned this once; for oneself, or by the operator for anybody."""
+def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str, key: str | None = None) -> wire.NewKey:
+    """A new key, whose secret is returned this once; for oneself, or by the operator for anybody.
+
+    The same idempotency `key` makes one: if its answer was lost, Conflict, and a key to revoke.
+    """
     if party is not None and party.id != party_id:
         require(party, "operator")
-    key_id, secret = new_id("k"), new_secret()
+    key_id, secret = _keyed_id("k", party, key), new_secret()
     hashed = hash_secret(broker.secrets.keys, key_id, secret)
     with broker.database.write() as session:
         if party is not None and not may_act(session, party):
             raise Unauthenticated("the key is not valid any more")  # revoked since the request came in
         _party_row(session, party_id)
+        if session.get(ApiKey, key_id) is not None:
+            raise Conflict(ANSWERED)
         valid = select(func.count()).where(ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None))
         if (session.scalar(valid) or 0) >= broker.settings.max_keys_per_party:
             raise Conflict(f"a party has at most {broker.settings.max_keys_per_party} valid keys: revoke one first")
@@ -203,8 +222,7 @@ def deposit(
         row = _party_row(session, party_id)
     if row.role != "buyer":
         raise Conflict(f"{party_id} is no buyer")
-    caller = "" if party is None else party.id
-    identifier = new_id("d") if key is None else derived_id("d", caller, key)
+    identifier = _keyed_id("d", party, key)
     try:
         broker.books.ledger.deposit(identifier, party_id, amount_micros)
     except SettlementError as error:

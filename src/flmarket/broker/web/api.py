@@ -104,7 +104,7 @@ def my_keys(who: Caller) -> wire.KeyPage:
 def new_key(request: Request, who: Caller, body: requests.KeyRequest, key: IdempotencyKey = None) -> wire.NewKey:
     """A new key for me; its secret is shown this once."""
     keep_secret(request)
-    return parties.issue_key(*who, who.party.id, label=body.label)
+    return parties.issue_key(*who, who.party.id, label=body.label, key=key)
 
 
 @account_routes.delete("/me/keys/{key_id}")
@@ -334,7 +334,7 @@ def list_parties(who: Caller, limit: Limit = 100, after: Before = None) -> wire.
 @operator_routes.post("/parties", status_code=201)
 def create_party(who: Caller, body: requests.PartyRequest, key: IdempotencyKey = None) -> wire.Party:
     """Somebody new."""
-    return parties.create_party(*who, role=body.role, name=body.name)
+    return parties.create_party(*who, role=body.role, name=body.name, key=key)
 
 
 @operator_routes.post("/parties/{party_id}/close")
@@ -368,7 +368,7 @@ def issue_key(
     """A key for a party; its secret is shown this once."""
     require(who.party, "operator")
     keep_secret(request)
-    return parties.issue_key(*who, party_id, label=body.label)
+    return parties.issue_key(*who, party_id, label=body.label, key=key)
 
 
 @operator_routes.post("/parties/{party_id}/deposits", status_code=201)

@@ -2,31 +2,35 @@
 
 Another request under the same key is refused (422), and so is a second one while the first is under way (409). Only
 successes are kept; after an error the key is free again. An answer that holds a secret is not kept: its repetition is
-refused. If the service died in between, the key can be used again after a minute; what creates something under such a
-key derives the new id from caller and key, so that the repetition finds what the first call made, and refuses another
-request for as long as that is there.
+refused. If the service died in between, the key can be used again after a minute (`cut_off_seconds`). What creates
+something under such a key derives the new id from caller and key, so that the repetition finds what the first call
+made, and refuses another request for as long as that is there. If the service was not dead but slow, and wakes up after
+the repetition has begun, it writes nothing more: every writing transaction under a key, the ledger's included, begins
+with a check that the key is still this request's (`database.fenced`).
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Header, Request, Response
 from fastapi.routing import APIRoute
-from sqlalchemy import delete
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
 
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.errors import Conflict, KeyReused
+from flmarket.broker.database import fenced
+from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, UnderWay
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import IdempotentCall
 from flmarket.broker.web.auth import SAFE, authenticate, get_broker
 
 _PATTERN = r"^[!-~]{1,80}$"
-_ABANDONED_MS = 60_000
 _MOST_KEPT = 1 << 20
+_UNDER_WAY = "a request with this idempotency key is under way"
 
 IdempotencyKey = Annotated[
     str | None,
@@ -50,19 +54,20 @@ class IdempotentRoute(APIRoute):
             head = f"{request.method}\n{request.url.path}\n{request.url.query}\n".encode()
             digest = hashlib.sha256(head + await request.body()).hexdigest()
             party, broker = (await run_in_threadpool(authenticate, request)).party, get_broker(request)
-            kept = await run_in_threadpool(_begin, broker, party, key, digest)
-            if kept is not None:
-                return kept
+            begun = await run_in_threadpool(_begin, broker, party, key, digest)
+            if isinstance(begun, Response):
+                return begun
             try:
-                response = await original(request)
+                with fenced(begun.check):
+                    response = await original(request)
             except BaseException:
-                await run_in_threadpool(_forget, broker, party, key)
+                await run_in_threadpool(begun.forget)
                 raise
             if 200 <= response.status_code < 300 and len(response.body) <= _MOST_KEPT:
                 secret = getattr(request.state, "secret_answer", False)
-                await run_in_threadpool(_finish, broker, party, key, response, secret)
+                await run_in_threadpool(begun.finish, response, secret)
             else:
-                await run_in_threadpool(_forget, broker, party, key)
+                await run_in_threadpool(begun.forget)
             return response
 
         return handler
@@ -73,41 +78,60 @@ def keep_secret(request: Request) -> None:
     request.state.secret_answer = True
 
 
-def _begin(broker: Broker, party: Party, key: str, digest: str) -> Response | None:
+@dataclass(frozen=True)
+class _Begun:
+    """A request that has its key; `at`, when it got it, tells it from one that takes the key over later."""
+
+    broker: Broker
+    party_id: str
+    key: str
+    at: int
+
+    @property
+    def _mine(self) -> tuple[ColumnElement[bool], ...]:
+        mine = IdempotentCall.party_id == self.party_id, IdempotentCall.key == self.key, IdempotentCall.at == self.at
+        return (*mine, IdempotentCall.status.is_(None))
+
+    def check(self, connection: Connection) -> None:
+        """UnderWay if a repetition has the key now; it cannot get it before the transaction ends."""
+        if connection.scalar(select(IdempotentCall.at).where(*self._mine).with_for_update(read=True)) is None:
+            raise UnderWay("this request took so long that a repetition of it was begun: ask again")
+
+    def finish(self, response: Response, secret: bool) -> None:
+        """Keep what was answered."""
+        body, kind = None if secret else bytes(response.body), response.headers.get("content-type")
+        with self.broker.database.write() as session:
+            kept = {"status": response.status_code, "body": body, "media_type": kind}
+            session.execute(update(IdempotentCall).where(*self._mine).values(**kept))
+
+    def forget(self) -> None:
+        """Free the key."""
+        with self.broker.database.write() as session:
+            session.execute(delete(IdempotentCall).where(*self._mine))
+
+
+def _begin(broker: Broker, party: Party, key: str, digest: str) -> Response | _Begun:
     try:
         with broker.database.write() as session:
-            known, at = session.get(IdempotentCall, (party.id, key)), now()
+            known, at = session.get(IdempotentCall, (party.id, key), with_for_update=True), now()
             if known is None:
                 session.add(IdempotentCall(party_id=party.id, key=key, request=digest, at=at))
-                return None
+                return _Begun(broker, party.id, key, at)
             age = at - known.at
-            old = age > 1000 * broker.settings.idempotency_seconds or (known.status is None and age > _ABANDONED_MS)
-            if not old:
+            settings = broker.settings
+            if age <= 1000 * (settings.cut_off_seconds if known.status is None else settings.idempotency_seconds):
                 return _kept(known, digest)
             known.request, known.status, known.at = digest, None, at
+            return _Begun(broker, party.id, key, at)
     except IntegrityError:
-        raise Conflict("a request with this idempotency key is under way") from None
-    return None
+        raise UnderWay(_UNDER_WAY) from None
 
 
 def _kept(known: IdempotentCall, digest: str) -> Response:
     if known.request != digest:
         raise KeyReused("this idempotency key belongs to another request")
     if known.status is None:
-        raise Conflict("a request with this idempotency key is under way")
+        raise UnderWay(_UNDER_WAY)
     if known.body is None:
-        raise Conflict("this was done already; its answer held a secret and is not kept")
+        raise Conflict(ANSWERED)
     return Response(known.body, known.status, {"Idempotent-Replayed": "true"}, known.media_type)
-
-
-def _finish(broker: Broker, party: Party, key: str, response: Response, secret: bool) -> None:
-    with broker.database.write() as session:
-        known = session.get_one(IdempotentCall, (party.id, key))
-        known.status = response.status_code
-        known.body = None if secret else bytes(response.body)
-        known.media_type = response.headers.get("content-type")
-
-
-def _forget(broker: Broker, party: Party, key: str) -> None:
-    with broker.database.write() as session:
-        session.execute(delete(IdempotentCall).where(IdempotentCall.party_id == party.id, IdempotentCall.key == key))

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from flmarket.broker.errors import BrokerError, TooMany
+from flmarket.broker.errors import BrokerError, TooMany, UnderWay
 from flmarket.client import wire
 from flmarket.errors import (
     DataUnavailable,
@@ -62,9 +62,9 @@ def problem(
 
 def from_error(error: FlmarketError) -> JSONResponse:
     """The answer to an error that was raised on purpose."""
-    if isinstance(error, TooMany):
+    if isinstance(error, TooMany | UnderWay):
         wait = str(max(1, math.ceil(error.retry_after)))
-        return problem(429, error.title, str(error), headers={"Retry-After": wait})
+        return problem(error.status, error.title, str(error), headers={"Retry-After": wait})
     if isinstance(error, BrokerError):
         headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
         return problem(error.status, error.title, str(error), headers=headers)
