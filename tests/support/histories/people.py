@@ -207,7 +207,7 @@ class Buyer(Client):
             "owners": {"dropout": 0.1, "faulty": 0.1},
             "broker": {
                 "round_seconds": rng.choice((0, 0.1, 0.5, 1.5)),
-                "deadline_seconds": 5 if waits else 3600,
+                "deadline_seconds": 10 if waits else 3600,
                 "simulated": not waits,
                 "minimum_bids": 12 if waits else 1,
             },
@@ -299,11 +299,7 @@ async def use(
     lost = sum((proxy.done for proxy in proxies), collections.Counter())
     with file.open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(event) + "\n" for event in market.record.events)
-    summary = {
-        "attempts": market.record.counts(),
-        "operations": market.record.new(),
-        "lost": dict(sorted(lost.items())),
-    }
+    summary = {"attempts": market.record.counts(), "lost": dict(sorted(lost.items()))}
     file.with_suffix(".summary.json").write_text(json.dumps(summary))
 
 

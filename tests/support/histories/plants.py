@@ -17,14 +17,14 @@ def _key_ignored():
 
 
 def _stale_balance():
-    """Balances are kept for a second, by each process."""
+    """Balances are kept for ten seconds, by each process."""
     from flmarket.ledger import SqlLedger
 
     kept, balance = {}, SqlLedger.balance
 
     def stale(self, name):
         at, value = kept.get(name, (0.0, 0))
-        if time.monotonic() - at > 1.0:
+        if time.monotonic() - at > 10.0:
             value = balance(self, name)
             kept[name] = time.monotonic(), value
         return value

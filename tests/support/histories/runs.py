@@ -112,6 +112,7 @@ def run(url, *, seconds, seed, folder, share=0.3, plant=None):
         "seed": seed,
         "seconds": round(time.monotonic() - began),
         **json.loads(file.with_suffix(".summary.json").read_text()),
+        "operations": len(ops),
         "ends": {end: sum(op.outcome == end for op in ops) for end in ("ok", "fail", "unknown")},
         "retried": len({event["op"] for event in events if event["attempt"]}),
         "faults": dict(faults),
