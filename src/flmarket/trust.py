@@ -150,8 +150,14 @@ _AT_BROKER = {
         unit=RAW_HERE.unit,
         against=RAW_HERE.against,
     ),
-    "reward": replace(AT_BROKER, unit=RECORDS_HERE.unit),
-    "joint": replace(AT_BROKER, unit=CLIENTS_HERE.unit),
+    "reward": replace(AT_BROKER, unit=RECORDS_HERE.unit, protects="record"),
+    "joint": replace(AT_BROKER, unit=CLIENTS_HERE.unit, protects="client"),
+}
+# And of those that owners play on their own machines.
+_AT_OWNERS = {
+    "sampling": AT_OWNERS_RAW,
+    "reward": replace(AT_OWNERS, unit=RECORDS_HERE.unit, protects="record"),
+    "joint": replace(AT_OWNERS, unit=CLIENTS_HERE.unit, protects="client"),
 }
 
 
@@ -159,7 +165,7 @@ def task_words(engine: str, kind: str = "auction", unit: str = "update", trust: 
     """Of a broker's task, by its engine, its kind of market, what its losses are for and its trust model."""
     if trust != "local":
         return SUMS_AT_OWNERS if engine == "flower" else replace(AT_BROKER, model=trust)
-    words = AT_OWNERS if engine == "flower" else _AT_BROKER.get(kind, AT_BROKER)
+    words = _AT_OWNERS.get(kind, AT_OWNERS) if engine == "flower" else _AT_BROKER.get(kind, AT_BROKER)
     return replace(words, unit=_RECORD, protects="record") if kind == "auction" and unit == "record" else words
 
 

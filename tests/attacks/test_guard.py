@@ -22,7 +22,7 @@ from flmarket.ledger import Award, DurableAccount, MemoryLedger
 from flmarket.market import Bid
 from flmarket.market.owner import LARGEST_PARAMETER, Guard, _Stop
 from flmarket.market.record import KEPT, Mask, OwnerJournal, close_records
-from flmarket.privacy import ApproxDp, PureDp, Uncapped, Unprotected, ZCdp
+from flmarket.privacy import ApproxDp, PureDp, RecordLevel, Uncapped, Unprotected, ZCdp
 
 PLAIN = {"x": np.random.default_rng(0).normal(size=(RECORDS, FEATURES)), "y": np.arange(RECORDS) % 2}
 
@@ -337,7 +337,7 @@ def test_in_the_reward_game_the_guard_clips_every_record_itself(tmp_path):
         asked.append(wanted)
         return np.full(LENGTH, 1e6)
 
-    desk = Desk(tmp_path, compute=unclipped, cap=ZCdp(10.0), value=1.0, privacy_budget=1.0)
+    desk = Desk(tmp_path, compute=unclipped, cap=RecordLevel(ZCdp(10.0)), value=1.0, privacy_budget=1.0)
     assert unpack(Bid, desk.bid(**REWARD)) is not None
     vector = delivered(desk.train(**REWARD))
     assert not asked
@@ -357,7 +357,7 @@ def test_a_penalty_does_not_carry_one_record_past_the_noise(tmp_path, where):
     x[:, 0] = 1e6 * where
     labels = {"in": np.arange(RECORDS) >= 11, "out": np.arange(RECORDS) >= 10}  # of the first class: in the mean
     desks = {
-        world: Desk(tmp_path / world, cap=ZCdp(1e9), value=1.0, privacy_budget=1.0, x=x, y=y.astype(int))
+        world: Desk(tmp_path / world, cap=RecordLevel(ZCdp(1e9)), value=1.0, privacy_budget=1.0, x=x, y=y.astype(int))
         for world, y in labels.items()
     }
     rng = np.random.default_rng(3)
@@ -399,6 +399,7 @@ def test_the_price_covers_the_cost_of_taking_part_in_other_markets(tmp_path, mar
     terms = terms_of(market)
     asks = {"sampling": 3.0, "joint": 3.0, "reward": 3.0 * 0.5}[market]
     cap = Uncapped() if market == "sampling" else ApproxDp(50.0, 1e-5)
+    cap = RecordLevel(cap) if market == "reward" else cap
     desk = Desk(tmp_path, cap=cap, value=3.0, privacy_budget=1.0, allow_raw=market == "sampling")
     assert unpack(Bid, desk.bid(**terms)) is not None
     assert refused(desk.train(price_micros=int(asks * 1e6) - 2, held=False, **terms), "price")

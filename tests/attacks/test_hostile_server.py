@@ -29,7 +29,7 @@ from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, pack, unpack, 
 from flmarket.ledger import DurableAccount
 from flmarket.market import Announcement, Bid, Order
 from flmarket.market.record import close_records
-from flmarket.privacy import ApproxDp, GaussianRelease, PureDp, Uncapped, Unprotected, ZCdp
+from flmarket.privacy import ApproxDp, GaussianRelease, PureDp, RecordLevel, Uncapped, Unprotected, ZCdp
 
 MESSAGES = int(os.environ.get("FLMARKET_HOSTILE_MESSAGES", "450"))
 RNG = np.random.default_rng(5)
@@ -43,12 +43,14 @@ KINDS = {
     "joint, a record": terms_of("joint", settings=m3(calibration="paper", unit="record")),
     "sampling": terms_of("sampling"),
 }
+RECORDS_SOLD = ("reward", "joint, a record")  # by whom a loss is one of a record
 MODELS = [
     softmax(), softmax(steps=3), softmax(batch_size=2), softmax(l2=1e9), softmax(learning_rate=1e9), softmax(5),
     softmax(classes=4), softmax(epochs=3), '{"classes":2,"features":3,"local":null,"name":"os:system","settings":{}}',
 ]  # fmt: skip
 TEXTS = ["", "t", "buyer", "auction", "reward", "joint", "sampling", "sphere", "t/0/7", "x" * 400, "{}", m3(delta=0.4)]
 LOSSES = [PureDp(0.0), PureDp(0.3), PureDp(1e9), ZCdp(0.2), ApproxDp(0.3, 1e-5), ApproxDp(0.3, 0.4), Unprotected()]
+LOSSES += [RecordLevel(ZCdp(0.2)), RecordLevel(ApproxDp(0.3, 1e-5))]
 
 
 def owner_for(kind):
@@ -56,6 +58,8 @@ def owner_for(kind):
     market = KINDS[kind]["market"]
     pure = market == "auction" and isinstance(privacy.get(call(**KINDS[kind]).perturbation).guarantee(0.5), PureDp)
     cap = Uncapped() if market == "sampling" else PureDp(20.0) if pure else ApproxDp(1e4, 1e-5)
+    if kind.startswith(RECORDS_SOLD):
+        cap = RecordLevel(cap)
     return {"cap": cap, "value": 1.0, "allow_raw": market == "sampling"}
 
 
@@ -150,7 +154,7 @@ def bought(kind, folder, trials, seed=0):
     """
     terms, rng = KINDS[kind], np.random.default_rng(seed)
     market, reward = terms["market"], terms["market"] == "reward"
-    by_record = reward or kind == "joint, a record"  # then the guard trains, and what is worst is a record
+    by_record = kind.startswith(RECORDS_SOLD)  # then the guard trains, and what is worst is a record
 
     def update(sign):
         def compute(owner, wanted, parameters):
@@ -166,7 +170,8 @@ def bought(kind, folder, trials, seed=0):
         x[0, 0] = (sign if reward else -sign) * 1e6  # an update is subtracted, a model is not
         return {"x": x, "y": np.zeros(RECORDS, dtype=int)}
 
-    capped = {"cap": PureDp(1e9) if isinstance(owner_for(kind)["cap"], PureDp) else ZCdp(1e9), "privacy_budget": 5.0}
+    cap = PureDp(1e9) if isinstance(owner_for(kind)["cap"], PureDp) else ZCdp(1e9)
+    capped = {"cap": RecordLevel(cap) if by_record else cap, "privacy_budget": 5.0}
     desks = [
         Desk(folder / str(sign), update(sign), **(owner_for(kind) | capped | (records(sign) if by_record else {})))
         for sign in (1, -1)
@@ -183,7 +188,8 @@ def bought(kind, folder, trials, seed=0):
         wins += (vector[0] > 0) == (world == 0)
     with DurableAccount.open(desks[0].owner.record.with_suffix(".account.sqlite")) as account:
         guarantee = list(account.releases())[-1].guarantee
-    return wins, best_guess(guarantee)
+    assert isinstance(guarantee, RecordLevel) == by_record
+    return wins, best_guess(guarantee.loss if by_record else guarantee)
 
 
 def best_guess(guarantee):

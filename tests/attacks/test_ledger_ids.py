@@ -20,7 +20,7 @@ from flmarket.learning import LocalTraining, SoftmaxRegression, load
 from flmarket.learning.partition import equal
 from flmarket.ledger import Award, AwardState, EntryKind, MemoryLedger, Release, Resolution
 from flmarket.market import MemoryStore, Rounds
-from flmarket.privacy import PureDp, ZCdp
+from flmarket.privacy import PureDp, RecordLevel, ZCdp
 from flmarket.privacy.joint import LocalPerturbation
 
 _spec = importlib.util.spec_from_file_location("_ledger_fixtures", Path(__file__).parents[1] / "ledger" / "conftest.py")
@@ -265,7 +265,7 @@ def test_a_capped_owner_cannot_be_paid_past_her_cap_by_a_new_task(empty):
     spec = reward("r")
     rho = spec.announced().rho
     for i in np.flatnonzero(rho > 0).tolist():
-        empty.register_cap(f"owner-{i}", ZCdp(float(rho[i]) * 1.5))
+        empty.register_cap(f"owner-{i}", RecordLevel(ZCdp(float(rho[i]) * 1.5)))
     assert reported(spec.run(ledger=empty)) == moved(empty)
     again = reward("again").run(ledger=empty)
     assert reported(again) == 0
@@ -279,7 +279,8 @@ def test_one_client_at_her_cap_does_not_cost_the_others_theirs_at_the_end_of_a_t
     free = kind("t").run()
     sellers = sorted({award.owner for award in _awards(kind)})
     for name in sellers:
-        empty.register_cap(name, ZCdp(1e-9 if name == sellers[0] else 1e6))
+        cap = ZCdp(1e-9 if name == sellers[0] else 1e6)
+        empty.register_cap(name, RecordLevel(cap) if kind is reward else cap)
     result = kind("t").run(ledger=empty)
     ended = {award.owner: award.state for award in empty.awards()}
     assert ended == {name: AwardState.VOIDED if name == sellers[0] else AwardState.POSTED for name in sellers}

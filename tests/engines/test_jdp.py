@@ -38,6 +38,7 @@ from flmarket.privacy import (
     GaussianRelease,
     PrivacyAccount,
     PureDp,
+    RecordLevel,
     ZCdp,
     analytic_gaussian_sigma,
     classic_gaussian_sigma,
@@ -213,11 +214,13 @@ def uploads_of(training, records, count):
     kind, owner = training.kind(), training.owner(0)
     owner = dataclasses.replace(owner, x=records.x, y=records.y, model=training.model)
     call = kind.announcement(0)
-    loss = ApproxDp(training.epsilon, training.perturbation.delta)
+    loss, cap = ApproxDp(training.epsilon, training.perturbation.delta), ZCdp(1e9)
+    if training.perturbation.unit == "record":
+        loss, cap = RecordLevel(loss), RecordLevel(cap)
     first = kind.order(0, 0, price_micros=1, records=len(records.y), learning_rate=0.0, loss=loss, total_size=0.0)
     start = np.zeros(kind.dimension)
     for index in range(count):
-        record = MemoryRecord(PrivacyAccount(ZCdp(1e9)))
+        record = MemoryRecord(PrivacyAccount(cap))
         guard = Guard(owner, record)
         work = Work(owner, call, dataclasses.replace(first, round_index=index), start, training.model, record)
         yield guard.finish(work, kind.side.train([work])[0])
@@ -276,9 +279,9 @@ def test_where_records_are_protected_nobody_elses_training_leaves(spec, digits):
     """A training function of an app's own is not asked: what it computes has no clip. If training fails, noise."""
     training = spec(**by_record(), clients=12, rounds=1)
     kind, owner = training.kind(), training.owner(0)
-    guard, call = Guard(owner, MemoryRecord(PrivacyAccount(ZCdp(1e9)))), kind.announcement(0)
+    guard, call = Guard(owner, MemoryRecord(PrivacyAccount(RecordLevel(ZCdp(1e9))))), kind.announcement(0)
     guard.bid(call)
-    loss = ApproxDp(training.epsilon, 1e-5)
+    loss = RecordLevel(ApproxDp(training.epsilon, 1e-5))
     order = kind.order(
         0, 0, price_micros=10**9, records=len(owner.y), learning_rate=0.0, loss=loss, total_size=0.0
     )  # fmt: skip

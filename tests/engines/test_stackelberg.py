@@ -10,7 +10,7 @@ from flmarket.learning import DataSet, Purpose, load, partition, stream
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.market import MemoryStore, Rounds, owner_account
 from flmarket.market.kinds import reward
-from flmarket.privacy import PrivacyAccount
+from flmarket.privacy import PrivacyAccount, RecordLevel
 from flmarket.privacy.composition import ApproxTotal
 from flmarket.privacy.events import ZCdp
 from flmarket.report import check_guarantees
@@ -76,7 +76,7 @@ def test_an_owner_without_room_for_her_rho_is_not_in_the_game():
     """Her account at home has the last word: she bids what it allows, and an order beyond that is refused."""
     training, owners = spec(), MemoryOwners(spec())
     who = int(np.flatnonzero(training.announced().rho > 0)[0])
-    owners.record(who).account.books = PrivacyAccount(ZCdp(training.announced().rho[who] * 0.9))
+    owners.record(who).account.books = PrivacyAccount(RecordLevel(ZCdp(training.announced().rho[who] * 0.9)))
     ledger = MemoryLedger()
     Rounds(training.kind(), owners, ledger, MemoryStore()).play()
     ends = {award.owner: award.state for award in ledger.awards()}

@@ -17,7 +17,7 @@ from flmarket.market import FileStore, RoundRecord
 from flmarket.market.store import Checkpoint
 
 TEXT = template("market.toml").format(seed=0, rounds=2, nodes=2)
-EXAMPLE = Path(__file__).parents[2] / "examples/flower-quickstart"
+EXAMPLE = Path(__file__).parents[2] / "src/flmarket/cli/templates/app"
 
 
 def test_owners_who_are_there_stay_as_they_are(tmp_path):

@@ -39,7 +39,7 @@ def app(tmp_path, monkeypatch):
     def load(plain=False):
         folder = tmp_path / ("plain" if plain else "market")
         shutil.copytree(
-            REPOSITORY / "examples/flower-quickstart", folder, ignore=shutil.ignore_patterns("record", "__py*")
+            REPOSITORY / "src/flmarket/cli/templates/app", folder, ignore=shutil.ignore_patterns("record", "__py*")
         )
         if plain:
             command = ["patch", "-R", "-p1", "--no-backup-if-mismatch"]
@@ -78,7 +78,7 @@ def test_at_most_six_lines_make_it_a_market(app, tmp_path):
 
 
 def test_without_them_it_is_a_plain_flower_app(app, tmp_path):
-    before = (REPOSITORY / "examples/flower-quickstart/quickstart/task.py").read_text()
+    before = (REPOSITORY / "src/flmarket/cli/templates/app/quickstart/task.py").read_text()
     run(app(plain=True), 2)
     assert "flmarket" not in (tmp_path / "plain/quickstart/server_app.py").read_text()
     assert "flmarket" not in (tmp_path / "plain/quickstart/client_app.py").read_text()
@@ -103,7 +103,7 @@ def test_a_new_app_is_the_example_under_another_name(tmp_path, monkeypatch):
 def test_it_is_sold_by_processes_with_folders_of_their_own(tmp_path):
     told = []
     settings = "num-server-rounds=1 local-epochs=1"
-    folder = REPOSITORY / "examples/flower-quickstart"
+    folder = REPOSITORY / "src/flmarket/cli/templates/app"
     with AppDeployment(tmp_path / "out", app=folder, count=2, overrides=settings) as deployment:
         deployment.prepare()
         deployment.start()

@@ -30,7 +30,7 @@ from flmarket.errors import FlmarketError
 from flmarket.learning import LocalTraining, SoftmaxRegression, described
 from flmarket.ledger import Award, DurableAccount, MemoryLedger
 from flmarket.market import Announcement, Bid, Order, kinds, owner_account
-from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
+from flmarket.privacy import ApproxDp, PureDp, RecordLevel, Unprotected, ZCdp
 from flmarket.privacy.joint import LocalPerturbation
 
 FEATURES, RECORDS, NUMBER = 3, 20, 7
@@ -67,10 +67,15 @@ def call(**changes) -> Announcement:
     return Announcement(**({"model": softmax(terms["features"], terms["classes"])} | terms))
 
 
-def loss(market, amount):
+def loss(market, amount, by_record=False):
     """So much of the currency in which bids of a market are."""
-    kinds_of = {"reward": ZCdp, "joint": lambda epsilon: ApproxDp(epsilon, 1e-5), "sampling": lambda _: Unprotected()}
-    return kinds_of.get(market, PureDp)(amount)
+    kinds_of = {
+        "reward": lambda rho: RecordLevel(ZCdp(rho)),
+        "joint": lambda epsilon: ApproxDp(epsilon, 1e-5),
+        "sampling": lambda _: Unprotected(),
+    }
+    found = kinds_of.get(market, PureDp)(amount)
+    return RecordLevel(found) if by_record and market == "joint" else found
 
 
 def order(amount=0.5, **changes) -> Order:
@@ -85,7 +90,7 @@ def order(amount=0.5, **changes) -> Order:
     follows = {
         "award": f"{terms['task']}/{0 if lasting else terms['round_index']}/{terms['owner']}",
         "lasting": lasting,
-        "loss": loss(terms["market"], amount),
+        "loss": loss(terms["market"], amount, '"unit": "record"' in changes.get("settings", "")),
     }
     return Order(**(follows | terms))
 

@@ -1,4 +1,5 @@
-"""What runs at the buyer's: a third of her test texts makes the projection, the rest says how good the head is."""
+"""What runs at the buyer's: a third of her texts makes the projection and chose the settings, the rest says how good the
+head is."""
 
 from pathlib import Path
 
@@ -16,7 +17,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Buy a head."""
-    texts, labels = read(context.run_config["data"], "test")
+    settings = context.run_config
+    texts, labels = read(settings["data"], "test")
     x, y = embed(texts, Path("embeddings-test.npy")), torch.tensor(labels)
     net = Head()
     torch.nn.init.zeros_(net.head.weight)
@@ -26,18 +28,20 @@ def main(grid: Grid, context: Context) -> None:
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         net.load_state_dict(arrays.to_torch_state_dict())
-        return MetricRecord({"accuracy": accuracy(net, x[kept], y[kept])})
+        shares = {"accuracy": accuracy(net, x[kept], y[kept]), "validation": accuracy(net, x[~kept], y[~kept])}
+        return MetricRecord(shares)
 
     market = Market(
-        budget_per_round=400.0, auction="all-in", epsilon_per_round=16.0, clip=4.0, ledger="sqlite:///market.db",
-        bid_seconds=300.0,
+        budget_per_round=400.0, auction="all-in", epsilon_per_round=16.0, clip=float(settings["clip"]),
+        ledger="sqlite:///market.db", bid_seconds=300.0,
     )
-    strategy = MarketStrategy(FedAdam(eta=2.0, tau=1.0), market=market, release=["head.*"])
+    inner = FedAdam(eta=float(settings["server-rate"]), tau=1.0)
+    strategy = MarketStrategy(inner, market=market, release=["head.*"])
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(net.state_dict()),
-        train_config=ConfigRecord({"lr": context.run_config["learning-rate"]}),
-        num_rounds=context.run_config["num-server-rounds"],
+        train_config=ConfigRecord({"lr": settings["learning-rate"]}),
+        num_rounds=settings["num-server-rounds"],
         evaluate_fn=evaluate,
     )
     torch.save(result.arrays.to_torch_state_dict(), "head.pt")

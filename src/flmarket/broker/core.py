@@ -21,7 +21,7 @@ from flmarket.broker.requests import TaskRequest
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import Fact, Role, Secret
 from flmarket.engines import Simulation, Spec
-from flmarket.engines.config import DataSection
+from flmarket.engines.config import DataFile, DataSection
 from flmarket.errors import ConfigError, FlmarketError, InvalidInput
 from flmarket.learning import DataSet, datasets, dimension, models
 
@@ -110,7 +110,11 @@ class Simulations:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.data_sets = tuple(map(datasets.admit, settings.data_sets))
+        files = [name for name in settings.data_sets if DataFile.is_one(name)]
+        self._files = {file.name: file for file in map(DataFile.load, files)}
+        self.data_sets = (*self._files, *(datasets.admit(name) for name in settings.data_sets if name not in files))
+        if twice := {name for name in self.data_sets if self.data_sets.count(name) > 1}:
+            raise ConfigError("data_sets", min(twice), "every name once")
         for name in settings.models:
             models.admit(name)
         self._data: dict[str, DataSet] = {}
@@ -169,7 +173,9 @@ class Simulations:
     def _load(self, name: str) -> DataSet:
         with self._lock:
             if name not in self._data:
-                self._data[name] = datasets.load(name, self._settings.data_dir, download=False)
+                file = self._files.get(name)
+                found = datasets.load(name, self._settings.data_dir, download=False) if file is None else file.read()
+                self._data[name] = found
             return self._data[name]
 
 

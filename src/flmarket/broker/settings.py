@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     data_dir: Path | None = None
     """Where data sets are looked for."""
     data_sets: Names = ("breast-cancer", "digits")
-    """Only these may be asked for, so that a request can never start a download; `package.module:load` is one too."""
+    """The only ones that tasks may name: registered, `package.module:load`, or a file of your own, `clinics.toml`."""
     models: Names = ()
     """Models as `package.module:Name` that tasks may ask for beside the registered ones; they run in this process."""
     max_dimension: Count = 1_000_000

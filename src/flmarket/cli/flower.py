@@ -16,9 +16,11 @@ from flmarket.cli.parties import Json
 from flmarket.errors import ConfigError
 
 if TYPE_CHECKING:
+    from flmarket.engines import Spec
     from flmarket.engines.flower.deployment import Deployment
     from flmarket.engines.flower.files import OwnerFile
     from flmarket.ledger import DurableAccount
+    from flmarket.trust import TrustWords
 
 MOST_NODES = 50
 MARKETS = {"auction": "auctions", "sampling": "client sampling", "reward": "the reward game", "joint": "joint DP"}
@@ -124,11 +126,12 @@ def deploy(
         deployment.run()
         errors.print("running; logs are in", str(deployment.folder / "logs"))
         result = deployment.wait(seconds, lambda line: errors.print(line, soft_wrap=True, highlight=False))
-    facts = _facts(deployment, result)
+    words = _trust(deployment.spec)
+    facts = _facts(deployment, result) | {"model": str(_write_model(deployment, words))}
     if json:
         print_json(facts)
     else:
-        _show(facts)
+        _show(facts, words)
 
 
 def _deploy_app(app: Path, nodes: int, rounds: int | None, settings: str, out: Path, seconds: float) -> None:
@@ -171,10 +174,11 @@ def _market_text(
         raise ConfigError("data.owners", owners, f"at most {MOST_NODES} on one machine; --nodes 5 plays it with five")
     text = file.read_text(encoding="utf-8")
     values = tomllib.loads(text)
-    bids = values.get("owners", {}).get("bids")
     changes: dict[tuple[str, str], Any] = {("data", "owners"): nodes, ("task", "rounds"): rounds}
-    if bids is not None:  # a path beside the file that was given
-        changes["owners", "bids"] = str((file.parent / bids).resolve())
+    for section, key in (("owners", "bids"), ("data", "train"), ("data", "test")):
+        named = values.get(section, {}).get(key)
+        if named is not None:  # a path beside the file that was given
+            changes[section, key] = str((file.parent / named).resolve())
     changed = {key: value for key, value in changes.items() if value is not None}
     if trust is not None:
         values["trust"] = trust
@@ -187,6 +191,30 @@ def _market_text(
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def _trust(spec: "Spec") -> "TrustWords":
+    """What is private in this market, played by owners on machines of their own."""
+    from flmarket.trust import AT_OWNERS_RAW, task_words
+
+    kind = spec.kind()
+    raw = getattr(spec, "unprotected", False)
+    return AT_OWNERS_RAW if raw else task_words("flower", kind.name, kind.unit, kind.announcement(0).trust)
+
+
+def _write_model(deployment: "Deployment", trust: "TrustWords") -> Path:
+    """model.zip from what the server left on disk."""
+    from flmarket.cli.markets import MODEL, write_model
+    from flmarket.engines import MemoryOwners
+    from flmarket.ledger import SqlLedger
+    from flmarket.market import FileStore, Rounds
+
+    spec, store = deployment.spec, FileStore(deployment.state / "server")
+    with SqlLedger(deployment.ledger_url, create=False) as ledger:
+        rounds = Rounds(spec.kind(), MemoryOwners(spec), ledger, store)
+        rounds.resume()
+        write_model(spec, deployment.folder, trust, rounds)
+    return deployment.folder / MODEL
 
 
 def _facts(deployment: "Deployment", result: dict[str, Any]) -> dict[str, Any]:
@@ -234,9 +262,8 @@ def _privacy(account: "DurableAccount") -> dict[str, float]:
     return {f"{name}_total": account.spent, f"{name}_cap": limit if limit < UNLIMITED else math.inf}
 
 
-def _show(facts: dict[str, Any]) -> None:
+def _show(facts: dict[str, Any], trust: "TrustWords") -> None:
     from flmarket.ledger import format_micros
-    from flmarket.trust import AT_OWNERS, AT_OWNERS_RAW
 
     awards = facts["awards"]
     screen.print(
@@ -251,11 +278,11 @@ def _show(facts: dict[str, Any]) -> None:
         limit = "none" if math.isinf(cap) else f"{cap:g}"
         rows.add_row(str(one["owner"]), str(one["releases"]), total, limit, format_micros(one["paid_micros"]))
     screen.print(rows)
-    raw = any(math.isinf(one.get("epsilon_total", 0.0)) for one in facts["owners"])
-    show_trust(AT_OWNERS_RAW if raw else AT_OWNERS)
+    show_trust(trust)
     screen.print("In this try-out the machines are processes on this one, each with a folder of its own.")
     screen.print(f"ledger verified: {facts['ledger_entries']} entries; check it yourself with", soft_wrap=True)
     screen.print(f"  flmarket ledger verify --db {facts['ledger']}", soft_wrap=True, highlight=False)
+    print_path("model      ", Path(facts["model"]))
 
 
 @owner_app.command("init")

@@ -96,8 +96,13 @@ def _play(spec: Spec, out: Path, as_json: bool, *, story: str | None, command: s
         print_path("model      ", out / MODEL)
 
 
-def write_model(spec: Spec, out: Path, trust: TrustWords, rounds: Rounds, statements: Sequence[str] = ()) -> None:
+def write_model(spec: Spec, out: Path, trust: TrustWords, rounds: Rounds) -> None:
     """model.zip beside the report: what was bought, with all that it takes to use it."""
+    statements: Sequence[str] = ()
+    if isinstance(rounds.kind, JointKind):
+        if not rounds.records:  # nobody was chosen
+            return
+        statements = rounds.kind.privacy().sentences()
     parts = {name: getattr(spec, name, None) for name in ("auction", "aggregation", "perturbation")}
     names = {name: str(part.name) for name, part in parts.items() if part is not None and hasattr(part, "name")}
     content = model_zip(
@@ -215,7 +220,7 @@ def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: boo
     with progress(training.rounds, quiet=as_json) as step:
         trained = training.run(
             progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
-            finished=partial(_write_joint, training, out),
+            finished=partial(write_model, training, out, CLIENTS_HERE),
         )
     if not trained.rounds:
         raise InvalidInput("joint.budget", training.budget, "enough for at least one client")
@@ -241,12 +246,6 @@ def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: boo
     show_run(result, path, CLIENTS_HERE)
     for sentence in trained.privacy.sentences():
         screen.print(f"[bold]private[/]      {sentence}", highlight=False)
-
-
-def _write_joint(training: JdpTraining, out: Path, rounds: Rounds) -> None:
-    assert isinstance(rounds.kind, JointKind)
-    if rounds.records:
-        write_model(training, out, CLIENTS_HERE, rounds, rounds.kind.privacy().sentences())
 
 
 def _jdp_story(training: JdpTraining, trained: JdpResult) -> str:

@@ -130,6 +130,42 @@ class DataSection(Section):
         return partition.iid_power_law(rng, len(data.y_train), self.owners, sigma=self.sigma, minimum=self.minimum)
 
 
+class DataFile(Section):
+    """A file that makes somebody's own table a data set of that name: `[data]` without what is said of owners.
+
+    For whoever offers data to others, who then name it and never a path.
+    """
+
+    name: str
+    train: str
+    test: str | None = None
+    label: str | None = None
+    scaling: Scaling | None = None
+    folder: Path = Path()
+
+    @staticmethod
+    def is_one(text: str) -> bool:
+        """Whether a text names such a file."""
+        return text.endswith(".toml")
+
+    @classmethod
+    def load(cls, path: str | Path) -> DataFile:
+        """Read one; its name is the file's unless it says another, and its paths begin in its folder."""
+        place = Path(path).expanduser().absolute()
+        values = read_toml(place, "data file")
+        if "folder" in values:
+            raise ConfigError(f"{place.name}: folder", values["folder"], "left out: paths begin in the file's own")
+        try:
+            return cls.model_validate({"name": place.stem, **values, "folder": place.parent})
+        except ValidationError as error:
+            raise _first(error, place.name) from None
+
+    def read(self) -> DataSet:
+        """The data."""
+        files = {key: getattr(self, key) for key in ("name", "train", "test", "label", "scaling")}
+        return DataSection(**{key: value for key, value in files.items() if value is not None}).load(None, self.folder)
+
+
 class OwnersSection(Section):
     """What owners ask: drawn from ranges (FL-Market's by default), or read from a file of bids."""
 
@@ -536,20 +572,12 @@ class MarketConfig(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"]) or "file"
-            raise ConfigError(f"{source}: {key}", first.get("input"), _plain(first["msg"])) from None
+            raise _first(error, source) from None
 
     @classmethod
     def load(cls, path: str | Path) -> MarketConfig:
         """Read a TOML file."""
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("market file", str(path), f"a readable UTF-8 file ({error})") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(str(path), str(error), "valid TOML") from None
-        return cls.parse(values, source=Path(path).name)
+        return cls.parse(read_toml(path, "market file"), source=Path(path).name)
 
     def spec(self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None) -> Spec:
         """The market that the file describes; `base` is the file's folder, `data` instead of the file's own."""
@@ -712,6 +740,23 @@ class MarketConfig(Section):
             learning_rate=self.task.learning_rate,
             last_learning_rate=self.task.last_learning_rate,
         )
+
+
+def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+    """A file's values, or a typed error that says what cannot be read."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(what, str(path), f"a readable UTF-8 file ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), str(error), "valid TOML") from None
+
+
+def _first(error: ValidationError, source: str) -> ConfigError:
+    """The first problem in one line that names the key."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "file"
+    return ConfigError(f"{source}: {key}", first.get("input"), _plain(first["msg"]))
 
 
 def _plain(message: str) -> str:

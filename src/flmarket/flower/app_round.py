@@ -28,8 +28,8 @@ from flmarket.bids import FloatArray, IntArray
 from flmarket.engines.flower.messages import RESERVED, TRAIN, text_record
 from flmarket.engines.flower.strategy import GridOwners, Records
 from flmarket.errors import InvalidInput
-from flmarket.flower.owner import TENSORS, UPDATE
-from flmarket.flower.tensors import AppModel, Tensors, as_floats, merged, settings
+from flmarket.flower.records import RecordTerms
+from flmarket.flower.tensors import TENSORS, UPDATE, AppModel, Tensors, as_floats, merged, settings
 from flmarket.ledger import MICROS, Award, HoldReceipt
 from flmarket.market.kind import Announcement, Bid, Order, RoundPlan
 from flmarket.market.kinds.auction import AuctionKind, AuctionTerms
@@ -89,11 +89,13 @@ class AppAuction(AuctionKind):
         config: ConfigRecord,
         nodes: Grid,
         evaluate: Evaluate | None,
+        records: RecordTerms | None = None,
     ) -> None:
         model = AppModel(tensors.shapes, tensors.flat(arrays))
         super().__init__(replace(spec, model=model), buyer)
         self.tensors, self.arrays, self.inner, self.config = tensors, arrays, inner, config
         self.nodes, self.evaluate, self.metrics = nodes, evaluate, dict[int, MetricRecord]()
+        self.records = records
         self.content: Records = {}
         self.messages: dict[int, Message] = {}
         self.node_of: Callable[[int], int | None] = lambda owner: None
@@ -125,7 +127,8 @@ class AppAuction(AuctionKind):
         (arrays,) = first.array_records.values()
         if Tensors.of(arrays, list(self.tensors.shapes)) != self.tensors:
             raise InvalidInput("strategy", type(self.inner).__name__, "one that sends the arrays that it was given")
-        self._settings = settings(self.tensors, next(iter(first.config_records.values()), None))
+        said = None if self.records is None else self.records.said
+        self._settings = settings(self.tensors, next(iter(first.config_records.values()), None), said)
         configs = {name: ConfigRecord(dict(one)) for name, one in first.config_records.items()}  # not what may change
         self.content, self.messages = {**first, **configs}, {one.metadata.dst_node_id: one for one in made}
         self._configured = index
@@ -178,7 +181,8 @@ class AppAuction(AuctionKind):
 
     def _reply(self, owner: int, update: FloatArray, metrics: dict[str, float]) -> Message:
         """What a plain client would have sent: parameters, and for how many examples they count."""
-        arrays = merged(self.arrays, self.tensors, self.parameters + update)
+        moved = -update if self.records is not None else update  # the guard's own steps say what to subtract
+        arrays = merged(self.arrays, self.tensors, self.parameters + moved)
         asked = self.messages.get(self.node_of(owner) or 0) or next(iter(self.messages.values()))
         return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord(dict(metrics))}), reply_to=asked)
 

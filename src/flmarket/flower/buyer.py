@@ -32,17 +32,30 @@ from flmarket.bids import Auction
 from flmarket.errors import InvalidInput
 from flmarket.files import write_file
 from flmarket.flower.app_round import AppAuction, AppOwners, Evaluate, Nodes
+from flmarket.flower.records import RecordTerms
 from flmarket.flower.tensors import Tensors, settings
+from flmarket.learning import LocalTraining
 from flmarket.ledger import Award, AwardState, Ledger, MemoryLedger, Receipt, SqlLedger, format_micros, to_micros
 from flmarket.market.kinds.auction import AuctionTerms
 from flmarket.market.round import Rounds, new_task
 from flmarket.market.store import FileStore, MemoryStore, RoundStore
 from flmarket.market.task import RoundRecord, Task
-from flmarket.privacy import Perturbation, Unprotected, is_sound
+from flmarket.privacy import (
+    ApproxDp,
+    Event,
+    Perturbation,
+    PureDp,
+    RecordLevel,
+    RecordNoise,
+    Unit,
+    Unprotected,
+    is_sound,
+)
 
 _log = logging.getLogger("flwr")  # Flower's: what is said here appears in `flwr run --stream`
 RECOMMENDED = "recommended"
 EVERYBODY = 10_000_000
+WORDS: dict[Unit, str] = {"update": "an owner's whole update", "record": "any one record of an owner"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +95,19 @@ class Market:
             raise InvalidInput("buyer, task", (self.buyer, self.task), "names")
         self.terms("task", 1, 1)  # its own errors, before anything is started
 
-    def terms(self, task: str, rounds: int, dimension: int) -> AuctionTerms:
-        """The market for updates of so many numbers."""
+    def terms(self, task: str, rounds: int, dimension: int, records: RecordTerms | None = None) -> AuctionTerms:
+        """The market for updates of so many numbers, or for steps on records."""
         auction = auctions.get(auctions.admit(self.auction)) if isinstance(self.auction, str) else self.auction
         rule = self.aggregation
         if isinstance(rule, str):
             rule = aggregation.get(aggregation.admit(rule))
         if isinstance(rule, RobustAggregation):
             raise InvalidInput("aggregation", rule.name, "weights; a robust choice is the inner strategy's (Krum, …)")
-        noise = self.perturbation
+        noise: str | Perturbation = self.perturbation
+        if records is not None:
+            if noise not in (RECOMMENDED, RecordNoise.name):
+                raise InvalidInput("perturbation", noise, "none where records are protected: others hide updates")
+            noise = records.noise(self.clip)
         if noise == RECOMMENDED:
             noise = privacy.recommend(dimension, self.epsilon_per_round).name
         if isinstance(noise, str):
@@ -126,11 +143,15 @@ class Result(strategy.Result):
     @property
     def bill(self) -> str:
         """What was paid to whom for what, a line an award, as a table in Markdown."""
-        rows = ["| round | owner | privacy (per round) | price | |", "| --: | :-- | :-- | --: | :-- |"]
+        unit: Unit = self.records[0].unit if self.records else "update"
+        rows = [
+            f"| round | owner | privacy (per round, of {WORDS[unit]}) | price | |",
+            "| --: | :-- | :-- | --: | :-- |",
+        ]
         for one in self.awards:
             end = one.state.value + (f": {one.reason}" if one.reason else "")
             price = format_micros(one.price_micros)
-            rows.append(f"| {one.round_index + 1} | {one.owner} | ε = {one.epsilon:.4g} | {price} | {end} |")
+            rows.append(f"| {one.round_index + 1} | {one.owner} | {_said(one.loss)} | {price} | {end} |")
         return "\n".join([*rows, f"| all | | | {format_micros(self.spent_micros)} | paid |"])
 
     def __repr__(self) -> str:
@@ -145,12 +166,30 @@ class MarketStrategy(Strategy):
     `release` names the tensors that are sold, by patterns (`["head.*", "*lora_*"]`); without it they are all of
     floating point but the running statistics of normalisation layers, which are never sold. All others travel to owners
     as they are and come back to nobody.
+
+    What ε is for is an owner's whole `update`, by whatever her app does, or any one `record`. For the latter owners'
+    guards take the steps themselves (`owner_guard(model=…, records=…)`): plain descent on all records as `local` says,
+    each one's gradient clipped to the market's `clip`, Gaussian noise at `delta` in every step. `train` is not called.
     """
 
-    def __init__(self, inner: Strategy, *, market: Market, release: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        inner: Strategy,
+        *,
+        market: Market,
+        release: Sequence[str] | None = None,
+        unit: Unit = "update",
+        local: LocalTraining | None = None,
+        delta: float = 1e-5,
+    ) -> None:
         if not isinstance(inner, Strategy) or isinstance(inner, MarketStrategy):
             raise InvalidInput("strategy", type(inner).__name__, "a Flower strategy, such as FedAvg()")
+        if unit not in ("update", "record") or (unit == "record") != (local is not None):
+            what = "update; or record, with the steps that guards take, local=LocalTraining(steps=…, learning_rate=…)"
+            raise InvalidInput("unit, local", (unit, local), what)
         self.inner, self.market, self.release = inner, market, release
+        self.records = None if local is None else RecordTerms(local, delta)
+        market.terms("task", 1, 1, self.records)  # its own errors, before anything is started
 
     def summary(self) -> None:
         """What is about to run."""
@@ -174,13 +213,13 @@ class MarketStrategy(Strategy):
             raise InvalidInput("timeout", timeout, "a positive number of seconds")
         tensors = Tensors.chosen(initial_arrays, self.release)
         config = ConfigRecord(dict(train_config or {}))
-        settings(tensors, config)
+        settings(tensors, config, None if self.records is None else self.records.said)
         _log.info("Starting market around %s:", type(self.inner).__name__)
         with self._books() as (ledger, store, task):
-            terms = self.market.terms(task, num_rounds, tensors.dimension)
+            terms = self.market.terms(task, num_rounds, tensors.dimension, self.records)
             kind = AppAuction(
                 terms, self.market.buyer, tensors=tensors, arrays=initial_arrays, inner=self.inner, config=config,
-                nodes=Nodes(grid), evaluate=evaluate_fn,
+                nodes=Nodes(grid), evaluate=evaluate_fn, records=self.records,
             )  # fmt: skip
             owners = AppOwners(
                 grid, kind.model, ledger.head, bid_seconds=self.market.bid_seconds, train_seconds=timeout,
@@ -190,7 +229,8 @@ class MarketStrategy(Strategy):
             self.summary()
             sold, noise = len(tensors.shapes), terms.perturbation
             _log.info(
-                "\t└──> Sold: %s tensors, %s numbers, by %s, clip %g", sold, tensors.dimension, noise.name, noise.clip
+                "\t└──> Sold: %s tensors, %s numbers, by %s, clip %g; ε is for %s",
+                *(sold, tensors.dimension, noise.name, noise.clip, WORDS[kind.unit]),
             )
             first = None if evaluate_fn is None else evaluate_fn(0, initial_arrays)
             if first is not None:
@@ -265,6 +305,14 @@ class MarketStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Nothing to aggregate."""
         return None
+
+
+def _said(loss: Event) -> str:
+    """A loss in the bill."""
+    inner = loss.loss if isinstance(loss, RecordLevel) else loss
+    if isinstance(inner, ApproxDp):
+        return f"(ε, δ) = ({inner.epsilon:.4g}, {inner.delta:g})"
+    return f"ε = {inner.epsilon:.4g}" if isinstance(inner, PureDp) else str(inner)
 
 
 def _facts(record: RoundRecord) -> MetricRecord:

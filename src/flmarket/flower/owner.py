@@ -23,38 +23,53 @@ owner lets only apps start that she trusts (docs/flower.md, "What the guard cann
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from flmarket.bids import FloatArray
-from flmarket.engines.flower.client import OwnerGuard
+from flmarket.engines.flower.client import OwnerGuard, OwnerOf
 from flmarket.engines.flower.files import OwnerFile
 from flmarket.engines.flower.messages import RESERVED, Delivery, pack, unpack_escrow, unpack_text
 from flmarket.errors import ConfigError, InvalidInput
-from flmarket.flower.tensors import LONGEST_LISTING, AppModel, Tensors, settings
+from flmarket.flower.records import WHY, RecordTerms, RecordWork, counting
+from flmarket.flower.tensors import LONGEST_LISTING, TENSORS, UPDATE, Tensors, settings
 from flmarket.market import Announcement, Order, Owner
-from flmarket.market.kind import release_id
+from flmarket.market.kind import Refused, release_id
 from flmarket.market.owner import Guard
+from flmarket.privacy import unit_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ENVIRONMENT = "FLMARKET_OWNER_FILE"
-TENSORS, UPDATE = "tensors", "update"  # records of an order and of its answer
 
 
-def owner_guard(tryout: str | Path | None = None, *, owner_of: Callable[[Context], Owner] | None = None) -> AppGuard:
+def owner_guard(
+    tryout: str | Path | None = None,
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    records: Callable[[Context], Any] | None = None,
+    owner_of: Callable[[Context], Owner] | None = None,
+) -> AppGuard:
     """The mod. `tryout` is an owner file for nodes without one of their own: a path, or `package:file` in the app.
 
-    `owner_of` makes the owner in any other way.
+    `model` and `records` are for markets in which ε is for any one record (`[cap] unit = "record"`): what is trained, a
+    function that makes a `torch.nn.Module`, and what on, by the node's context: arrays `(x, y)` or a PyTorch data set.
+    There the guard takes the steps itself, and `train` is not called. `owner_of` makes the owner in any other way.
     """
-    if owner_of is not None:
-        return AppGuard(owner_of)
-    return AppGuard(lambda context: owner_at(context, None if tryout is None else _located(tryout)))
+    if (model is None) != (records is None):
+        raise InvalidInput("model, records", (model, records), "both, for markets that protect records, or neither")
+    work = None if model is None or records is None else RecordWork(model, records)
+    of = owner_of or (lambda context: owner_at(context, None if tryout is None else _located(tryout)))
+    return AppGuard(of, work=work)
 
 
 def _located(file: str | Path) -> Path:
@@ -63,7 +78,21 @@ def _located(file: str | Path) -> Path:
 
 
 class AppGuard(OwnerGuard):
-    """The guard in front of an app's own train function."""
+    """The guard in front of an app's own train function; `work`: how it takes steps that protect records instead."""
+
+    def __init__(self, owner_of: OwnerOf, *, work: RecordWork | None = None) -> None:
+        super().__init__(owner_of)
+        self.steps = work
+
+    def declined(self, owner: Owner, call: Announcement) -> Refused | None:
+        """Why this owner's app is not for what is announced, in words that the buyer's log shows."""
+        asked = "update" if RecordTerms.announced(call.settings) is None else "record"
+        if asked == "record" and self.steps is None:
+            return Refused("unit", WHY)
+        if asked != unit_of(owner.cap):
+            words = f"ε is for the {asked} here, and this owner's account counts losses of the {unit_of(owner.cap)}"
+            return Refused("unit", f'{words}: [cap] unit = "{asked}" in an owner.toml of its own is for that')
+        return None
 
     def carried_out(
         self, guard: Guard, order: Order, message: Message, context: Context, call_next: ClientAppCallable
@@ -86,7 +115,12 @@ class AppGuard(OwnerGuard):
                 message.content = RecordDict(own)
                 return _returned(call_next(message, context), tensors) - start
 
-            vector = guard.train(order, start, escrow, compute, settings(tensors, config))
+            terms = RecordTerms.announced(guard.ordered(order).settings)
+            if terms is not None and self.steps is not None:
+                model = self.steps.bound(tensors, arrays, terms, context)
+                guard = Guard(replace(guard.owner, model=model, reads=model.read), guard.record)
+            said = settings(tensors, config, None if terms is None else terms.said)
+            vector = guard.train(order, start, escrow, compute, said)
         content = pack(delivery)
         content[UPDATE] = ArrayRecord(tensors.named(vector, "float32"))
         return Message(content, reply_to=message)
@@ -130,9 +164,4 @@ def _of_file(path: Path, number: int | None) -> Owner:
         raise ConfigError(f"{path.name}: records", None, "how many records the app trains on")
     if number is not None:
         own = own.model_copy(update={"owner": number, "account": ""})
-    return own.owner_at(path.parent, _app_model)
-
-
-def _app_model(call: Announcement) -> AppModel | None:
-    """What the app trains, if that is what is announced."""
-    return AppModel({UPDATE: (call.parameters,)}) if TENSORS in json.loads(call.settings) else None
+    return own.owner_at(path.parent, counting)

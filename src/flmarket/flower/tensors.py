@@ -30,6 +30,7 @@ from flmarket.errors import InvalidInput
 from flmarket.learning import Records
 
 FLOATS = ("float16", "float32", "float64")
+TENSORS, UPDATE = "tensors", "update"  # records of an order and of its answer
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 LONGEST_LISTING = 1_000_000  # characters
 MOST_PARAMETERS = 100_000_000
@@ -128,11 +129,12 @@ def is_buffer(name: str) -> bool:
     return name.rsplit(".", 1)[-1] in BUFFERS
 
 
-def settings(tensors: Tensors, config: ConfigRecord | None) -> str:
-    """What an announcement says beyond its fields: the listing's digest, and the configuration that training gets."""
+def settings(tensors: Tensors, config: ConfigRecord | None, records: Mapping[str, Any] | None = None) -> str:
+    """What an announcement says beyond its fields: the listing's digest, the configuration that training gets, and
+    where records are protected (`RecordTerms.said`) the steps that protect them."""
     values = dict(config or {})
     try:
-        said = {"config": values, "tensors": hashlib.sha256(tensors.text.encode()).hexdigest()}
+        said = {"config": values, "tensors": hashlib.sha256(tensors.text.encode()).hexdigest(), **(records or {})}
         text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError):
         raise InvalidInput("train_config", values, "finite numbers, texts, truth values, and lists of them") from None

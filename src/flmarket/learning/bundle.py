@@ -146,7 +146,10 @@ class Bundle:
 
     def right(self, labels: NDArray[Any], answers: IntArray) -> NDArray[np.bool_]:
         """Which answers are the class that a column of labels says."""
-        return standalone.right(list(self.classes), labels, answers)
+        try:
+            return standalone.right(list(self.classes), labels, answers)
+        except standalone.Refused as problem:
+            raise _typed(problem) from None
 
 
 def read_raw(path: str | PathLike[str]) -> dict[str, NDArray[Any]] | NDArray[Any]:

@@ -102,7 +102,7 @@ def as_data_set(name: str, loaded: Any, classes: Sequence[str] | None = None) ->
     if isinstance(loaded, DataSet):
         return loaded
     try:
-        (x_train, y_train), (x_test, y_test) = (_arrays(part) for part in loaded)
+        (x_train, y_train), (x_test, y_test) = (as_records(part) for part in loaded)
     except (TypeError, ValueError) as error:
         raise InvalidInput(name, type(loaded).__name__, f"a DataSet, or (training, test) records ({error})") from None
     known = classes or getattr(loaded[0], "classes", None)
@@ -112,7 +112,7 @@ def as_data_set(name: str, loaded: Any, classes: Sequence[str] | None = None) ->
     return DataSet(name, flat[0], y_train, flat[1], y_test, classes, shape=shape if x_train.ndim > 2 else ())
 
 
-def _arrays(part: Any) -> tuple[FloatArray, IntArray]:
+def as_records(part: Any) -> tuple[FloatArray, IntArray]:
     """Features and classes of (x, y), or of anything that has a length and (x, y) items."""
     if isinstance(part, tuple) and len(part) == 2:
         x, y = part

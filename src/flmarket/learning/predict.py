@@ -340,11 +340,16 @@ def predict(files: dict[str, bytes], records: Columns | NDArray[Any], which: str
 
 
 def right(classes: list[str], labels: NDArray[Any], answers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which answers are the class that a column says, read as the model's own were."""
+    """Which answers are the class that a column says, by name, or by number where no name is one of the classes."""
     try:
         texts = [_text(value) for value in np.asarray(labels).astype(np.float64).tolist()]
     except ValueError:
         texts = [str(value) for value in labels.tolist()]
+    if texts and not set(texts) & set(classes):
+        numbers = {str(k): name for k, name in enumerate(classes)}
+        if not set(texts) <= numbers.keys():
+            raise Refused("label", ", ".join(sorted(set(texts))[:5]), f"the classes {', '.join(classes[:20])}")
+        texts = [numbers[text] for text in texts]
     return np.array([classes[k] == text for k, text in zip(answers.tolist(), texts, strict=True)])
 
 
@@ -359,16 +364,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         files, records = read_files(given.model), read_records(given.records)
         answers, classes = predict(files, records, given.checkpoint), read_about(files)["classes"]
-        if given.label is not None and (isinstance(records, np.ndarray) or given.label not in records):
-            raise Refused("--label", given.label, "a column of the records")
+        good = None
+        if given.label is not None:
+            if isinstance(records, np.ndarray) or given.label not in records:
+                raise Refused("--label", given.label, "a column of the records")
+            good = right(classes, records[given.label], answers)
     except Refused as problem:
         print(problem, file=sys.stderr)
         return 2
     print("class")
     for answer in answers.tolist():
         print(classes[answer])
-    if given.label is not None and not isinstance(records, np.ndarray):
-        good = right(classes, records[given.label], answers)
+    if good is not None:
         print(f"{good.sum()} of {len(good)} right: {good.mean()}", file=sys.stderr)
     return 0
 

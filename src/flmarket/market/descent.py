@@ -40,26 +40,28 @@ def reach(local: LocalTraining) -> float:
 def descend(
     model: Model,
     starts: FloatArray,
-    data: Sequence[Records],
+    data: Sequence[Records] | None,
     noises: Sequence[NoiseSource],
     *,
     clip: float,
+    sizes: Sequence[int],
     scale: Sequence[Callable[[int, int], float]],
-    blind: bool = False,
 ) -> FloatArray:
     """Where each owner's noised steps end, (owners, p), from her own start.
 
-    `scale` says σ of each owner's steps, for so many records and steps. `blind`: noise only, as if nothing had been
-    learned; `data` is then looked at for its length alone.
+    `sizes` are the numbers of records, `scale` says σ of each owner's steps, for so many records and steps. Without
+    `data`: noise only, as if nothing had been learned.
     """
-    local, sizes = local_training(model), [len(own) for own in data]
+    local = local_training(model)
+    if data is not None and [len(own) for own in data] != list(sizes):
+        raise InvalidInput("records", [len(own) for own in data], f"{list(sizes)}, which the noise is for")
     steps = [int(local.plan(size)[0]) for size in sizes]
     sigmas = [sigma(k, n) * (1 + ROUNDING_ALLOWANCE) for sigma, k, n in zip(scale, sizes, steps, strict=True)]
     at, velocity = np.array(starts, dtype=np.float64), np.zeros_like(starts)
     for step in range(max(steps)):
         moving = [i for i, count in enumerate(steps) if step < count]
         means = np.zeros((len(moving), at.shape[1]))
-        if not blind:
+        if data is not None:
             means = clipped_gradients(model, at[moving], [data[i] for i in moving], clip)
         for mean, i in zip(means, moving, strict=True):
             sensitivity = 2 * clip / sizes[i]

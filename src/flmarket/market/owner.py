@@ -90,6 +90,8 @@ LARGEST_PARAMETER = 1e9
 LEAST_EPSILON = 1e-3
 # What "no cap" means to an account, which must have one.
 UNLIMITED = 1e9
+# Why an account has no room for what a kind of market sells.
+COUNTS_UPDATES = 'a cap of whole updates has no room for losses of records: unit = "record" with it'
 REPLAY = "replay"  # the refusal's code if the release was begun before
 MASKING = "masking"  # if a masked sum is not in order; the words say whose part
 _log = logging.getLogger(__name__)
@@ -133,6 +135,13 @@ class PrivacyCap:
         return ApproxDp(self.epsilon, self.delta)
 
 
+def holds_noise(cap: Cap) -> str:
+    """Why an account with this cap cannot hold Gaussian noise; empty if it can."""
+    inner = cap.loss if isinstance(cap, RecordLevel) else cap
+    pure = "a cap in ε alone cannot hold Gaussian noise: give delta with it, or rho instead"
+    return pure if isinstance(inner, PureDp) else ""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Owner:
     """Who she is, what she holds, what she asks and where her record lies.
@@ -150,7 +159,7 @@ class Owner:
     nobody sees the parts ("secure-aggregation"), where what protects her is also the noise of others.
 
     `holds` is how many records she sells where only her own app can read them; `x` and `y` are then left out, and
-    `trainer` says what is trained.
+    `trainer` says what is trained. `reads` has the app read so many of them, where the guard itself trains.
 
     `least_epsilon` and `least_records` are the least that she sells at once: they bound how often anybody can ask. She
     takes no price below `least_price` for a release, whatever her valuation says.
@@ -172,6 +181,7 @@ class Owner:
     privacy_budget: float
     cap: Cap
     holds: int | None = None
+    reads: Callable[[int], Records] | None = None
     record: Path = Path()
     value: float | None = None
     model: Model | None = None
@@ -224,6 +234,8 @@ class Owner:
 
     def records(self, count: int) -> Records:
         """The records that she sells: her first ones, which lie in random order."""
+        if self.reads is not None:
+            return self.reads(count)
         return Records(self.x[:count], self.y[:count])
 
     def trains(self, call: Announcement) -> Model | None:
@@ -333,11 +345,11 @@ class OwnerSide:
             least_budget=owner.least_epsilon, least_records=owner.least_records, unit=self.unit(call),
         )  # fmt: skip
 
-    def reported(self, owner: Owner, *, budget: float, least: float) -> Bid:
+    def reported(self, owner: Owner, call: Announcement, *, budget: float, least: float) -> Bid:
         """A bid that reports her value, where that is what is asked for."""
         return Bid(
             owner=owner.number, data_size=owner.data_size, privacy_budget=budget, kind=int(Kind.LINEAR),
-            rate=owner.value or 0.0, least_budget=least, least_records=owner.least_records,
+            rate=owner.value or 0.0, least_budget=least, least_records=owner.least_records, unit=self.unit(call),
         )  # fmt: skip
 
     def amount(self, loss: Event, call: Announcement | None = None) -> float:

@@ -14,7 +14,7 @@ from flmarket.bids import BidProfile, Kind, Valuations
 from flmarket.engines import Spec
 from flmarket.learning import DataSet, LocalTraining, Partition, SoftmaxRegression
 from flmarket.market import AuctionSpec, JointSpec, RewardSpec, SamplingSpec, Task
-from flmarket.privacy import Cap, PureDp, Uncapped, ZCdp
+from flmarket.privacy import Cap, PureDp, RecordLevel, Uncapped, ZCdp
 from flmarket.privacy.joint import LocalPerturbation
 
 KINDS = ("auction", "auction", "sampling", "reward", "joint")
@@ -74,8 +74,11 @@ def market(draw: random.Random, kind: str, name: str, owners: int) -> Spec:
 
 
 def drawn_cap(draw: random.Random, like: Cap | None = None) -> Cap:
-    """A cap: in ε, in ρ, or none for somebody who sells updates as they are; another one of the same sort as `like`."""
-    sort = draw.choice((PureDp, ZCdp, ZCdp, Uncapped)) if like is None else type(like)
+    """A cap: in ε, in ρ, in ρ of a record, or none for who sells updates as they are; of the same sort as `like`."""
+    sort = draw.choice((PureDp, ZCdp, RecordLevel, Uncapped)) if like is None else type(like)
     if sort is Uncapped:
         return Uncapped()
-    return PureDp(draw.choice((0.5, 2.0, 10.0))) if sort is PureDp else ZCdp(draw.choice((0.05, 0.5, 5.0)))
+    if sort is PureDp:
+        return PureDp(draw.choice((0.5, 2.0, 10.0)))
+    rho = ZCdp(draw.choice((0.05, 0.5, 5.0)))
+    return RecordLevel(rho) if sort is RecordLevel else rho

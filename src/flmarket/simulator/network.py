@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -28,7 +29,7 @@ from flmarket.ledger import DurableAccount
 from flmarket.market import Announcement, Bid, Order, Owner, kinds
 from flmarket.market import record as records
 from flmarket.market.kind import release_id
-from flmarket.privacy import Cap, NoiseSource, PureDp, SimulationNoise, ZCdp, event_to_dict
+from flmarket.privacy import Cap, Event, NoiseSource, PureDp, RecordLevel, SimulationNoise, ZCdp, event_to_dict
 from flmarket.simulator.chance import Chance, Crash
 from flmarket.simulator.clock import Clock
 from flmarket.simulator.disks import Disk, FailingConnection
@@ -283,7 +284,7 @@ def _kind(answer: Message) -> str:
 
 def sold_by(owner: Owner, order: Order) -> Sold:
     """What an order takes and what that costs her, by the formulas of the papers: linear valuations only."""
-    loss = event_to_dict(order.loss)
+    loss = _plain(order)
     if order.market == "auction":
         amount = pure(loss)
         cost = float(owner.valuation.rate[0]) * amount * order.records
@@ -327,7 +328,9 @@ class Intruder:
         order = unpack(Order, before)
         assert order is not None
         number = next(iter(event_values(order)), 1.0)
-        more = ZCdp(2 * number) if isinstance(order.loss, ZCdp) else PureDp(2 * number)
+        more: Event = PureDp(2 * number)
+        if isinstance(order.loss, ZCdp | RecordLevel):
+            more = ZCdp(2 * number) if isinstance(order.loss, ZCdp) else RecordLevel(ZCdp(2 * number))
         other = self.chance.choice("other node", sorted(self.network.nodes))
         changes: list[dict[str, object]] = [
             {}, {"loss": more}, {"price_micros": order.price_micros // 2}, {"price_micros": 10 * order.price_micros},
@@ -351,4 +354,11 @@ class Intruder:
 
 def event_values(order: Order) -> list[float]:
     """The numbers of an order's loss."""
-    return [value for value in event_to_dict(order.loss).values() if isinstance(value, float)]
+    return [value for value in _plain(order).values() if isinstance(value, float)]
+
+
+def _plain(order: Order) -> dict[str, Any]:
+    """An order's loss as values, of a record or not."""
+    loss = event_to_dict(order.loss)
+    inside: dict[str, Any] = loss.get("loss", loss)
+    return inside

@@ -22,7 +22,7 @@ from flmarket.errors import FlmarketError, PrivacyBudgetExhausted
 from flmarket.ledger import IdReused, Ledger, LedgerUnavailable, MemoryLedger, SqlLedger
 from flmarket.market import Checkpoint, MarketKind, RoundRecord, Rounds, new_task, owner_account
 from flmarket.market.kind import release_id
-from flmarket.privacy import Cap, PureDp, Uncapped, ZCdp
+from flmarket.privacy import Cap, PureDp, RecordLevel, Uncapped, ZCdp
 from flmarket.simulator import markets
 from flmarket.simulator.chance import Chance, Crash, Swarm
 from flmarket.simulator.clock import Clock, running
@@ -270,7 +270,7 @@ class NodeWorld:
             self._twice()
 
     def _register(self, node: Node) -> None:
-        caps: list[Cap] = [PureDp(0.5), PureDp(5.0), ZCdp(0.5), ZCdp(20.0)]
+        caps: list[Cap] = [PureDp(0.5), PureDp(5.0), RecordLevel(ZCdp(0.5)), ZCdp(20.0)]
         cap = self.chance.choice("registered", caps)
         try:
             self.ledger.register_cap(owner_account(node.number), cap)

@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flmarket.engines.flower import FileStore, OwnerFile
 from flmarket.engines.flower.certificates import node_keys
 from flmarket.engines.flower.deployment import Deployment
 from flmarket.engines.flower.processes import free_ports, processes_marked
+from flmarket.learning.bundle import Bundle, read_raw
 from flmarket.ledger import AwardState, EntryKind, SqlLedger
 from flmarket.market.masking import Summing
 
@@ -59,8 +61,29 @@ def await_true(condition, seconds=PATIENCE):
     raise AssertionError("it did not happen")
 
 
-def test_one_command_runs_a_deployment_and_the_ledger_verifies(tmp_path):
-    command = flmarket("deploy", "local", "--nodes", "3", "--rounds", "2", "--out", str(tmp_path / "d"), "--json")
+OWN = """
+task = {name = "grades", rounds = 9, bidders_per_round = 3, budget_factor = 1.2, learning_rate = 2.0}
+data = {train = "train.csv", test = "test.csv", label = "grade", owners = 9, partition = "equal"}
+owners = {privacy_budget = [6.0, 6.0], privacy_cap = 40.0}
+mechanism = {auction = "all-in"}
+"""
+
+
+def write_grades(path, rows, seed):
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(2, size=rows)
+    lines = [f"{1e5 + 300 * k + rng.normal() * 90},{rng.random()},g{k}" for k in kind]
+    path.write_text("\n".join(["pressure,share,grade", *lines]) + "\n")
+
+
+def test_one_command_sells_own_tables_and_what_was_bought_scores_as_reported(tmp_path):
+    (tmp_path / "market.toml").write_text(OWN)
+    write_grades(tmp_path / "train.csv", 300, 0)
+    write_grades(tmp_path / "test.csv", 101, 1)
+    command = flmarket(
+        "deploy", "local", str(tmp_path / "market.toml"), "--nodes", "3", "--rounds", "2", "--out", str(tmp_path / "d"),
+        "--json",
+    )  # fmt: skip
     mark = mark_of(command)
     output, errors = command.communicate(timeout=PATIENCE)
     assert command.returncode == 0, errors
@@ -76,6 +99,10 @@ def test_one_command_runs_a_deployment_and_the_ledger_verifies(tmp_path):
         assert owner["epsilon_total"] <= owner["epsilon_cap"]
         assert (owner["releases"] > 0) == (owner["paid_micros"] > 0)
     assert len(facts["accuracy"]) == 2
+    bundle, raw = Bundle.read(tmp_path / "d"), read_raw(tmp_path / "test.csv")
+    assert np.mean(bundle.right(raw["grade"], bundle.predict(raw))) == facts["accuracy"][-1]
+    assert Path(facts["model"]).name == "model.zip"
+    assert bundle.card["bill"]["awards"]["posted"] == facts["awards"]["posted"]
     verified = flmarket("ledger", "verify", "--db", facts["ledger"])
     told = verified.communicate(timeout=PATIENCE)
     assert verified.returncode == 0, told

@@ -27,6 +27,7 @@ from flmarket.errors import ConfigError, InvalidInput
 from flmarket.ledger import DurableAccount
 from flmarket.market import Bid, Checkpoint, Order, RoundPlan, RoundRecord
 from flmarket.market.masking.guarding import public_identity
+from flmarket.market.owner import COUNTS_UPDATES
 from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
 
 ROOT = Path(__file__).parents[3]
@@ -128,15 +129,18 @@ def test_owner_commands(tmp_path):
     assert "not in client sampling: no value is given" in said
     assert {market for market, why in told["stays_out"].items() if why} == {"sampling", "reward", "joint"}
     text = (folder / "owner.toml").read_text()
-    text = re.sub(r"(?m)^(# delta|epsilon) = .*\n", "", text)  # updates without noise fit under no cap
+    text = re.sub(r"(?m)^(# delta|# unit|epsilon) = .*\n", "", text)  # updates without noise fit under no cap
     (folder / "owner.toml").write_text(re.sub(r"^# (?=\[?\w+( =|\]))", "", text, flags=re.MULTILINE))
-    assert set(OwnerFile.load(folder / "owner.toml").stays_out().values()) == {""}, "with all that the template names"
+    out = OwnerFile.load(folder / "owner.toml").stays_out()
+    assert set(out.values()) == {"", COUNTS_UPDATES}, "with all that the template names"
+    assert out["reward"] == COUNTS_UPDATES
 
 
-def test_the_owner_file_in_the_docs_is_accepted_and_takes_part_in_everything(tmp_path):
+def test_the_owner_file_in_the_docs_is_accepted_and_takes_part_in_all_that_sells_updates(tmp_path):
     page = (ROOT / "docs/flower.md").read_text()
     (tmp_path / "owner.toml").write_text(page.partition("`owner.toml`:\n\n```\n")[2].partition("```")[0])
-    assert set(OwnerFile.load(tmp_path / "owner.toml").stays_out().values()) == {""}
+    out = OwnerFile.load(tmp_path / "owner.toml").stays_out()
+    assert {kind for kind, why in out.items() if why} == {"reward"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

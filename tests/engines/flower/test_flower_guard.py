@@ -16,7 +16,16 @@ from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Delivery, Refu
 from flmarket.ledger import DurableAccount
 from flmarket.market import Announcement, Bid, Order
 from flmarket.market.record import close_records
-from flmarket.privacy import ApproxDp, ExponentialRelease, GaussianRelease, PureDp, Unprotected, ZCdp, event_to_dict
+from flmarket.privacy import (
+    ApproxDp,
+    ExponentialRelease,
+    GaussianRelease,
+    PureDp,
+    RecordLevel,
+    Unprotected,
+    ZCdp,
+    event_to_dict,
+)
 
 CALL, ORDER = call(), order()
 
@@ -34,7 +43,7 @@ def test_an_award_that_was_bid_for_is_released_once_and_charged(desk):
     assert desk.releases == ["t/0/7"]
 
 
-ALL_ROUNDS = {"market": "reward", "loss": ZCdp(0.1)}
+ALL_ROUNDS = {"market": "reward", "loss": RecordLevel(ZCdp(0.1))}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from flmarket.errors import ConfigError
 from flmarket.learning import LocalTraining, SoftmaxRegression, described
 from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
 from flmarket.market import owner_account
-from flmarket.privacy import ApproxDp, PureDp, Unprotected, ZCdp
+from flmarket.market.owner import COUNTS_UPDATES
+from flmarket.privacy import ApproxDp, PureDp, RecordLevel, Unprotected, ZCdp
 from flmarket.sampling import OptimalSampling, Uniform
 
 DATA = {"name": "breast-cancer", "owners": 4, "partition": "equal"}
@@ -144,7 +145,7 @@ def test_an_owners_folder_says_what_the_market_says_of_her(kind, prepared):
     else:
         assert values == list(spec.privacy_values if kind == "reward" else spec.costs)
     if kind in ("reward", "joint"):
-        assert owner.cap == ApproxDp(60.0, 1e-5)
+        assert owner.cap == (RecordLevel(ApproxDp(60.0, 1e-5)) if kind == "reward" else ApproxDp(60.0, 1e-5))
     if kind == "joint":
         assert owner.privacy_budget == spec.epsilon
         assert described(owner.trains(spec.kind().announcement(0))) == described(spec.model)
@@ -152,7 +153,7 @@ def test_an_owners_folder_says_what_the_market_says_of_her(kind, prepared):
 
 def test_without_a_cap_the_files_have_one_that_never_binds(prepared):
     deployment = prepared("reward", owners={"privacy_cap": float("inf")})
-    assert OwnerFile.load(deployment.owner_folder(0) / "owner.toml").cap.cap() == ZCdp(1e9)
+    assert OwnerFile.load(deployment.owner_folder(0) / "owner.toml").cap.cap() == RecordLevel(ZCdp(1e9))
     with SqlLedger(deployment.ledger_url) as ledger:
         assert ledger.cap("owner-0") is None
 
@@ -267,6 +268,7 @@ def test_every_field_is_checked(section, planted, key, tmp_path):
     assert set(OwnerFile.load(path).stays_out().values()) == {
         "",
         "allow_raw is not true, and updates would leave without noise",
+        COUNTS_UPDATES,
     }
     path.write_text(toml_text(GOOD | (planted if section is None else {section: GOOD[section] | planted})))
     with pytest.raises(ConfigError, match=rf"owner\.toml: {key}"):

@@ -13,7 +13,7 @@ from flmarket.engines.flower import FileStore, KindStrategy, client_app, simulat
 from flmarket.errors import MechanismViolation
 from flmarket.learning import load, partition, to_named
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.privacy import ZCdp
+from flmarket.privacy import RecordLevel, ZCdp
 from flmarket.sampling import OptimalSampling, Uniform
 
 NO_CAP = {"privacy_cap": float("inf")}
@@ -80,7 +80,7 @@ def test_reward_game_as_simulated(market, tmp_path):
     np.testing.assert_array_equal(expected.parameters, found.parameters)
     assert list(books.awards()) == list(found.ledger.awards())
     assert expected.over_rounds() == [record.metrics["accuracy"] for record in found.records]
-    spent = {release.award_id: release.guarantee.rho for release in found.ledger.releases()}
+    spent = {release.award_id: release.guarantee.loss.rho for release in found.ledger.releases()}
     assert spent == {f"tumours/0/{i}": pytest.approx(expected.rho[i]) for i in np.flatnonzero(expected.rho)}
 
 
@@ -175,7 +175,7 @@ def test_reward_game_goes_on_without_one_who_fails(market, stage):
     weights = played.records[1].weights
     assert weights[0] == 0
     assert weights.sum() == pytest.approx(1)
-    given = {release.award_id: release.guarantee.rho for release in played.ledger.releases()}
+    given = {release.award_id: release.guarantee.loss.rho for release in played.ledger.releases()}
     assert given[f"tumours/0/{users[0]}"] == pytest.approx(ready.spec.announced().rho[users[0]] / 3)
 
 
@@ -187,8 +187,8 @@ def test_a_registered_cap_that_she_passed_costs_her_the_award_and_nobody_else(ma
     ready = stage(config.stackelberg_training())
     rho = ready.spec.announced().rho
     users = np.flatnonzero(rho > 0).tolist()
-    ready.ledger.register_cap(f"owner-{users[0]}", ZCdp(float(rho[users[0]]) / 2))
-    ready.ledger.register_cap(f"owner-{users[1]}", ZCdp(float(rho[users[1]]) * 2))
+    ready.ledger.register_cap(f"owner-{users[0]}", RecordLevel(ZCdp(float(rho[users[0]]) / 2)))
+    ready.ledger.register_cap(f"owner-{users[1]}", RecordLevel(ZCdp(float(rho[users[1]]) * 2)))
     played = ready.play()
     states = {award.owner: award.state for award in played.ledger.awards()}
     assert states.pop(f"owner-{users[0]}") is AwardState.VOIDED

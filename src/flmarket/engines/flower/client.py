@@ -65,6 +65,9 @@ class OwnerGuard:
                 owner.number, Refused("unknown", "this owner answers bids, orders and nothing else"), message
             )
         call = unpack(Announcement, message) if asked in (BID, TRAIN) else None
+        declined = None if call is None else self.declined(owner, call)
+        if declined is not None:
+            return _refusal(owner.number, declined, message)
         if call is not None:
             bid, seen = guard.bid(call, unpack_head(message))
             return reply(bid, message, head=seen, identity=public_identity(owner))
@@ -73,6 +76,10 @@ class OwnerGuard:
             words = "bids are asked for by an announcement, work and releases by an order"
             return _refusal(owner.number, Refused("malformed", words), message)
         return self.carried_out(guard, order, message, context, call_next)
+
+    def declined(self, owner: Owner, call: Announcement) -> Refused | None:
+        """Why this machine is not for what is announced, if that is known by its terms; the owner decides the rest."""
+        return None
 
     def carried_out(
         self, guard: Guard, order: Order, message: Message, context: Context, call_next: ClientAppCallable

@@ -266,10 +266,10 @@ def _records(clip: float, settings: str) -> RecordNoise:
     """The noise as an announcement says it; raises InvalidInput if it says something else."""
     try:
         said = json.loads(settings)
-        if said.keys() != {"unit", "delta"} or said["unit"] != RecordNoise.unit:
+        if said["unit"] != RecordNoise.unit:
             raise ValueError
         return RecordNoise(clip=clip, delta=said["delta"])
-    except (TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError):
         raise InvalidInput("settings", settings, 'unit = "record" and a delta') from None
 
 
@@ -356,8 +356,9 @@ class AuctionSide(OwnerSide):
         call, starts = works[0].call, np.stack([work.parameters for work in works])
         mechanism = _records(call.clip, call.settings)
         ends = descend(
-            works[0].model, starts, [work.records for work in works],
-            [work.owner.noise(work.order) for work in works], clip=call.clip, blind=blind,
+            works[0].model, starts, None if blind else [work.records for work in works],
+            [work.owner.noise(work.order) for work in works], clip=call.clip,
+            sizes=[work.order.records for work in works],
             scale=[partial(mechanism.scale, self.amount(work.order.loss, call)) for work in works],
         )  # fmt: skip
         return np.asarray(starts - ends)

@@ -56,9 +56,21 @@ from flmarket.market.kind import (
     RoundPlan,
     say,
 )
-from flmarket.market.owner import Owner, OwnerSide, PrivacyCap, Streams, Work
+from flmarket.market.owner import Owner, OwnerSide, PrivacyCap, Streams, Work, holds_noise
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
-from flmarket.privacy import ApproxDp, Cap, Event, GaussianRelease, NoiseSource, PureDp, Uncapped, Unprotected
+from flmarket.privacy import (
+    ApproxDp,
+    Cap,
+    Event,
+    GaussianRelease,
+    NoiseSource,
+    PureDp,
+    RecordLevel,
+    Uncapped,
+    Unit,
+    Unprotected,
+    unit_of,
+)
 from flmarket.privacy.composition import zcdp_rho
 from flmarket.privacy.events import checked_number
 from flmarket.privacy.joint import JointPrivacy, LocalPerturbation, account_of
@@ -129,9 +141,14 @@ class JointSpec:
         if self.stop_accuracy is not None:
             checked_number("stop_accuracy", self.stop_accuracy, 0.0, 1.0)
         to_micros("budget", self.budget)
-        _ = self.perturbation is None or self.cap.gaussian  # refused where no account can hold such noise
+        _ = self.perturbation is None or self.owners_cap  # refused where no account can hold such noise
         if self.perturbation is not None and self.perturbation.unit == "record":
             checked_local(self.model, self.data, self.perturbation.clip)
+
+    @property
+    def owners_cap(self) -> Cap:
+        """What every client's account is capped at, in the unit that the noise protects."""
+        return self.cap.records if _unit(self.perturbation) == "record" else self.cap.gaussian
 
     def bids(self) -> BidProfile:
         """A cost is for taking part at all, whatever the ε: a step."""
@@ -172,7 +189,7 @@ class JointSpec:
             labels = adversary.labels(labels, self.data.n_classes)
         return Owner(
             number=number, x=self.data.x_train[rows], y=labels, privacy_budget=self.epsilon, model=self.model,
-            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped() if raw else self.cap.gaussian,
+            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped() if raw else self.owners_cap,
             record=record, value=float(np.asarray(self.costs)[number]), classes=self.data.n_classes, allow_raw=raw,
             adversary=adversary, simulation_seed=self.seed if seeded else None,
         )  # fmt: skip
@@ -266,6 +283,16 @@ def _noise(clip: float, settings: str) -> LocalPerturbation:
         raise InvalidInput("settings", settings, "M3's delta, clipped, calibration and unit") from None
 
 
+def _unit(noise: LocalPerturbation | None) -> Unit:
+    """What losses are for, as accounts count them; what nothing protects is whole."""
+    return "record" if noise is not None and noise.unit == "record" else "update"
+
+
+def _of_unit(noise: LocalPerturbation, loss: ApproxDp | GaussianRelease) -> Event:
+    """A loss by this noise, of what the noise protects."""
+    return RecordLevel(loss) if _unit(noise) == "record" else loss
+
+
 class JointSide(OwnerSide):
     """She reports her cost once; every round her parameters leave, clipped and noised (M3), and her own stay (M5)."""
 
@@ -275,27 +302,34 @@ class JointSide(OwnerSide):
         """Without a cost to report, or an account that holds Gaussian noise."""
         if value is None:
             return "no value is given"
-        pure = "a cap in ε alone cannot hold Gaussian noise: give delta with it, or rho instead"
-        return pure if isinstance(cap, PureDp) else ""
+        return holds_noise(cap)
+
+    def unit(self, call: Announcement) -> Unit:
+        """Her whole data set, or any one record, by the noise that is announced."""
+        return _unit(_noise(call.clip, call.settings) if call.perturbation else None)
 
     def bid(self, owner: Owner, call: Announcement) -> Bid:
         """Her cost of taking part, and the most ε of one upload."""
         budget = owner.privacy_budget if call.perturbation else float("inf")
-        return self.reported(owner, budget=budget, least=owner.least_epsilon)
+        return self.reported(owner, call, budget=budget, least=owner.least_epsilon)
 
     def amount(self, loss: Event, call: Announcement | None = None) -> float:
         """ε of one upload, at the announced δ."""
         if call is not None and not call.perturbation and isinstance(loss, Unprotected):
             return float("inf")
-        if not isinstance(loss, ApproxDp) or (call and loss.delta != _noise(call.clip, call.settings).delta):
+        inner = loss.loss if isinstance(loss, RecordLevel) else loss
+        if call is not None and call.perturbation and unit_of(loss) != self.unit(call):
+            raise InvalidInput("loss", loss, f"a loss of the {self.unit(call)}, as was announced")
+        if not isinstance(inner, ApproxDp) or (call and inner.delta != _noise(call.clip, call.settings).delta):
             raise InvalidInput("loss", loss, "ε of one upload, at the announced δ")
-        return loss.epsilon
+        return inner.epsilon
 
     def guarantee(self, amount: float, records: int, call: Announcement) -> Event:
         """What M3's noise promises for her whole data set, or for each record."""
         if call.perturbation != LocalPerturbation.name:
             raise InvalidInput("perturbation", call.perturbation, LocalPerturbation.name)
-        return _noise(call.clip, call.settings).guarantee(amount)
+        noise = _noise(call.clip, call.settings)
+        return _of_unit(noise, noise.guarantee(amount))
 
     def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[Callable[[float], Event], int]:
         """An upload every round."""
@@ -311,7 +345,7 @@ class JointSide(OwnerSide):
 
     def trains_itself(self, call: Announcement) -> bool:
         """Where records are protected: then every record's gradient is clipped."""
-        return bool(call.perturbation) and _noise(call.clip, call.settings).unit == "record"
+        return self.unit(call) == "record"
 
     noises_itself = trains_itself
 
@@ -333,8 +367,9 @@ class JointSide(OwnerSide):
         call = works[0].call
         mechanism = _noise(call.clip, call.settings)
         return descend(
-            works[0].model, starts, [work.records for work in works],
-            [work.owner.noise(work.order) for work in works], clip=call.clip, blind=blind,
+            works[0].model, starts, None if blind else [work.records for work in works],
+            [work.owner.noise(work.order) for work in works], clip=call.clip,
+            sizes=[work.order.records for work in works],
             scale=[partial(mechanism.scale, self.amount(work.order.loss, call)) for work in works],
         )  # fmt: skip
 
@@ -373,6 +408,7 @@ class JointKind(MarketKind):
         start = spec.model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.name, spec.rounds, spec.model, start, buyer)
         self.spec, self._model_text, noise = spec, say(spec.model), spec.perturbation
+        self.unit = _unit(noise)
         self.notes = {"total_size": 0.0, "looks": 0, "done": False}
         self.choices: list[Choice | None] = []
         self.included: list[NDArray[np.bool_]] = []
@@ -450,7 +486,8 @@ class JointKind(MarketKind):
         """A cost, as much privacy as every upload takes, and the records that the market counts on."""
         sizes = self.spec.partition.sizes
         holds = bid.owner < sizes.size and bid.data_size >= sizes[bid.owner]
-        return bool(0 < bid.rate < _STAYS_OUT and bid.privacy_budget >= self.spec.epsilon and holds)
+        sells = bid.privacy_budget >= self.spec.epsilon and bid.unit == self.unit
+        return bool(0 < bid.rate < _STAYS_OUT and sells and holds)
 
     def plan(self, index: int, bids: Mapping[int, Bid]) -> RoundPlan:
         """The chosen clients; those who are out are passed over."""
@@ -460,17 +497,21 @@ class JointKind(MarketKind):
         spec, chosen = self.spec, self.chosen
         if not chosen.clients.size:
             return RoundPlan(index)
-        noise, total = spec.perturbation, float(self.notes["total_size"]) if spec.mixing and index else 0.0
+        total = float(self.notes["total_size"]) if spec.mixing and index else 0.0
         orders = tuple(
             self.order(
                 index, i, price_micros=int(chosen.paid_micros[i]), records=int(chosen.records[i]), learning_rate=0.0,
-                loss=Unprotected() if noise is None else ApproxDp(float(chosen.epsilon[i]), noise.delta),
-                total_size=total,
+                loss=self._upload_loss(float(chosen.epsilon[i])), total_size=total,
             )
             for i in chosen.clients.tolist()
         )  # fmt: skip
         budget = max(chosen.budget_micros, int(chosen.paid_micros.sum()))
         return RoundPlan(index, f"{self.task}/budget", budget, orders)
+
+    def _upload_loss(self, epsilon: float) -> Event:
+        """What an order asks for."""
+        noise = self.spec.perturbation
+        return Unprotected() if noise is None else _of_unit(noise, ApproxDp(epsilon, noise.delta))
 
     def award(self, order: Order) -> Award:
         """For the uploads of all rounds agreed on."""
@@ -536,6 +577,7 @@ class JointKind(MarketKind):
             plan.index, np.arange(n), spec.partition.sizes.astype(np.float64), rho,
             chosen.paid_micros * int(last), tuple(shown), tuple(reasons), weights,
             chosen.budget_micros * int(last), noise, {name: found[name] for name in ("accuracy", "loss")}, "rho",
+            self.unit,
         )  # fmt: skip
 
     def privacy(self) -> JointPrivacy:
@@ -600,7 +642,7 @@ class JointKind(MarketKind):
         if noise is None or rounds == 0:
             return None
         once = noise.guarantee(self.side.amount(order.loss, self._call)).noise_multiplier
-        return Release(order.award, noise.name, GaussianRelease(once / np.sqrt(rounds)))
+        return Release(order.award, noise.name, _of_unit(noise, GaussianRelease(once / np.sqrt(rounds))))
 
 
 class AboveThreshold:

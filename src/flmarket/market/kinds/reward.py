@@ -14,7 +14,7 @@ NumPy's: right in distribution and not safe to release.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -50,9 +50,20 @@ from flmarket.market.kind import (
     RoundPlan,
     say,
 )
-from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, PrivacyCap, Work
+from flmarket.market.owner import COUNTS_UPDATES, UNLIMITED, Owner, OwnerSide, PrivacyCap, Work, holds_noise
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
-from flmarket.privacy import Cap, Event, GaussianZCdp, NoiseSource, PureDp, ZCdp, clip_l2, gaussian_epsilon
+from flmarket.privacy import (
+    Cap,
+    Event,
+    GaussianZCdp,
+    NoiseSource,
+    RecordLevel,
+    Unit,
+    ZCdp,
+    clip_l2,
+    gaussian_epsilon,
+    unit_of,
+)
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 
 Weighting = Literal["equal", "rho"]
@@ -159,7 +170,7 @@ class RewardSpec:
             raise InvalidInput("rounds, weighting", (self.rounds, self.weighting), "a whole number; 'equal' or 'rho'")
         checked_number("delta", self.delta, 1e-30, 0.5)
         to_micros("reward", 0.0 if self.reward is None else self.reward)
-        _ = self.cap.gaussian  # refused where no account can hold such noise
+        _ = self.cap.records  # refused where no account can hold such noise
         self.game()  # its own checks, before anything runs
 
     @property
@@ -181,7 +192,7 @@ class RewardSpec:
         rows = self.partition.records(number)[: self.records]
         return Owner(
             number=number, x=self.data.x_train[rows], y=self.data.y_train[rows], privacy_budget=UNLIMITED,
-            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=self.cap.gaussian, record=record, model=self.model,
+            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=self.cap.records, record=record, model=self.model,
             value=float(np.asarray(self.privacy_values)[number]), cost=self.cost, classes=self.data.n_classes,
             simulation_seed=self.seed if seeded else None,
         )  # fmt: skip
@@ -234,31 +245,35 @@ class RewardSide(OwnerSide):
     asks_once = lasting = True
 
     def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
-        """Without a value to report, or an account that holds Gaussian noise."""
+        """Without a value to report, or an account that holds Gaussian noise for records."""
         if value is None:
             return "no value is given"
-        pure = "a cap in ε alone cannot hold Gaussian noise: give delta with it, or rho instead"
-        return pure if isinstance(cap, PureDp) else ""
+        return holds_noise(cap) or ("" if unit_of(cap) == "record" else COUNTS_UPDATES)
+
+    def unit(self, call: Announcement) -> Unit:
+        """Any one record."""
+        return "record"
 
     def bid(self, owner: Owner, call: Announcement) -> Bid:
         """Her value of privacy; her budget is ρ over all rounds."""
-        return self.reported(owner, budget=owner.privacy_budget, least=owner.least_epsilon**2 / 2)  # ρ of a pure ε
+        least = owner.least_epsilon**2 / 2  # ρ of a pure ε
+        return self.reported(owner, call, budget=owner.privacy_budget, least=least)
 
     def amount(self, loss: Event, call: Announcement | None = None) -> float:
-        """ρ over all rounds."""
-        if not isinstance(loss, ZCdp):
-            raise InvalidInput("loss", loss, "ρ")
-        return loss.rho
+        """ρ over all rounds, of a record."""
+        if not isinstance(loss, RecordLevel) or not isinstance(loss.loss, ZCdp):
+            raise InvalidInput("loss", loss, "ρ of a record")
+        return loss.loss.rho
 
     def guarantee(self, amount: float, records: int, call: Announcement) -> Event:
         """One round's share of ρ, for one record."""
         if call.perturbation != GaussianZCdp.name:
             raise InvalidInput("perturbation", call.perturbation, GaussianZCdp.name)
-        return ZCdp(amount / call.rounds)
+        return _of_record(amount / call.rounds)
 
-    def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[type[ZCdp], int]:
+    def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[Callable[[float], Event], int]:
         """ρ is for all rounds."""
-        return ZCdp, 1
+        return _of_record, 1
 
     def is_sound(self, call: Announcement) -> bool:
         """The noise source adds it to a lattice."""
@@ -292,6 +307,10 @@ class RewardSide(OwnerSide):
 _family = lru_cache(maxsize=16)(family)
 
 
+def _of_record(rho: float) -> RecordLevel:
+    return RecordLevel(ZCdp(rho))
+
+
 class RewardKind(MarketKind):
     """A `RewardSpec` as the round plays it: values are reported once, shares held until the end.
 
@@ -301,6 +320,7 @@ class RewardKind(MarketKind):
 
     name = "reward"
     side = RewardSide()
+    unit = "record"
 
     def __init__(self, spec: RewardSpec, buyer: str = "buyer") -> None:
         model = spec.model
@@ -329,7 +349,8 @@ class RewardKind(MarketKind):
 
     def accepts(self, bid: Bid) -> bool:
         """A value of privacy that the game can be solved for."""
-        return _LEAST_VALUE <= bid.rate < _STAYS_OUT and bid.data_size >= self.spec.records
+        solvable = _LEAST_VALUE <= bid.rate < _STAYS_OUT and bid.data_size >= self.spec.records
+        return solvable and bid.unit == self.unit
 
     def plan(self, index: int, bids: Mapping[int, Bid]) -> RoundPlan:
         """The same orders every round; owners whose share is gone are passed over."""
@@ -339,8 +360,8 @@ class RewardKind(MarketKind):
         game, spec = self.game, self.spec
         orders = tuple(
             self.order(
-                index, i, loss=ZCdp(float(game.rho[i])), price_micros=int(game.paid_micros[i]), records=spec.records,
-                learning_rate=spec.learning_rate,
+                index, i, loss=_of_record(float(game.rho[i])), price_micros=int(game.paid_micros[i]),
+                records=spec.records, learning_rate=spec.learning_rate,
             )
             for i in np.flatnonzero(game.rho > 0).tolist()
         )  # fmt: skip
@@ -392,6 +413,7 @@ class RewardKind(MarketKind):
             plan.index, users, np.full(users.size, float(spec.records)), game.rho[users] / self.rounds,
             game.paid_micros[users] * int(last), shown, tuple(a.reason for a in ends), weights,
             plan.deposit_micros * int(last), noise, self.model.evaluate(self.parameters, spec.data.test), "rho",
+            self.unit,
         )  # fmt: skip
 
     def _given(self, order: Order, rounds: int) -> Release | None:
@@ -399,7 +421,7 @@ class RewardKind(MarketKind):
         if rounds == 0:
             return None
         rho = self.side.amount(order.loss, self.announcement(0))
-        return Release(order.award, GaussianZCdp.name, ZCdp(rho * rounds / self.rounds))
+        return Release(order.award, GaussianZCdp.name, _of_record(rho * rounds / self.rounds))
 
 
 def _empty(terms: StackelbergResult, index: int) -> RoundRecord:
@@ -407,4 +429,6 @@ def _empty(terms: StackelbergResult, index: int) -> RoundRecord:
     spec, nobody, owners = terms.spec, np.empty(0), np.empty(0, dtype=np.int64)
     metrics = spec.model.evaluate(terms.parameters, spec.data.test)
     budget = terms.reward_micros * int(index == spec.rounds - 1)
-    return RoundRecord(index, owners, nobody, nobody, owners, (), (), nobody, budget, float("inf"), metrics, "rho")
+    return RoundRecord(
+        index, owners, nobody, nobody, owners, (), (), nobody, budget, float("inf"), metrics, "rho", RewardKind.unit
+    )

@@ -316,7 +316,7 @@ class SamplingSide(OwnerSide):
 
     def bid(self, owner: Owner, call: Announcement) -> Bid:
         """Her cost of taking part."""
-        return self.reported(owner, budget=float("inf"), least=owner.least_epsilon)
+        return self.reported(owner, call, budget=float("inf"), least=owner.least_epsilon)
 
     def amount(self, loss: Event, call: Announcement | None = None) -> float:
         """Unbounded."""

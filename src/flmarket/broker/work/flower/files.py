@@ -20,6 +20,7 @@ from typing import Any, Self
 from sqlalchemy import make_url
 
 from flmarket.broker.settings import Settings
+from flmarket.engines.config import DataFile
 from flmarket.errors import ConfigError
 from flmarket.learning.data.files import DATA_VARIABLE
 
@@ -44,7 +45,10 @@ class RunFile:
             "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().absolute()),
             "flower_folder": str(settings.flower_folder.absolute()),
         }
-        return cls(settings.model_dump(mode="json", include=_TOLD) | paths)
+        sets = [
+            str(Path(name).expanduser().absolute()) if DataFile.is_one(name) else name for name in settings.data_sets
+        ]
+        return cls(settings.model_dump(mode="json", include=_TOLD) | paths | {"data_sets": sets})
 
     @classmethod
     def load(cls, path: Path) -> Self:
