@@ -82,6 +82,11 @@ class Summing:
         }  # fmt: skip
         return sorted(before.get(self.stage, ()))
 
+    @property
+    def stayed(self) -> list[int]:
+        """Who has answered this stage so far."""
+        return sorted(self._came)
+
     def questions(self) -> dict[int, bytes]:
         """What each owner who is left is asked now, but for those who have answered."""
         terms, asked = self.terms, [owner for owner in self.left if owner not in self._came]
@@ -189,14 +194,12 @@ class Summing:
             secret = self._recovered(dealer, known)
             if dealer in alive:
                 if seed_commitment(terms, dealer, secret) != self.adverts[dealer].seed:
-                    raise SumVoid(
-                        str(Tampered(dealer, "share", "her shares are not of the seed that she committed to"))
-                    )
+                    raise self._blamed(dealer, "her shares are not of the seed that she committed to")
                 masks.append((self_key(terms, dealer, secret), -1))
                 continue
             private = secret_key(secret)
             if public_key(private) != self.adverts[dealer].mask_key:
-                raise SumVoid(str(Tampered(dealer, "share", "her shares are not of her key")))
+                raise self._blamed(dealer, "her shares are not of her key")
             for peer in terms.neighbours(dealer):
                 if peer in alive:
                     key = pair_key(terms, private, self.adverts[peer].mask_key, dealer, peer)
@@ -213,8 +216,13 @@ class Summing:
             known[holders] = weights(holders)
         secret = recovered({one: parts[one] for one in holders}, known[holders])
         if secret is None:
-            raise SumVoid(str(Tampered(dealer, "share", "her shares are of no secret")))
+            raise self._blamed(dealer, "her shares are of no secret")
         return secret
+
+    def _blamed(self, dealer: int, why: str) -> SumVoid:
+        """The sum is void, and everybody is told through whom."""
+        self.problems.append(Tampered(dealer, "share", why))
+        return SumVoid(str(self.problems[-1]))
 
     # what outlives a process
 

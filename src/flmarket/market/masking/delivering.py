@@ -3,8 +3,8 @@
 Whatever reaches owners comes in as one function that asks (`AskOwners`): Flower's grid, or a call in the same process.
 What each stage left is stored before the next begins, so a server that ends is followed by one that goes on: owners
 repeat what they have said. The survivor with the least number is booked as having delivered the whole sum, the others
-as having delivered zeros, because nobody knows more. If the sum is void nobody has delivered; awards then expire, money
-goes back, and no release is booked.
+as having delivered zeros, because nobody knows more. If the sum is void, those who answered to the last have delivered
+empty vectors: they stayed, and there is nothing to see (`flmarket.market.summing`).
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def summed(
         summing = _begun(call, orders, identities, store.exchange(index))
         try:
             exchange(summing, asked, lambda state: store.save_exchange(index, state))
+        except SumVoid:
+            told.update({owner: Delivered(ReleasedUpdate(np.zeros(0))) for owner in summing.stayed})
+            raise
         finally:
             told.update({one.owner: Refused(MASKING, str(one)) for one in summing.problems})
         delivered = dict.fromkeys(summing.survivors, np.zeros(call.parameters))
