@@ -36,7 +36,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
-from flmarket.aggregation import robust
+from flmarket.aggregation import Trust, robust
 from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
 from flmarket.engines import config
@@ -44,7 +44,7 @@ from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.market import kinds
 from flmarket.privacy import PureDp
-from flmarket.trust import task_words
+from flmarket.trust import TrustWords, task_words
 
 # Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
 DEFAULT_CAP_TOTAL = 3.0
@@ -208,10 +208,11 @@ class TaskRequest(Request):
     """A buyer's order: the sections of a market file. What it may cost at most is taken into escrow, and what is not
     spent comes back: `rounds` × `budget_per_round` in an auction and in the operator's own kinds, `rounds` ×
     `sampling.hard_cap` where clients are sampled, `reward.reward` in the reward game, `joint.budget` in a joint market.
-    In kinds other than auctions all owners are simulated: accounts here are in pure ε, which holds neither Gaussian
-    noise nor updates without any."""
+    In kinds other than auctions, and with secure aggregation, all owners are simulated: accounts here are in pure ε,
+    which holds neither Gaussian noise nor updates without any."""
 
     kind: Annotated[str, _Listed(kinds.names)] = "auction"
+    trust: Trust = "local"
     seed: Seed = 0
     task: Annotated[
         config.TaskSection,
@@ -284,6 +285,7 @@ class TaskRequest(Request):
             validation=Le(100_000),
         ),
     ] = _section()
+    secure: Annotated[config.SecureSection, _Within()] = _section()
     market: Annotated[dict[str, Any], AfterValidator(_small_market)] = {}
     broker: Annotated[
         config.BrokerSection,
@@ -340,7 +342,7 @@ class TaskRequest(Request):
     def aggregation_name(self) -> str:
         """How updates become one."""
         rules = {"sampling": "unbiased", "reward": f"{self.reward.weighting} weights", "joint": self.joint.aggregation}
-        return rules.get(self.kind, self.mechanism.aggregation)
+        return rules.get(self.kind, self.mechanism.rule(self.trust))
 
     def with_budget(self, budget_micros: int) -> Self:
         """The same order at another budget."""
@@ -461,14 +463,23 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
     if order.kind == "auction" and order.mechanism.unit == "record" and order.broker.open:
         what = "false in a task for unit = 'record': registered owners' caps count whole updates"
         raise InvalidInput("broker.open", True, what)
+    if order.trust != "local" and order.broker.open:
+        what = "false in a task for sums: registered owners' caps are in ε alone, which has no room for shared noise"
+        raise InvalidInput("broker.open", True, what)
     if engine == FLOWER and not order.broker.open:
         raise InvalidInput("broker.open", False, "true in a Flower task: its owners are registered ones")
+
+
+def task_words_of(order: TaskRequest) -> TrustWords:
+    """Where its records and noise are, and against whom an ε holds."""
+    return task_words(order.broker.engine, order.kind, order.mechanism.unit, order.trust)
 
 
 def public_terms(order: TaskRequest) -> dict[str, Any]:
     """What everybody may know of an order, as the API says it."""
     return {
-        "place": task_words(order.broker.engine, order.kind, order.mechanism.unit).place,
+        "place": task_words_of(order).place,
+        "trust": order.trust,
         "data": order.data.registered,
         "auction": order.auction_name,
         "aggregation": order.aggregation_name,

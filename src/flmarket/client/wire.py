@@ -282,6 +282,7 @@ class Offer:
     slot: int | None
     records: int | None
     bid: Bid | None
+    trust: str = "local"
 
 
 @dataclass(frozen=True)
@@ -405,6 +406,7 @@ class MarketTask:
     mine: bool
     kind: str = "auction"
     budget_micros_total: int = 0
+    trust: str = "local"
 
 
 @dataclass(frozen=True)

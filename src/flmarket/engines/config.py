@@ -160,7 +160,7 @@ class MechanismSection(Section):
     """Auction, aggregation and noise by name. `bound_dimension = 1` is the papers' error bound.
 
     "recommended" is the perturbation of least noise for the model's size at the owners' median privacy budget. With
-    secure aggregation it is the noise that all have in common, and weights are `secure-opt`'s unless others are named.
+    secure aggregation it is the noise that all have in common, and `opt-aggr` stands for `secure-opt`.
     `unit = "record"` protects any one record instead of the whole update: every record's gradient is clipped to `clip`,
     every local step noised; ε of bids, awards and caps is then for a record, at `delta`.
     """
@@ -172,6 +172,10 @@ class MechanismSection(Section):
     bound_dimension: Literal["model"] | Annotated[int, Field(ge=1)] = "model"
     unit: Literal["update", "record"] = "update"
     delta: Annotated[float, Field(gt=0, lt=0.5)] = 1e-5
+
+    def rule(self, trust: Trust) -> str:
+        """The aggregation; in sums the usual one is that of sums, whether it was left out or stored with an order."""
+        return "secure-opt" if trust != "local" and self.aggregation == "opt-aggr" else self.aggregation
 
     @model_validator(mode="after")
     def _noise_of_its_unit(self) -> Self:
@@ -534,7 +538,7 @@ class MarketConfig(Section):
                 'sampling.epsilon with kind = "sampling" and trust = "secure-aggregation", and only there: two sums '
                 "without noise show whoever is in one of them alone"
             )
-        if self.trust == "local" and self.secure.model_fields_set:
+        if self.trust == "local" and self.secure.model_dump() != SecureSection().model_dump():  # orders store defaults
             raise ValueError('trust = "secure-aggregation" with secure: it has no meaning where trust is local')
         if self.market and self.kind in ("auction", "sampling", "reward", "joint"):
             raise ValueError(f"market is for kinds of one's own; {self.kind} has its own section")
@@ -584,8 +588,7 @@ class MarketConfig(Section):
         """Load the data, deal it out, draw the bids and build the mechanisms."""
         mechanism, secure = self.mechanism, self._secure
         auction = auctions.get(auctions.admit(mechanism.auction))  # names are checked before any data is read
-        named = secure is None or "aggregation" in mechanism.model_fields_set
-        rule = mechanism.aggregation if named else "secure-opt"
+        rule = mechanism.rule(self.trust)
         aggregation.get(aggregation.admit(rule))
         if mechanism.perturbation != RECOMMENDED and mechanism.unit == "update":
             privacy.get(privacy.admit(mechanism.perturbation))

@@ -22,7 +22,7 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
-from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, order_of
+from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, order_of, task_words_of
 from flmarket.broker.stamps import derived_id, new_id, now
 from flmarket.broker.tables import ACTIVE, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, vector
 from flmarket.client import wire
@@ -34,7 +34,6 @@ from flmarket.ledger.store import entries
 from flmarket.privacy import event_to_dict
 from flmarket.report.formatting import finite_or_none
 from flmarket.report.model_card import model_zip
-from flmarket.trust import task_words
 
 ModelFormat = Literal["zip", "npz", "safetensors"]
 
@@ -328,7 +327,7 @@ def _bundle(broker: Broker, party: Party, task: TaskRow, sold: list[str]) -> Mod
         one.document for index in range(task.rounds_done) for one in receipts(broker, party, task.id, index).items
     ]
     content = model_zip(
-        kind, spec.data, broker.books.ledger, task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        kind, spec.data, broker.books.ledger, task_words_of(order),
         rounds_played=task.rounds_done, documents=documents, title=task.name,
         awards=[broker.books.ledger.award(one) for one in sold],
         names={"auction": order.auction_name, "aggregation": order.aggregation_name, "perturbation": task.perturbation},

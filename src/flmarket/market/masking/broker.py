@@ -28,6 +28,8 @@ from flmarket.market.masking.masker import (
     SHARES,
     STAGES,
     UNMASK,
+    VOID,
+    VOIDED,
     Advert,
     SealedShare,
     agree_text,
@@ -38,6 +40,7 @@ from flmarket.market.masking.masker import (
     seed_commitment,
     self_key,
     shares_text,
+    void_text,
 )
 from flmarket.market.masking.primitives import (
     SHARE,
@@ -69,6 +72,7 @@ class Summing:
         self.dealt: dict[int, dict[int, SealedShare]] = {}
         self.survivors: tuple[int, ...] = ()
         self.signatures: dict[int, bytes] = {}
+        self.is_void, self.why = False, ""
         self.total: Words = np.zeros(terms.length, dtype=terms.dtype)
         self._came: set[int] = set()
         self._revealed: dict[int, dict[int, bytes]] = {}
@@ -78,14 +82,9 @@ class Summing:
         """Who is asked at this stage: all who answered the last."""
         before: dict[str, Iterable[int]] = {
             KEYS: self.terms.keys, SHARES: self.adverts, INPUT: self.dealt, AGREE: self.survivors,
-            UNMASK: self.signatures,
+            UNMASK: self.signatures, VOID: self.survivors, VOIDED: self.signatures,
         }  # fmt: skip
         return sorted(before.get(self.stage, ()))
-
-    @property
-    def stayed(self) -> list[int]:
-        """Who has answered this stage so far."""
-        return sorted(self._came)
 
     def questions(self) -> dict[int, bytes]:
         """What each owner who is left is asked now, but for those who have answered."""
@@ -98,6 +97,8 @@ class Summing:
             KEYS: terms.pack(),
             AGREE: packed(self.survivors),
             UNMASK: packed(sorted(self.signatures.items())[: terms.survivors]),
+            VOID: terms.digest,
+            VOIDED: packed(sorted(self.signatures.items())[: terms.voiders]),
         }
         return dict.fromkeys(asked, same[self.stage])
 
@@ -111,6 +112,7 @@ class Summing:
             raise Tampered(owner, self.stage, "she was not asked, or answered before")
         taken = {
             KEYS: self._take_keys, SHARES: self._take_shares, AGREE: self._take_signature, UNMASK: self._take_revealed,
+            VOID: self._take_signature, VOIDED: self._take_nothing,
         }  # fmt: skip
         try:
             if self.stage == INPUT:
@@ -151,9 +153,15 @@ class Summing:
 
     def _take_signature(self, owner: int, answer: bytes) -> None:
         (signature,) = items(unpacked(answer), bytes)
-        if not is_signed(self.terms.keys[owner], signature, agree_text(self.terms, self.survivors)):
-            raise Tampered(owner, "signature", "it is not hers on this set of survivors")
+        terms, void = self.terms, self.stage == VOID
+        text = void_text(terms, owner) if void else agree_text(terms, self.survivors)
+        if not is_signed(terms.keys[owner], signature, text):
+            said = "the round's being void" if void else "this set of survivors"
+            raise Tampered(owner, "signature", f"it is not hers on {said}")
         self.signatures[owner] = signature
+
+    def _take_nothing(self, owner: int, answer: bytes) -> None:
+        """She has taken her charge back."""
 
     def _take_revealed(self, owner: int, answer: bytes) -> None:
         """Every share is the one that its dealer committed to, and of the kind that is due."""
@@ -176,6 +184,10 @@ class Summing:
         """The stage is over: who did not answer is gone. SumVoid if too few are left."""
         if self.stage == INPUT:
             self.survivors = tuple(sorted(self._came))
+        if self.stage in (VOID, VOIDED):
+            enough = self.stage == VOID and len(self.signatures) >= self.terms.voiders
+            self.stage, self._came = VOIDED if enough else DONE, set()
+            return
         if len(self._came) < self.terms.survivors:
             least = self.terms.survivors
             raise SumVoid(
@@ -185,6 +197,15 @@ class Summing:
             self._unmask()
         after = STAGES.index(self.stage) + 1
         self.stage, self._came = STAGES[after] if after < len(STAGES) else DONE, set()
+
+    def give_up(self) -> None:
+        """The sum is void: `survivors` are who answered to the last. Where inputs had come, and nobody had been asked
+        for a signature, those who sent one are told that they are not used (`masker`); else there is nothing left to
+        ask: before, nobody was charged, and later somebody may have signed."""
+        self.survivors = tuple(sorted(self._came))
+        self.stage, self._came = VOID if self.stage == INPUT else DONE, set()
+        self.total[:] = 0
+        self.is_void = True
 
     def _unmask(self) -> None:
         """Take all masks off: survivors' own ones, and those between them and whoever dealt and then went."""
@@ -233,20 +254,21 @@ class Summing:
             (owner, [(holder, *one.parts()) for holder, one in held.items()]) for owner, held in self.dealt.items()
         ]
         signed = sorted(self.signatures.items())
-        rest = (self.stage, adverts, dealt, self.survivors, signed, self.total.tobytes())
+        rest = (self.stage, adverts, dealt, self.survivors, signed, self.total.tobytes(), int(self.is_void))
         return packed((self.terms.pack(), *rest))
 
     @classmethod
     def restore(cls, state: bytes) -> Summing:
         """What `state` gave, from the same disk."""
-        terms, stage, adverts, dealt, survivors, signed, total = items(
-            unpacked(state), bytes, str, list, list, list, list, bytes
+        terms, stage, adverts, dealt, survivors, signed, total, void = items(
+            unpacked(state), bytes, str, list, list, list, list, bytes, int
         )
         found = cls(MaskTerms.unpack(terms))
         found.stage, found.survivors, found.signatures = stage, tuple(survivors), dict(signed)
         found.adverts = {one[0]: Advert(*one) for one in adverts}
         found.dealt = {owner: {one[0]: SealedShare(*one[1:]) for one in held} for owner, held in dealt}
         found.total += np.frombuffer(total, dtype=found.total.dtype)
+        found.is_void = bool(void)
         return found
 
 
@@ -255,7 +277,7 @@ def exchange(summing: Summing, ask: Ask, keep: Callable[[bytes], None] = lambda 
 
     `keep` gets the state at the beginning and after every stage, before the next one begins.
 
-    Whoever is in no answer has dropped out. Raises SumVoid if too few are left.
+    Whoever is in no answer has dropped out. If too few are left the sum is given up: `is_void`.
     """
     keep(summing.state())
     while summing.stage != DONE:
@@ -266,6 +288,11 @@ def exchange(summing: Summing, ask: Ask, keep: Callable[[bytes], None] = lambda 
                 except Tampered as problem:
                     _log.warning("%s", problem)
                     summing.problems.append(problem)
-        summing.close()
+        try:
+            summing.close()
+        except SumVoid as void:
+            _log.warning("round %s of %s is void: %s", summing.terms.round_index, summing.terms.task, void)
+            summing.why = str(void)
+            summing.give_up()
         keep(summing.state())
     return summing

@@ -41,26 +41,25 @@ def summed(
 
     try:
         summing = _begun(call, orders, identities, store.exchange(index))
-        try:
-            exchange(summing, asked, lambda state: store.save_exchange(index, state))
-        except SumVoid:
-            told.update({owner: Delivered(ReleasedUpdate(np.zeros(0))) for owner in summing.stayed})
-            raise
-        finally:
-            told.update({one.owner: Refused(MASKING, str(one)) for one in summing.problems})
-        delivered = dict.fromkeys(summing.survivors, np.zeros(call.parameters))
-        delivered[summing.survivors[0]] = summing.total.astype(np.float64)
-        told.update({owner: Delivered(ReleasedUpdate(vector)) for owner, vector in delivered.items()})
     except SumVoid as void:
         _log.warning("round %s of %s is void: %s", index, call.task, void)
+        return
+    exchange(summing, asked, lambda state: store.save_exchange(index, state))
+    size = 0 if summing.is_void else call.parameters
+    delivered = dict.fromkeys(summing.survivors, np.zeros(size))
+    if not summing.is_void:
+        delivered[summing.survivors[0]] = summing.total.astype(np.float64)
+    told.update({owner: Delivered(ReleasedUpdate(vector)) for owner, vector in delivered.items()})
+    out = () if summing.is_void else summing.survivors  # a dealer who voids a sum has answered to the last, too
+    told.update({one.owner: Refused(MASKING, str(one)) for one in summing.problems if one.owner not in out})
     yield told
 
 
 def _begun(call: Announcement, orders: Sequence[Order], identities: Mapping[int, bytes], state: bytes) -> Summing:
-    if state:
-        return Summing.restore(state)
     known = {order.owner: identities[order.owner] for order in orders if order.owner in identities}
     try:
+        if state:
+            return Summing.restore(state)
         return Summing(mask_terms(call, orders[0], known))
     except InvalidInput as problem:
         raise SumVoid(str(problem)) from None

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 
 from flmarket.broker.office import tasks
-from flmarket.broker.requests import order_of
+from flmarket.broker.requests import order_of, task_words_of
 from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.api import Start
 from flmarket.broker.web.pages.context import BuyerOrOperator, PageRoute, Visitor, page, render_for
@@ -25,7 +25,7 @@ from flmarket.client import wire
 from flmarket.client.wire import ENDED
 from flmarket.ledger import AwardState
 from flmarket.report.formatting import money, rate
-from flmarket.trust import TrustWords, task_words
+from flmarket.trust import TrustWords
 
 # --- a round at one moment --------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...]) 
     return Scene(
         latest.index + 1,
         task.rounds,
-        _stages(known, reached, task_words(order.broker.engine, order.kind, order.mechanism.unit), words),
+        _stages(known, reached, task_words_of(order), words),
         _parts(budget, offered, awards, settled=over),
         budget,
         tuple(shown),
@@ -252,7 +252,7 @@ def live(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         order=order,
         mechanism=mechanism(task),
         words=kind_words(order.kind),
-        trust=task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        trust=task_words_of(order),
         running=task.state in PLAYABLE,
         stream=f"/tasks/{task_id}/stream?after={last}",
         scene=_scene(visitor, task, happened),

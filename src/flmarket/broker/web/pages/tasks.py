@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.errors import NotFound
 from flmarket.broker.office import market, parties, tasks
-from flmarket.broker.requests import FLOWER, TaskRequest, order_of
+from flmarket.broker.requests import FLOWER, TaskRequest, order_of, task_words_of
 from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.pages.context import Buyer, BuyerOrOperator, BuyerOrOperatorWrites, PageRoute, SignedIn, page
 from flmarket.broker.web.pages.rendering import Chart, Column, kind_words, list_of
@@ -18,7 +18,6 @@ from flmarket.client.wire import ENDED
 from flmarket.ledger import MICROS, AwardState
 from flmarket.privacy import ApproxDp
 from flmarket.report.formatting import count, money, percent, rate, significant
-from flmarket.trust import task_words
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -64,7 +63,7 @@ def show_task(task_id: TaskId, visitor: BuyerOrOperator) -> HTMLResponse:
         spending=_spending_chart(settled, bill, order.budget_micros, words.budget),
         bill=bill,
         rounds=list(reversed(settled)),
-        trust=task_words(order.broker.engine, order.kind, order.mechanism.unit),
+        trust=task_words_of(order),
         owners=_owners(task, market.registered_places(broker, task_id)),
     )
 
@@ -200,7 +199,7 @@ def _owners(task: wire.Task, registered: int) -> str:
     """Who can sell, told as it is: a place that nobody registered has taken is a simulated owner, or empty."""
     order = order_of(task.request)
     if order.broker.engine == FLOWER:
-        return f"{count(registered, 'registered owner')} so far, {task_words(order.broker.engine).place}"
+        return f"{count(registered, 'registered owner')} so far, {task_words_of(order).place}"
     places = order.data.owners
     if not order.broker.simulated:
         return f"{count(registered, 'registered owner')} so far, of {count(places, 'place')}"
