@@ -94,15 +94,6 @@ SUMS_AT_OWNERS = TrustWords(
 OWNERS_HERE = TrustWords(
     True, "simulated on this machine", _HERE, "trained, clipped and noised in the simulation", _OWNER, _AGAINST_NOBODY
 )
-SUMS_HERE = TrustWords(
-    True,
-    OWNERS_HERE.place,
-    _HERE,
-    "trained, clipped, noised and summed in the simulation",
-    _OWNER,
-    f"{_AGAINST_NOBODY} There: {_SUM[:1].lower()}{_SUM[1:]}",
-    model="secure-aggregation",
-)
 RECORDS_HERE = replace(
     OWNERS_HERE,
     unit="What is counted is for one record of a user, not for all her data, and in total over all rounds.",
@@ -161,10 +152,25 @@ _AT_OWNERS = {
 }
 
 
+def in_sums(words: TrustWords, trust: str) -> TrustWords:
+    """A simulation's words, as they are where only sums are seen, if that is the trust model."""
+    if trust == "local":
+        return words
+    update = words.update.replace("clipped and noised", "clipped, noised and summed")
+    there = f"{words.against} There: {_SUM[:1].lower()}{_SUM[1:]}"
+    return replace(words, update=update, against=there, model=trust)
+
+
+def sampled_words(trust: str) -> TrustWords:
+    """Of clients who are sampled, played here."""
+    return RAW_HERE if trust == "local" else in_sums(OWNERS_HERE, trust)
+
+
 def task_words(engine: str, kind: str = "auction", unit: str = "update", trust: str = "local") -> TrustWords:
     """Of a broker's task, by its engine, its kind of market, what its losses are for and its trust model."""
     if trust != "local":
-        return SUMS_AT_OWNERS if engine == "flower" else replace(AT_BROKER, model=trust)
+        there = AT_BROKER if kind == "sampling" else _AT_BROKER.get(kind, AT_BROKER)
+        return SUMS_AT_OWNERS if engine == "flower" else in_sums(there, trust)
     words = _AT_OWNERS.get(kind, AT_OWNERS) if engine == "flower" else _AT_BROKER.get(kind, AT_BROKER)
     return replace(words, unit=_RECORD, protects="record") if kind == "auction" and unit == "record" else words
 

@@ -11,7 +11,20 @@ import pytest
 from masked_sums import Party
 
 from flmarket.errors import FlmarketError, InvalidInput, SumVoid, Tampered
-from flmarket.market.masking import AGREE, INPUT, KEYS, SHARES, STAGES, UNMASK, Masker, Reply, Summing, exchange
+from flmarket.market.masking import (
+    AGREE,
+    INPUT,
+    KEYS,
+    SHARES,
+    STAGES,
+    UNMASK,
+    VOID,
+    VOIDED,
+    Masker,
+    Reply,
+    Summing,
+    exchange,
+)
 from flmarket.market.masking.masker import Advert, SealedShare, agree_text, shares_text
 from flmarket.market.masking.primitives import derived, identity_key, packed, sealed, secret_key, signed, unpacked
 
@@ -330,5 +343,102 @@ def test_shares_of_another_seed_or_key_void_the_sum_and_name_the_dealer(gone: tu
         return found
 
     liar._dealt = dealt  # type: ignore[method-assign]
-    with pytest.raises(SumVoid, match="share of owner 7 is refused: her shares are not of"):
-        exchange(Summing(party.terms), party.ask)
+    found = exchange(Summing(party.terms), party.ask)
+    assert found.is_void
+    assert "share of owner 7 is refused: her shares are not of" in found.why
+    assert [one.owner for one in found.problems] == [7]
+
+
+# a round that is said to be void
+
+
+def given_up(*, colluders: int = 0) -> tuple[Party, Summing, dict[int, bytes]]:
+    """Seven owners of whom five must stay; four sent their input, and all four signed that they sign nothing else."""
+    party = Party(7, survivors=5, colluders=colluders)
+    party.gone = {INPUT: list(party.inputs)[:3]}
+    summing = Summing(party.terms)
+    while summing.stage != VOID:
+        for batch in party.ask(summing.stage, summing.questions()):
+            for owner, reply in batch.items():
+                summing.take(owner, *reply)
+        try:
+            summing.close()
+        except SumVoid:
+            summing.give_up()
+    said = {owner: party.answer(owner, VOID, question)[0] for owner, question in summing.questions().items()}
+    return party, summing, said
+
+
+def voids(said: Mapping[int, bytes]) -> bytes:
+    return packed([(owner, rows_of(unpacked(text))[0]) for owner, text in sorted(said.items())])
+
+
+def test_enough_statements_free_an_owner_and_her_secrets_are_gone() -> None:
+    party, _, said = given_up()
+    assert party.terms.voiders == 3  # n − T + c + 1
+    owner = max(said)
+    party.answer(owner, VOIDED, voids(said))
+    assert party.maskers[owner].root == b""
+    assert party.maskers[owner].held == {}
+
+
+def test_who_signed_the_void_signs_no_survivors_and_the_other_way_round() -> None:
+    party, _, said = given_up()
+    owner = max(said)
+    for restarted in (party, party.restarted()):
+        with pytest.raises(SumVoid, match="is past the stage 'agree'"):
+            restarted.answer(owner, AGREE, packed(sorted(party.inputs)))
+        with pytest.raises(SumVoid, match="is past the stage 'unmask'"):
+            restarted.answer(owner, UNMASK, packed(()))
+    party, summing = at(UNMASK)
+    for restarted in (party, party.restarted()):
+        with pytest.raises(SumVoid, match="is past the stage 'void'"):
+            restarted.answer(1, VOID, party.terms.digest)
+    assert set(summing.signatures) == set(party.inputs)
+
+
+def test_who_signed_the_void_before_her_input_sends_none() -> None:
+    party, summing = at(INPUT)
+    question = summing.questions()[1]
+    party.answer(1, VOID, party.terms.digest)
+    with pytest.raises(SumVoid, match="is past the stage 'input'"):
+        party.answer(1, INPUT, question)
+
+
+def test_a_broker_s_word_too_few_forged_or_other_rounds_statements_free_nobody() -> None:
+    party, _, said = given_up(colluders=1)
+    owner, need = max(said), party.terms.voiders
+    assert need == 4 == len(said)
+    few = dict(list(said.items())[: need - 1])
+    elsewhere = Masker(owner, party.identities[owner], replace(party.terms, round_index=9), b"r" * 32)
+    elsewhere.answer(KEYS, elsewhere.terms.pack())
+    stale = elsewhere.answer(VOID, elsewhere.terms.digest)
+    for question, words in (
+        (packed(()), "0 owners signed"),
+        (voids(few), f"{need - 1} owners signed"),
+        (voids(few | {owner: packed((bytes(64),))}), "not hers"),
+        (voids(few | {owner: stale}), "not hers"),
+        (voids(few | {99: said[owner]}), "not on the roster"),
+        (packed([*rows_of(unpacked(voids(few))), rows_of(unpacked(voids(few)))[0]]), "there twice"),
+    ):
+        with pytest.raises((SumVoid, Tampered), match=words):
+            party.answer(owner, VOIDED, question)
+        assert party.maskers[owner].root
+    party.answer(owner, VOIDED, voids(said))
+
+
+@pytest.mark.parametrize(("n", "survivors", "colluders"), [(5, 4, 0), (5, 4, 1), (6, 4, 1), (7, 5, 2), (6, 6, 3)])
+def test_survivors_and_the_void_are_never_both_signed_by_enough(n: int, survivors: int, colluders: int) -> None:
+    """Whatever each honest owner signs, once, and with colluders who sign both."""
+    terms = Party(n, survivors=survivors, colluders=colluders).terms
+    honest = n - colluders
+    for agreed in range(honest + 1):
+        for void in range(honest - agreed + 1):
+            opened = agreed + colluders >= terms.survivors
+            freed = void + colluders >= terms.voiders
+            assert not (opened and freed)
+    # and one statement fewer would not do
+    assert any(
+        agreed + colluders >= terms.survivors and honest - agreed + colluders >= terms.voiders - 1
+        for agreed in range(honest + 1)
+    )

@@ -371,7 +371,7 @@ def test_an_auctions_currency_is_pure_epsilon():
     assert (event(0.5), count) == (PureDp(0.5), 1)
     assert side.given(order(), announced) == loss("auction", 0.5)
     assert (side.unit(announced), side.asks_once, side.lasting) == ("update", False, False)
-    assert side.stays_out(value=None, allow_raw=False, cap=PureDp(1.0)) == ""
+    assert side.stays_out(value=None, allow_raw=False, cap=PureDp(1.0), trust=("local",)) == ""
     assert not side.trains_itself(announced)
     assert not side.noises_itself(announced)
     np.testing.assert_array_equal(side.nothing(np.ones(3)), np.zeros(3))

@@ -37,7 +37,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
-from flmarket.aggregation import robust
+from flmarket.aggregation import Trust, robust
 from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
 from flmarket.engines import config
@@ -209,10 +209,11 @@ class TaskRequest(Request):
     """A buyer's order: the sections of a market file. What it may cost at most is taken into escrow, and what is not
     spent comes back: `rounds` × `budget_per_round` in an auction and in the operator's own kinds, `rounds` ×
     `sampling.hard_cap` where clients are sampled, `reward.reward` in the reward game, `joint.budget` in a joint market.
-    In kinds other than auctions all owners are simulated: accounts here are in pure ε, which holds neither Gaussian
-    noise nor updates without any."""
+    In kinds other than auctions, and with secure aggregation, all owners are simulated: accounts here are in pure ε,
+    which holds neither Gaussian noise nor updates without any."""
 
     kind: Annotated[str, _Listed(kinds.names)] = "auction"
+    trust: Trust = "local"
     seed: Seed = 0
     task: Annotated[
         config.TaskSection,
@@ -285,6 +286,7 @@ class TaskRequest(Request):
             validation=Le(100_000),
         ),
     ] = _section()
+    secure: Annotated[config.SecureSection, _Within()] = _section()
     market: Annotated[dict[str, Any], AfterValidator(_small_market)] = {}
     broker: Annotated[
         config.BrokerSection,
@@ -346,7 +348,7 @@ class TaskRequest(Request):
     def aggregation_name(self) -> str:
         """How updates become one."""
         rules = {"sampling": "unbiased", "reward": f"{self.reward.weighting} weights", "joint": self.joint.aggregation}
-        return rules.get(self.kind, self.mechanism.aggregation)
+        return rules.get(self.kind, self.mechanism.rule(self.trust))
 
     def with_budget(self, budget_micros: int) -> Self:
         """The same order at another budget."""
@@ -469,6 +471,9 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
     if order.kind == "auction" and order.mechanism.unit == "record" and order.broker.open:
         what = "false in a task for unit = 'record': registered owners' caps count whole updates"
         raise InvalidInput("broker.open", True, what)
+    if order.trust != "local" and order.broker.open:
+        what = "false in a task for sums: registered owners' caps are in ε alone, which has no room for shared noise"
+        raise InvalidInput("broker.open", True, what)
     if engine == FLOWER and not order.broker.open:
         raise InvalidInput("broker.open", False, "true in a Flower task: its owners are registered ones")
 
@@ -483,6 +488,7 @@ def public_terms(order: TaskRequest) -> dict[str, Any]:
     """What everybody may know of an order, as the API says it."""
     return {
         "place": trust_of(order).place,
+        "trust": order.trust,
         "data": order.data.registered,
         "auction": order.auction_name,
         "aggregation": order.aggregation_name,
@@ -492,7 +498,7 @@ def public_terms(order: TaskRequest) -> dict[str, Any]:
 
 def trust_of(order: TaskRequest) -> TrustWords:
     """Where an order's records and noise are, for which unit its losses are, and against whom they hold."""
-    return task_words(order.broker.engine, order.kind, order.mechanism.unit, getattr(order, "trust", "local"))
+    return task_words(order.broker.engine, order.kind, order.mechanism.unit, order.trust)
 
 
 def order_of(spec: Mapping[str, Any]) -> TaskRequest:

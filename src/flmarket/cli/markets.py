@@ -27,8 +27,9 @@ from flmarket.trust import (
     OWNERS_HERE,
     RAW_HERE,
     RECORDS_HERE,
-    SUMS_HERE,
     TrustWords,
+    in_sums,
+    sampled_words,
 )
 
 MODEL = "model.zip"
@@ -78,7 +79,7 @@ def _play(spec: Spec, out: Path, as_json: bool, *, story: str | None, command: s
     if isinstance(spec, AuctionSpec):
         sold = f" {spec.auction.name}" if isinstance(spec, Simulation) else ""
         about += f"{sold}, aggregation {spec.aggregation.name}, noise {spec.perturbation.name}"
-        trust = OWNERS_HERE if spec.secure is None else SUMS_HERE
+        trust = in_sums(OWNERS_HERE, spec.trust)
         trust = RAW_HERE if spec.unprotected else AUCTION_RECORDS_HERE if kind.unit == "record" else trust
     if not as_json:
         errors.print(f"[bold]{spec.name}[/]: {spec.partition.owners} owners of {spec.data.name}, {about}")
@@ -114,28 +115,30 @@ def write_model(spec: Spec, out: Path, trust: TrustWords, rounds: Rounds) -> Non
 
 def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path) -> None:
     training = config.stackelberg_training(data_dir=data_dir, base=base)
+    trust = in_sums(RECORDS_HERE, training.trust)
     with progress(training.rounds, quiet=as_json) as step:
         played = training.run(
             progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
-            finished=partial(write_model, training, out, RECORDS_HERE),
+            finished=partial(write_model, training, out, trust),
         )
     result = played.market_result()
     largest = float(played.epsilon.max(initial=0.0))
     story = (
         f"The server announces a reward of {format_micros(played.reward_micros)}. Each of {len(played.rho)} users "
         f"answers with a privacy budget; {int((played.rho > 0).sum())} take part, train with per-record clipping and "
-        f"Gaussian noise, and share the reward in proportion. On this page ε stands for the zCDP budget ρ of one "
+        f"Gaussian noise{'' if training.secure is None else ' that all add together'}, and share the reward in "
+        f"proportion. On this page ε stands for the zCDP budget ρ of one "
         f"record; the largest total means (ε, δ) = ({largest:.2f}, {training.delta:g})."
     )
     privacy = [_privacy_table(training, played)]
-    path = write_report(result, out, story=story, command=command, tables=privacy, trust=RECORDS_HERE)
+    path = write_report(result, out, story=story, command=command, tables=privacy, trust=trust)
     _write_users(training, played, out)
     if as_json:
         users = {"rho": played.rho.tolist(), "epsilon": played.epsilon.tolist(), "delta": training.delta}
         game = {"reward_micros": played.reward_micros, "server_utility": played.server_utility}
-        print_json(summarize(result) | {"report": str(path), "users": users | game} | said(RECORDS_HERE))
+        print_json(summarize(result) | {"report": str(path), "users": users | game} | said(trust))
         return
-    show_run(result, path, RECORDS_HERE)
+    show_run(result, path, trust)
     rows = table("Who takes part", "user", "ρ total", f"ε at δ = {training.delta:g}", "paid")
     for user in played.rho.argsort()[::-1][: int((played.rho > 0).sum())]:
         paid = format_micros(int(played.paid_micros[user]))
@@ -211,6 +214,7 @@ def _as_epsilon(facts: dict[str, Any]) -> str:
 def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path) -> None:
     """Train, write report.html, summary.json and clients.csv, and print the privacy statement."""
     training = config.jdp_training(data_dir=data_dir, base=base)
+    trust = in_sums(CLIENTS_HERE, training.trust)
     if not as_json:
         errors.print(
             f"[bold]{training.name}[/]: {training.partition.owners} clients of {training.data.name}, selection "
@@ -220,12 +224,12 @@ def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: boo
     with progress(training.rounds, quiet=as_json) as step:
         trained = training.run(
             progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
-            finished=partial(write_model, training, out, CLIENTS_HERE),
+            finished=partial(write_model, training, out, trust),
         )
     if not trained.rounds:
         raise InvalidInput("joint.budget", training.budget, "enough for at least one client")
     result = trained.market_result()
-    path = write_report(result, out, story=_jdp_story(training, trained), command=command, trust=CLIENTS_HERE)
+    path = write_report(result, out, story=_jdp_story(training, trained), command=command, trust=trust)
     write_files(out, {"clients.csv": _clients(training, trained)})
     if as_json:
         chosen = trained.selection
@@ -241,9 +245,9 @@ def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: boo
                 )
             } | {"statement": list(trained.privacy.sentences())},
         }  # fmt: skip
-        print_json(summarize(result) | {"report": str(path), "jdp": facts} | said(CLIENTS_HERE))
+        print_json(summarize(result) | {"report": str(path), "jdp": facts} | said(trust))
         return
-    show_run(result, path, CLIENTS_HERE)
+    show_run(result, path, trust)
     for sentence in trained.privacy.sentences():
         screen.print(f"[bold]private[/]      {sentence}", highlight=False)
 
@@ -296,7 +300,7 @@ def run_sampled(
     with progress(training.rounds, quiet=as_json) as step:
         result = training.run(
             progress=lambda r: step(f"round {r.index + 1}: loss {r.loss:.3f}"),
-            finished=partial(write_model, training, out, RAW_HERE),
+            finished=partial(write_model, training, out, sampled_words(training.trust)),
         )
     path = write_sampled(result, out, command=command)
     facts = summarize_sampled(result)
@@ -316,4 +320,4 @@ def run_sampled(
         ),
         ("rules", "all kept" if all(facts["guarantees"].values()) else "[bold red]broken: see the report[/]"),
     )
-    _show_facts(rows, path, RAW_HERE)
+    _show_facts(rows, path, sampled_words(training.trust))

@@ -282,7 +282,8 @@ def _show_task(task: "Task", json: bool) -> None:
     spent, escrow = format_micros(task.spent_micros), format_micros(task.escrow_micros)
     screen.print(f"{task.id}  {task.name}: {task.state}, round {task.rounds_done} of {task.rounds}{accuracy}")
     screen.print(f"spent {spent} of {escrow}" + (f"; {task.error}" if task.error else ""))
-    show_trust(task_words(task.request["broker"]["engine"], task.request["kind"]))
+    asked = task.request
+    show_trust(task_words(asked["broker"]["engine"], asked["kind"], trust=asked.get("trust", "local")))
 
 
 def _watch(client: "BrokerClient", task_id: str) -> None:

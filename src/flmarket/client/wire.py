@@ -325,6 +325,7 @@ class Offer:
     records: int | None
     bid: Bid | None
     terms_hash: str = ""
+    trust: str = "local"
 
 
 @dataclass(frozen=True)
@@ -449,6 +450,7 @@ class MarketTask:
     kind: str = "auction"
     budget_micros_total: int = 0
     run: FlowerRun | None = None
+    trust: str = "local"
 
 
 @dataclass(frozen=True)

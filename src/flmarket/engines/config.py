@@ -52,7 +52,7 @@ from flmarket.sampling.prior_independent import terms
 RECOMMENDED = "recommended"
 DEFAULT_DATA = "breast-cancer"
 # kinds of market that need no more of a round's updates than their sum
-SUMMED = ("auction",)
+SUMMED = ("auction", "sampling", "reward", "joint")
 T = TypeVar("T")
 
 Family = Literal["linear", "quadratic", "sqrt", "exponential", "step"]
@@ -196,7 +196,7 @@ class MechanismSection(Section):
     """Auction, aggregation and noise by name. `bound_dimension = 1` is the papers' error bound.
 
     "recommended" is the perturbation of least noise for the model's size at the owners' median privacy budget. With
-    secure aggregation it is the noise that all have in common, and weights are `secure-opt`'s unless others are named.
+    secure aggregation it is the noise that all have in common, and `opt-aggr` stands for `secure-opt`.
     `unit = "record"` protects any one record instead of the whole update: every record's gradient is clipped to `clip`,
     every local step noised; ε of bids, awards and caps is then for a record, at `delta`.
     """
@@ -208,6 +208,10 @@ class MechanismSection(Section):
     bound_dimension: Literal["model"] | Annotated[int, Field(ge=1)] = "model"
     unit: Literal["update", "record"] = "update"
     delta: Annotated[float, Field(gt=0, lt=0.5)] = 1e-5
+
+    def rule(self, trust: Trust) -> str:
+        """The aggregation; in sums the usual one is that of sums, whether it was left out or stored with an order."""
+        return "secure-opt" if trust != "local" and self.aggregation == "opt-aggr" else self.aggregation
 
     @model_validator(mode="after")
     def _noise_of_its_unit(self) -> Self:
@@ -409,7 +413,7 @@ class JointSection(Section):
 
     def training(
         self, *, data: DataSet, partition: Partition, rounds: int, clip: float, model: Model, seed: int, name: str,
-        cap: PrivacyCap,
+        cap: PrivacyCap, secure: SecureAggregation | None = None,
     ) -> JdpTraining:  # fmt: skip
         """The training that the file describes; costs are drawn uniformly."""
         costs = stream(seed, purpose=Purpose.BIDS).uniform(*self.costs, partition.owners)
@@ -438,6 +442,7 @@ class JointSection(Section):
             seed=seed,
             name=name,
             cap=cap,
+            secure=secure,
         )
 
 
@@ -446,7 +451,8 @@ class SamplingSection(Section):
 
     Costs per participation are drawn from a distribution on `costs`; an exponential one has `scale` (default: a fifth
     of the range). `hard_cap` bounds every round's bill. `first_rate` replaces the learning rate of the convergence
-    theory, which is very small, by one that starts there and falls the same way.
+    theory, which is very small, by one that starts there and falls the same way. `epsilon`, with secure aggregation, is
+    what a client sells in every round in which she is drawn.
     """
 
     scheme: Literal["optimal", "uniform", "complete", "prior-independent"] = "optimal"
@@ -457,6 +463,7 @@ class SamplingSection(Section):
     hard_cap: Positive | None = None
     l2: Positive = 0.01
     first_rate: Positive | None = None
+    epsilon: Annotated[float, Field(ge=1e-3, le=1e3)] | None = None
 
     def cost_distribution(self) -> Uniform | TruncatedExponential:
         """What the broker believes of a client's cost, and what clients' costs are drawn from."""
@@ -467,7 +474,8 @@ class SamplingSection(Section):
 
     def training(
         self, *, data: DataSet, partition: Partition, rounds: int, budget: float, local: LocalTraining, seed: int,
-        name: str, model: Model | None = None,
+        name: str, model: Model | None = None, secure: SecureAggregation | None = None, clip: float = 1.0,
+        cap: PrivacyCap | None = None,
     ) -> SampledTraining:  # fmt: skip
         """The training that the file describes; everybody reports her true cost."""
         distribution, n = self.cost_distribution(), partition.owners
@@ -501,6 +509,10 @@ class SamplingSection(Section):
             budget_micros=to_micros("budget_per_round", budget),
             offer=offer,
             any_model=model,
+            secure=secure,
+            epsilon=self.epsilon,
+            clip=clip,
+            cap=cap or PrivacyCap(),
         )
 
 
@@ -560,7 +572,12 @@ class MarketConfig(Section):
             raise ValueError("give either task.budget_per_round or task.budget_factor")
         if self.trust != "local" and self.kind not in SUMMED:
             raise ValueError(f"local trust: {self.kind} looks at single updates (sums are for {', '.join(SUMMED)})")
-        if self.trust == "local" and self.secure.model_fields_set:
+        if (self.kind == "sampling" and self.trust != "local") != (self.sampling.epsilon is not None):
+            raise ValueError(
+                'sampling.epsilon with kind = "sampling" and trust = "secure-aggregation", and only there: two sums '
+                "without noise show whoever is in one of them alone"
+            )
+        if self.trust == "local" and self.secure.model_dump() != SecureSection().model_dump():  # orders store defaults
             raise ValueError('trust = "secure-aggregation" with secure: it has no meaning where trust is local')
         if self.market and self.kind in ("auction", "sampling", "reward", "joint"):
             raise ValueError(f"market is for kinds of one's own; {self.kind} has its own section")
@@ -600,10 +617,9 @@ class MarketConfig(Section):
         self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
     ) -> Simulation:
         """Load the data, deal it out, draw the bids and build the mechanisms."""
-        mechanism, secure = self.mechanism, None if self.trust == "local" else self.secure.policy()
+        mechanism, secure = self.mechanism, self._secure
         auction = auctions.get(auctions.admit(mechanism.auction))  # names are checked before any data is read
-        named = secure is None or "aggregation" in mechanism.model_fields_set
-        rule = mechanism.aggregation if named else "secure-opt"
+        rule = mechanism.rule(self.trust)
         aggregation.get(aggregation.admit(rule))
         if mechanism.perturbation != RECOMMENDED and mechanism.unit == "update":
             privacy.get(privacy.admit(mechanism.perturbation))
@@ -649,6 +665,10 @@ class MarketConfig(Section):
         )
 
     @property
+    def _secure(self) -> SecureAggregation | None:
+        return None if self.trust == "local" else self.secure.policy()
+
+    @property
     def _cap(self) -> PrivacyCap:
         return PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta)
 
@@ -684,6 +704,7 @@ class MarketConfig(Section):
             name=self.task.name,
             cap=self._cap,
             any_model=None if self._is_usual_model else self.model.build(data, self.training.local()),
+            secure=self._secure,
         )
 
     def jdp_training(
@@ -708,6 +729,7 @@ class MarketConfig(Section):
             seed=self.seed,
             name=self.task.name,
             cap=self._cap,
+            secure=self._secure,
         )
 
     def sampled_training(
@@ -727,6 +749,9 @@ class MarketConfig(Section):
             seed=self.seed,
             name=self.task.name,
             model=None if self._is_usual_model else self.model.build(data, self.training.local()),
+            secure=self._secure,
+            clip=self.mechanism.clip,
+            cap=self._cap,
         )
 
     def _task(self) -> Task:

@@ -12,7 +12,7 @@ from functools import partial
 from flmarket.bids import FloatArray
 from flmarket.engines.memory import MemoryOwners
 from flmarket.market.kind import Announcement, Bid, Delivery, Order, Refused
-from flmarket.market.masking import INPUT, Reply
+from flmarket.market.masking import AFTER, INPUT, Reply
 from flmarket.market.masking.delivering import summed
 from flmarket.market.masking.guarding import SumGuard, public_identity
 from flmarket.market.owner import drops_out, guarded
@@ -38,7 +38,7 @@ class MaskedOwners(MemoryOwners):
             answers: dict[int, Reply | Refused] = {}
             for number, question in questions.items():
                 guard, order = self.guard(number), wanted[number]
-                if stage == INPUT and drops_out(guard.owner, order):
+                if stage in (INPUT, *AFTER) and drops_out(guard.owner, order):
                     continue
                 answer = partial(SumGuard(guard).answer, order, stage, question, parameters)
                 answers[number] = found = guarded(answer)

@@ -26,7 +26,18 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.learning import DataSet, Partition
 from flmarket.ledger import AwardState, Ledger
-from flmarket.market.kind import Announcement, Bid, Delivered, Delivery, MarketKind, Order, Refused, Silent, kinds
+from flmarket.market.kind import (
+    Announcement,
+    Bid,
+    Delivered,
+    Delivery,
+    MarketKind,
+    Order,
+    Refused,
+    Silent,
+    kinds,
+    release_id,
+)
 from flmarket.market.kinds.auction import AuctionKind, AuctionSpec
 from flmarket.market.kinds.joint import JdpResult, JointKind, JointSpec
 from flmarket.market.kinds.reward import RewardKind, RewardSpec, StackelbergResult
@@ -37,6 +48,7 @@ from flmarket.market.round import Prove, Rounds, new_task
 from flmarket.market.store import MemoryStore, RoundStore
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import PrivacyAccount, rho_of_epsilon
+from flmarket.privacy.secure_sum import SumTerms
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[RoundRecord], None]
@@ -132,7 +144,16 @@ class MemoryOwners:
         for work, raw in zip(works, _trained(works), strict=True):
             vector = self._guards[work.owner.number].finish(work, raw)
             answers[work.owner.number] = Delivered(spoilt(work.owner, work.order, vector, parameters))
+        if orders and orders[0].share:
+            self._take_back(orders, [work.order for work in works])
         yield answers
+
+    def _take_back(self, orders: Sequence[Order], stayed: Sequence[Order]) -> None:
+        """What owners do who mask their parts of a sum that is void, if enough of them sign that it is."""
+        terms = SumTerms.from_json(orders[0].share)
+        if terms.contributors - terms.honest < len(stayed) < terms.threshold:
+            for order in stayed:
+                self.guard(order.owner).account.take_back(release_id(order))
 
     def replay(self, call: Announcement, orders: Sequence[Order], parameters: FloatArray, bids: Sequence[Bid]) -> None:
         """Offers, accounts and own models come out as they were; what is released again is not looked at."""

@@ -5,6 +5,8 @@ at every commit), so a crash afterwards loses privacy budget, never privacy: wha
 charged once; asking again, for any buyer, is refused. Every charge reads what the file says inside a transaction that
 allows one writer at a time, so several processes may share a file.
 
+A charge is taken back (`take_back`) only by adding to the file that it does not count: its award stays used.
+
 It counts what it is told and guards against mistakes and greedy servers, not against the owner: whoever can write the
 file can empty it. The file must not lie on a network file system, where SQLite's locks are not reliable.
 """
@@ -31,6 +33,10 @@ _Value = TypeVar("_Value")
 _APPLICATION = 0x464C4D41  # "FLMA" in the file's header
 _VERSION = 1
 _WAIT_SECONDS = 30.0
+_COUNTED = (  # releases after a number that were not taken back
+    "SELECT number, award_id, buyer, guarantee, time_us FROM releases "
+    "WHERE number > ? AND award_id NOT IN (SELECT award_id FROM returned) ORDER BY number"
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class DurableAccount:
         self._connection, self.path = connection, path
         self._lock = threading.RLock()
         self._account: PrivacyAccount | None = None
-        self._cap_number = self._number = 0
+        self._cap_number = self._number = self._returned = 0
 
     @classmethod
     def open(cls, path: str | Path, cap: Cap | None = None, *, synchronised: bool = True) -> "DurableAccount":
@@ -136,6 +142,13 @@ class DurableAccount:
                 (now_us(), award_id, buyer, text),
             )
 
+    def take_back(self, award_id: str) -> None:
+        """Count a release no more, because nobody can ever see it; nothing else is ever released for its award."""
+        with self._writing():
+            if self.released(award_id):
+                added = "INSERT OR IGNORE INTO returned (award_id, time_us) VALUES (?, ?)"
+                self._connection.execute(added, (award_id, now_us()))
+
     def change_cap(self, cap: Cap) -> None:
         """Set another cap; refused if what was given away already does not fit it."""
         fresh = PrivacyAccount(cap)
@@ -145,11 +158,12 @@ class DurableAccount:
             self._add_cap(cap)
 
     def releases(self) -> Iterator[ChargedRelease]:
-        """Everything on record, oldest first."""
+        """Everything on record that counts, oldest first."""
         with self._lock:
-            query = "SELECT award_id, buyer, guarantee, time_us FROM releases ORDER BY number"
-            rows = self._connection.execute(query).fetchall()
-        return (ChargedRelease(award, buyer, self._read(text, event_from_dict), at) for award, buyer, text, at in rows)
+            rows = self._connection.execute(_COUNTED, (0,)).fetchall()
+        return (
+            ChargedRelease(award, buyer, self._read(text, event_from_dict), at) for _, award, buyer, text, at in rows
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -177,6 +191,9 @@ class DurableAccount:
                 self._add_cap(cap)
             elif (application, version) != (_APPLICATION, _VERSION):
                 raise ConfigError("privacy account", str(self.path), f"an owner's account, version {_VERSION}")
+            self._connection.execute(  # files of before have none
+                "CREATE TABLE IF NOT EXISTS returned (award_id TEXT PRIMARY KEY, time_us INTEGER NOT NULL) STRICT"
+            )
         self._connection.execute("PRAGMA journal_mode = WAL")
         if cap is not None and cap != self.cap:
             raise InvalidInput("cap", cap, f"the account's own cap {self.cap}, or none; change_cap changes it")
@@ -201,11 +218,11 @@ class DurableAccount:
             number, cap = self._connection.execute(
                 "SELECT number, cap FROM caps ORDER BY number DESC LIMIT 1"
             ).fetchone()
-            if self._account is None or number != self._cap_number:
+            (returned,) = self._connection.execute("SELECT count(*) FROM returned").fetchone()
+            if self._account is None or (number, returned) != (self._cap_number, self._returned):
                 self._account = PrivacyAccount(self._read(cap, cap_from_dict))
-                self._cap_number, self._number = number, 0
-            query = "SELECT number, guarantee FROM releases WHERE number > ? ORDER BY number"
-            for number, text in self._connection.execute(query, (self._number,)):
+                self._cap_number, self._returned, self._number = number, returned, 0
+            for number, _, _, text, _ in self._connection.execute(_COUNTED, (self._number,)):
                 self._account.compose(self._read(text, event_from_dict))
                 self._number = number
             return self._account

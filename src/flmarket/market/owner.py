@@ -266,7 +266,8 @@ class Owner:
             return None
         if side.unit(call) != unit_of(self.cap):  # another product than her account counts
             return None
-        if side.stays_out(value=self.value, allow_raw=self.allow_raw, cap=self.cap) or self.trains(call) is None:
+        said = side.stays_out(value=self.value, allow_raw=self.allow_raw, cap=self.cap, trust=self.trust, call=call)
+        if said or self.trains(call) is None:
             return None
         bid = side.bid(self, call)
         return None if bid.privacy_budget < bid.least_budget else bid
@@ -330,8 +331,11 @@ class OwnerSide:
         """What a loss is for in this market: her whole update, or any one of her records."""
         return "update"
 
-    def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
-        """Why she takes no part in markets of this kind, by what her configuration says; empty if she does."""
+    def stays_out(
+        self, *, value: float | None, allow_raw: bool, cap: Cap, trust: Sequence[str], call: Announcement | None = None
+    ) -> str:
+        """Why she takes no part in markets of this kind, or in this one, by what her configuration says; empty if she
+        does. `trust` are the models of trust that she admits."""
         return ""
 
     def bid(self, owner: Owner, call: Announcement) -> Bid:

@@ -47,7 +47,7 @@ from flmarket.errors import InvalidInput
 from flmarket.files import keep_private
 from flmarket.ledger import DurableAccount, Head, ReplayRefused
 from flmarket.market.kind import Announcement, Bid, Order, release_id
-from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp
+from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, ZCdp
 
 KEPT = 8
 FEWEST_OPEN, MOST_OPEN = 64, 10_000  # records that stay open
@@ -123,6 +123,9 @@ class Account(Protocol):
     def released(self, award_id: str) -> bool:
         """Whether it was counted."""
 
+    def take_back(self, award_id: str) -> None:
+        """Count it no more, because nobody can ever see it; it is not released again either. Repeatable."""
+
 
 class Journal(Protocol):
     """The part of a journal that a guard uses; see `OwnerJournal`."""
@@ -184,7 +187,7 @@ class MemoryAccount:
 
     def __init__(self, books: PrivacyAccount) -> None:
         self.books = books
-        self._charged: set[str] = set()
+        self._charged: dict[str, Event | None] = {}
 
     @property
     def cap(self) -> Cap:
@@ -211,11 +214,18 @@ class MemoryAccount:
         if award_id in self._charged:
             raise ReplayRefused(f"{award_id} was charged before")
         self.books.compose(guarantee)
-        self._charged.add(award_id)
+        self._charged[award_id] = guarantee
 
     def released(self, award_id: str) -> bool:
         """See `Account`."""
         return award_id in self._charged
+
+    def take_back(self, award_id: str) -> None:
+        """See `Account`."""
+        lost = self._charged.get(award_id)
+        if isinstance(lost, ZCdp):
+            self.books.take_back(lost)
+            self._charged[award_id] = None
 
 
 class MemoryJournal:

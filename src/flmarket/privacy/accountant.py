@@ -23,6 +23,7 @@ durably before the release leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import floor, inf, sqrt
 from typing import Any
 
@@ -120,6 +121,18 @@ class PrivacyAccount:
             )
         self._total = total
         self._releases += count
+
+    def take_back(self, event: ZCdp) -> None:
+        """Undo one `compose` of this loss, where what was to be released never can be seen."""
+        lost, total = units(event.rho), self._total
+        if isinstance(total, ApproxTotal):
+            left: int | ApproxTotal = replace(total, rho=total.rho - lost)
+            enough = total.rho >= lost
+        else:
+            left, enough = total - lost, isinstance(self._inner, ZCdp) and total >= lost
+        if not enough or not self._releases:
+            raise InvalidInput("event", event, "a loss that was counted before")
+        self._total, self._releases = left, self._releases - 1
 
     def affordable(
         self, releases: int = 1, *, guarantee: Callable[[float], Event] = PureDp, least: float = 0.0, most: float = inf

@@ -36,6 +36,7 @@ from flmarket.privacy import (
     GaussianRelease,
     NoiseSource,
     PrivacyAccount,
+    ZCdp,
     analytic_gaussian_sigma,
     as_noise_source,
     classic_gaussian_sigma,
@@ -172,7 +173,7 @@ def account_of(
     *,
     rounds: int,
     delta: float,
-    uploads: GaussianRelease | None,
+    uploads: GaussianRelease | ZCdp | None,
     choices: Event | None,
     stopping: Event | None,
     asked: float,
@@ -181,7 +182,10 @@ def account_of(
     """Compose `rounds` uploads and choices, and one stopping rule; None where there is no protection at all."""
     client, record = (float("inf"),) * 2, (float("inf"),) * 2
     if uploads is not None:
-        once = float(gaussian_epsilon(sigma=uploads.noise_multiplier, delta=delta))
+        if isinstance(uploads, GaussianRelease):
+            once = float(gaussian_epsilon(sigma=uploads.noise_multiplier, delta=delta))
+        else:
+            once = _total(delta, [(uploads, 1)])
         client = (once, _total(delta, [(uploads, rounds)]))
     if choices is not None:
         events = [(choices, rounds)] + ([(stopping, 1)] if stopping is not None else [])

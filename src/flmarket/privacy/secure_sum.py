@@ -23,6 +23,12 @@ their noise and do not show it to the broker; she is one of them. Proof for what
 
    that is ρ = ε²/2. At the scales chosen here τ is 0 to a double. More noise, by those above m, is post-processing; so
    is reduction modulo 2^b, and adding other owners' inputs.
+4. *Records.* Where ρ is for one record, what two neighbouring data sets give is at most `change` apart before the
+   weight (2L/m for a mean of m clipped gradients; clipping and rotating bring nothing further apart). Rounding by coins
+   that do not depend on the data, and never again, moves two numbers at most 1 further apart, so the integer vectors
+   are within Δ = s·λ·change + 2√p, the second half of the last term being for arithmetic. Their norm is not tested,
+   because a test that one of the two fails would draw other coins for it. At the scales chosen here 2√p is small
+   beside the rest; it is counted.
 
 **Wrap-around** spoils a sum and no privacy. A coordinate of the rotated mean update is at most L·√(2/p)·q but for a
 probability of 2·exp(−q²/2) (the cosine transform has entries up to √(2/p); Hoeffding over the random signs), the noise
@@ -156,9 +162,18 @@ def _arithmetic(size: int) -> float:
     return (size + 16) * 2.0**-51
 
 
-def loss(terms: SumTerms, *, clip: float, dimension: int) -> ZCdp:
-    """What the owner of this share loses in the sum."""
-    squared, variance = 4 * squared_limit(terms, clip=clip, dimension=dimension), terms.noise**2
+def _squared_distance(terms: SumTerms, *, clip: float, dimension: int, change: float | None) -> float:
+    """Δ²: how far apart what two neighbours give is, in units; of whole updates, or of those `change` apart."""
+    if change is None:
+        return 4 * squared_limit(terms, clip=clip, dimension=dimension)
+    arithmetic = _arithmetic(checked_dimension(dimension))
+    apart = terms.scale * terms.weight * (change * (1 + arithmetic) + 2 * clip * arithmetic)
+    return (apart + 2 * sqrt(dimension)) ** 2
+
+
+def loss(terms: SumTerms, *, clip: float, dimension: int, change: float | None = None) -> ZCdp:
+    """What the owner of this share loses in the sum: for her whole update, or for what moves it by `change` at most."""
+    squared, variance = _squared_distance(terms, clip=clip, dimension=dimension, change=change), terms.noise**2
     gap = _not_gaussian(terms.noise, terms.honest)
     shift = squared / (terms.honest * variance)
     squared_epsilon = min(shift + gap * dimension / 2, (sqrt(shift) + gap * sqrt(dimension)) ** 2)
@@ -175,19 +190,26 @@ def _not_gaussian(sigma: float, shares: int) -> float:
 
 
 def agreed(
-    weights: Sequence[float], rho: Sequence[float], *, clip: float, dimension: int, policy: SecureAggregation
+    weights: Sequence[float],
+    rho: Sequence[float],
+    *,
+    clip: float,
+    dimension: int,
+    policy: SecureAggregation,
+    change: float | None = None,
 ) -> tuple[SumTerms, ...]:
     """Everybody's terms: the least common noise at which nobody of these weights loses more than her ρ."""
     if not weights or len(weights) != len(rho) or min(rho) <= 0:
         raise InvalidInput("rho", rho, "a loss above 0 for each of at least one contributor")
     n, (threshold, honest) = len(weights), policy.counts(len(weights))
-    whole = max(2 * clip * weight / sqrt(2 * one) for weight, one in zip(weights, rho, strict=True))
+    apart = 2 * clip if change is None else change
+    whole = max(apart * weight / sqrt(2 * one) for weight, one in zip(weights, rho, strict=True))
     spread = _spread(n=n, noise=whole / sqrt(honest), clip=clip, dimension=dimension)
     common = {"contributors": n, "threshold": threshold, "honest": honest, "bits": policy.bits}
     scale = 2.0 ** floor(log2((2.0 ** (policy.bits - 1) - n) / spread))
     for _ in range(policy.bits):
         terms = [SumTerms(weight=weight, scale=scale, noise=1.0, **common) for weight in weights]
-        sized = _sized(terms, rho, clip=clip, dimension=dimension)
+        sized = _sized(terms, rho, clip=clip, dimension=dimension, change=change)
         reach = _spread(n=n, noise=sized[0].noise / scale, clip=clip, dimension=dimension) * scale
         if reach + n < 2.0 ** (policy.bits - 1):
             return sized
@@ -201,25 +223,33 @@ def _spread(*, n: int, noise: float, clip: float, dimension: int) -> float:
     return clip * min(1.0, sqrt(2 / dimension) * q) + noise * sqrt(n) * q
 
 
-def _sized(terms: list[SumTerms], rho: Sequence[float], *, clip: float, dimension: int) -> tuple[SumTerms, ...]:
+def _sized(
+    terms: list[SumTerms], rho: Sequence[float], *, clip: float, dimension: int, change: float | None
+) -> tuple[SumTerms, ...]:
     """The same terms with the least noise that keeps every promise."""
-    lengths = [2 * sqrt(squared_limit(one, clip=clip, dimension=dimension)) for one in terms]
+    lengths = [sqrt(_squared_distance(one, clip=clip, dimension=dimension, change=change)) for one in terms]
     noise = max(length / sqrt(2 * one * terms[0].honest) for length, one in zip(lengths, rho, strict=True))
     noise, step = max(noise, 1e-3) * (1 + 1e-13), 1e-13
     while True:
         sized = tuple(replace(one, noise=noise) for one in terms)
-        if all(loss(a, clip=clip, dimension=dimension).rho <= b for a, b in zip(sized, rho, strict=True)):
+        lost = (loss(one, clip=clip, dimension=dimension, change=change) for one in sized)
+        if all(a.rho <= b for a, b in zip(lost, rho, strict=True)):
             return sized
         step = min(2 * step, 0.1)
         noise *= 1 + step
 
 
-def encode(update: FloatArray, terms: SumTerms, *, clip: float, topic: str, source: NoiseSource) -> Whole:
-    """An owner's input to the sum, p whole numbers below 2^bits; `topic` names the round, and with it the rotation."""
+def encode(
+    update: FloatArray, terms: SumTerms, *, clip: float, topic: str, source: NoiseSource, records: bool = False
+) -> Whole:
+    """An owner's input to the sum, p whole numbers below 2^bits; `topic` names the round, and with it the rotation.
+
+    `records`: her loss is for one of her records, by how far that moves her update, and not for all of it.
+    """
     if not isinstance(source, WholeNoise):
         raise InvalidInput("source", source, "a source of noise for whole numbers, such as SecureNoise()")
     turned = _turned(terms.weight * clip_l2(update, clip), topic) * terms.scale
-    limit = squared_limit(terms, clip=clip, dimension=turned.size)
+    limit = None if records else squared_limit(terms, clip=clip, dimension=turned.size)
     rounded = _rounded(turned, limit, source.generator())
     noisy = rounded + source.whole_gaussian(turned.size, scale=terms.noise)
     return (noisy & np.int64((1 << terms.bits) - 1)).astype(np.uint64)
@@ -269,12 +299,13 @@ def _signs(topic: str, size: int) -> FloatArray:
     return signs
 
 
-def _rounded(values: FloatArray, limit: int, generator: np.random.Generator) -> IntArray:
-    """Each number up or down by a coin that keeps its mean, all drawn again while the vector is too long."""
+def _rounded(values: FloatArray, limit: int | None, generator: np.random.Generator) -> IntArray:
+    """Each number up or down by a coin that keeps its mean, all drawn again while the vector is too long, if ever."""
     for _ in range(_TRIES):
         rounded = np.floor(values + generator.random(values.size))
-        if _fits(rounded, limit):
+        if limit is None or _fits(rounded, limit):
             return rounded.astype(np.int64)
+    assert limit is not None
     cut = np.trunc(values)  # never in practice; shorter than any rounding, and not unbiased
     return (cut if _fits(cut, limit) else np.zeros_like(cut)).astype(np.int64)
 

@@ -19,7 +19,7 @@ from flmarket.report.drawing import LIGHT, label, log_ticks, panel, thousands
 from flmarket.report.formatting import count, finite_or_none, money, money_decimals, percent, significant
 from flmarket.report.html import heading, render, said, strict_json
 from flmarket.report.view import Check
-from flmarket.trust import RAW_HERE
+from flmarket.trust import sampled_words
 
 if TYPE_CHECKING:
     from flmarket.market.kinds.sampling import SampledClient as Client
@@ -165,7 +165,7 @@ def write_sampled(run: "Run", out_dir: Name, *, command: str | None = None) -> P
     """Write report.html, summary.json and clients.csv, whole or not at all; returns the path of the page."""
     page = render(
         "sampled.html.j2",
-        trust=RAW_HERE,
+        trust=sampled_words(run.trust),
         title=heading(run.name),
         command=command,
         run=run,
@@ -213,7 +213,7 @@ def summarize_sampled(run: "Run") -> dict[str, Any]:
         "participants": [int(record.participants.size) for record in run.rounds],
         "turned_away": int(sum(record.turned_away.size for record in run.rounds)),
         "guarantees": {check.key: check.holds for check in check_sampled(run)},
-    } | said(RAW_HERE)
+    } | said(sampled_words(run.trust))
 
 
 def check_sampled(run: "Run") -> tuple[Check, ...]:

@@ -77,7 +77,7 @@ def statement(broker: Broker, party: Party) -> wire.Statement:
             total += one.epsilon  # it left her machine, whether it was paid or not
         earned += paid
         delivered += one.state == AwardState.POSTED
-        place = task_words(spec["broker"]["engine"], spec["kind"]).place
+        place = task_words(spec["broker"]["engine"], spec["kind"], trust=spec.get("trust", "local")).place
         releases.append(as_wire(wire.Release, one, task_name=name, place=place, epsilon_total=total, paid_micros=paid))
     return wire.Statement(who, privacy(broker, party), earned, len(releases), delivered, tuple(releases))
 

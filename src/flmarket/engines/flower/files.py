@@ -208,8 +208,11 @@ class OwnerFile(_Section):
 
     def stays_out(self) -> dict[str, str]:
         """By kind of market: why she takes no part in it; empty if she does."""
-        value, raw, cap = self.bid.value, self.allow_raw, self.cap.cap()
-        return {name: kinds.of(name).side.stays_out(value=value, allow_raw=raw, cap=cap) for name in kinds.names()}
+        value, raw, cap, trust = self.bid.value, self.allow_raw, self.cap.cap(), self.trust
+        return {
+            name: kinds.of(name).side.stays_out(value=value, allow_raw=raw, cap=cap, trust=trust)
+            for name in kinds.names()
+        }
 
     def owner_at(self, base: Path, trainer: Callable[[Announcement], Model | None] | None = None) -> Owner:
         """The owner, with her records read if she has a table; `base` is the file's folder.

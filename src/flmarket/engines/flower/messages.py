@@ -36,7 +36,7 @@ from flmarket.bids import FloatArray
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import Head, HoldReceipt
 from flmarket.market.kind import Announcement, Bid, Order, ReleasedUpdate
-from flmarket.market.masking import STAGES
+from flmarket.market.masking import AFTER, STAGES
 from flmarket.market.masking.primitives import KEY as _KEY
 from flmarket.market.masking.primitives import Words
 from flmarket.privacy import event_from_dict, event_to_dict
@@ -184,7 +184,7 @@ def unpack_stage(message: Message) -> tuple[str, bytes]:
     name, body = record.get("name"), record.get("body")
     if set(record) != {"name", "body"} or not isinstance(name, str) or not isinstance(body, bytes):
         raise InvalidInput(_STAGE, sorted(record), "a stage's name and body")
-    if name not in STAGES or len(body) > LONGEST_STAGE:
+    if name not in (*STAGES, *AFTER) or len(body) > LONGEST_STAGE:
         raise InvalidInput(_STAGE, (name, len(body)), f"one of {', '.join(STAGES)}, of at most {LONGEST_STAGE} bytes")
     return name, body
 

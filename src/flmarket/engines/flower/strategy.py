@@ -107,6 +107,8 @@ class GridOwners:
                     others[refusal.reason] += 1
                 elif bid is None:
                     others[f"no bid but {answer.error.reason if answer.has_error() else 'something else'}"] += 1
+                elif call.trust != "local" and not key:
+                    others["a bid for a masked sum without a key to be known by"] += 1
                 elif not accepts(bid):
                     others["a bid that makes no sense"] += 1
                 else:

@@ -34,16 +34,13 @@ from flmarket.aggregation.robust import RobustAggregation
 from flmarket.bids import Auction, BidProfile, FloatArray, IntArray
 from flmarket.errors import InvalidInput, MechanismViolation
 from flmarket.learning import DataSet, LocalTraining, Model, Partition, Purpose, Records, SoftmaxRegression, stream
-from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
+from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micros, to_micros
 from flmarket.market import summing
 from flmarket.market.descent import checked_local, descend
 from flmarket.market.kind import (
     NOISE_MARGIN,
     Announcement,
-    Bad,
     Bid,
-    Delivered,
-    MarketKind,
     Order,
     RawUpdate,
     ReleasedUpdate,
@@ -69,7 +66,6 @@ from flmarket.privacy import (
     Unit,
     Unprotected,
     ZCdp,
-    epsilon_of_rho,
     rho_of_epsilon,
     unit_of,
 )
@@ -273,7 +269,7 @@ def _records(clip: float, settings: str) -> RecordNoise:
         raise InvalidInput("settings", settings, 'unit = "record" and a delta') from None
 
 
-class AuctionSide(OwnerSide):
+class AuctionSide(summing.SumSide):
     """She bids her valuation, and releases once for every award: a private update, a share of a sum, or noised steps.
 
     Bids are in ε, also where a loss in a sum is ρ.
@@ -288,14 +284,12 @@ class AuctionSide(OwnerSide):
 
         A loss of another unit than was announced is refused.
         """
-        if isinstance(loss, ZCdp) and (call is None or summing.is_secure(call)):
-            return float(epsilon_of_rho(loss.rho, delta=DistributedGaussian.delta))
-        if call is not None and summing.is_secure(call):
-            raise InvalidInput("loss", loss, "ρ")
+        if isinstance(loss, ZCdp) or (call is not None and summing.is_secure(call)):
+            return super().amount(loss, call)
         if call is not None and self.unit(call) != unit_of(loss):
             raise InvalidInput("loss", loss, f"a loss of the {self.unit(call)}, as was announced")
         if not isinstance(loss, RecordLevel):
-            return super().amount(loss, call)
+            return OwnerSide.amount(self, loss, call)
         inner = loss.loss
         if not isinstance(inner, ApproxDp) or (call and inner.delta != _records(call.clip, call.settings).delta):
             raise InvalidInput("loss", loss, "ε of a record, at the announced δ")
@@ -307,18 +301,8 @@ class AuctionSide(OwnerSide):
             return _records(call.clip, call.settings).guarantee(amount)
         return super().guarantee(amount, records, call)
 
-    def given(self, order: Order, call: Announcement) -> Event:
-        """In a sum, what her weight and the announced number of honest shares of noise come to."""
-        if summing.is_secure(call):
-            return summing.given(order, call)
-        if order.share:
-            raise InvalidInput("share", order.share, "none: every update is private by itself here")
-        return super().given(order, call)
-
     def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[Callable[[float], Event], int]:
-        """One release; of a sum, in ρ."""
-        if summing.is_secure(call):
-            return lambda amount: ZCdp(float(rho_of_epsilon(amount, delta=DistributedGaussian.delta))), 1
+        """One release."""
         if self.unit(call) == "record":
             return _records(call.clip, call.settings).guarantee, 1
         return super().whole(call, cap, records)
@@ -348,9 +332,7 @@ class AuctionSide(OwnerSide):
         if json.loads(call.settings).get("normalised", False):
             norm = float(np.linalg.norm(raw, ord=1 if _norm(call.perturbation) == "l1" else 2))
             raw = RawUpdate(raw * (call.clip / norm)) if norm > 0 else raw
-        if not summing.is_secure(call):
-            return super().privatise(work, raw, noise)
-        return summing.share(work.order, raw, clip=call.clip, noise=noise)
+        return super().privatise(work, raw, noise)
 
     def _moved(self, works: Sequence[Work], *, blind: bool = False) -> FloatArray:
         call, starts = works[0].call, np.stack([work.parameters for work in works])
@@ -369,7 +351,7 @@ def _norm(perturbation: str) -> str:
     return privacy.get(perturbation).norm
 
 
-class AuctionKind(MarketKind):
+class AuctionKind(summing.SumKind):
     """The terms as the round plays them: of a spec's bids and records only the buyer's own are used."""
 
     name = "auction"
@@ -380,7 +362,7 @@ class AuctionKind(MarketKind):
         start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.task.name, spec.task.rounds, model, start, buyer)
         self.validation = spec.held_out
-        self.spec, self._model_text = spec, say(model)
+        self.spec, self._model_text, self.policy = spec, say(model), spec.secure
         if isinstance(spec.perturbation, RecordNoise):
             self.unit = "record"
         self._energy: dict[float, float] = {}  # of the noise at this round's ε
@@ -445,7 +427,7 @@ class AuctionKind(MarketKind):
         spec, winners = self.spec, np.flatnonzero(found.winners)
         if spec.secure is None:
             return {k: (_loss(spec.perturbation, float(found.epsilon[k])), "") for k in winners.tolist()}
-        if winners.size < 2 or spec.secure.counts(winners.size)[1] < 2:
+        if not summing.has_company(spec.secure, winners.size):
             return {}
         weights = spec.aggregation.weights(found.epsilon, found.records)[winners]
         rho = rho_of_epsilon(found.epsilon[winners], delta=DistributedGaussian.delta)
@@ -458,20 +440,6 @@ class AuctionKind(MarketKind):
         """For the ε that was sold, or for whatever is in an update that nothing protects."""
         award = super().award(order)
         return replace(award, loss=Unprotected()) if self.spec.unprotected else award
-
-    def checked(self, order: Order, vector: object) -> Delivered | Bad:
-        """Of a share in a sum only the form can be checked: whole numbers below the modulus."""
-        if not order.share:
-            return super().checked(order, vector)
-        return summing.checked(order, vector, length=self.dimension)
-
-    def resolutions(
-        self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
-    ) -> list[Resolution]:
-        """Posted if their update came; in a sum only if enough came for it to be opened."""
-        if summing.opens(plan, updates):
-            return super().resolutions(plan, updates, awards)
-        return summing.void(plan, updates, awards)
 
     def largest_norm(self, order: Order) -> float:
         """The clip, and noise at its very longest; rounded, perhaps to the model's own precision."""

@@ -11,6 +11,11 @@ records; the rest of those measures accuracy and decides nothing.
 Stopping looks at validation records too, so it is done by AboveThreshold (Dwork and Roth 2014, Theorem 3.23), which
 costs `stop_epsilon` once, however many rounds it takes.
 
+**In a sum** (`secure`) M3 is possible: the sum of clipped updates has the noise that all share, each client's ε for an
+upload is in the form of ρ, and the public model moves by their average, weighed by records. M4 is not: the exponential
+mechanism scores groups of uploads, medians and Krum compare them, and a sum shows none. So only `average` is taken,
+which one liar can move as far as the modulus allows; who fears liars takes the market with single uploads.
+
 What would break it: a client may send anything. Uploads that are not finite numbers void her award and she is out; a
 finite one is taken, and limiting what it does is the rule's business. A client whose own training overflows (under very
 strong noise it can) keeps the parameters she started the round with.
@@ -28,7 +33,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.aggregation.robust import Choice, Combined, ExponentialChoice, RobustAggregation
+from flmarket.aggregation import Trust
+from flmarket.aggregation.robust import Choice, Combined, ExponentialChoice, RobustAggregation, WeightedAverage
 from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.learning import (
@@ -44,23 +50,15 @@ from flmarket.learning import (
 )
 from flmarket.learning.adversaries import Adversary
 from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
+from flmarket.market import summing
 from flmarket.market.descent import checked_local, descend, reach
-from flmarket.market.kind import (
-    NOISE_MARGIN,
-    Announcement,
-    Bid,
-    MarketKind,
-    Order,
-    RawUpdate,
-    ReleasedUpdate,
-    RoundPlan,
-    say,
-)
-from flmarket.market.owner import Owner, OwnerSide, PrivacyCap, Streams, Work, holds_noise
+from flmarket.market.kind import NOISE_MARGIN, Announcement, Bid, Order, RawUpdate, ReleasedUpdate, RoundPlan, say
+from flmarket.market.owner import Owner, PrivacyCap, Streams, Work, holds_noise
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import (
     ApproxDp,
     Cap,
+    DistributedGaussian,
     Event,
     GaussianRelease,
     NoiseSource,
@@ -69,11 +67,14 @@ from flmarket.privacy import (
     Uncapped,
     Unit,
     Unprotected,
+    ZCdp,
+    rho_of_epsilon,
     unit_of,
 )
 from flmarket.privacy.composition import zcdp_rho
 from flmarket.privacy.events import checked_number
 from flmarket.privacy.joint import JointPrivacy, LocalPerturbation, account_of
+from flmarket.privacy.secure_sum import SecureAggregation
 
 # The cost of somebody who does not take part: beyond any budget.
 _STAYS_OUT = 1e12
@@ -97,7 +98,7 @@ class JointSpec:
 
     `epsilon` is ε_L, for one upload; `perturbation=None` sends parameters as they are, and nobody is protected.
     `validation` counts the server's records. M2 may owe more than `budget` (docs/errata.md E8); that is refused unless
-    `allow_overspending`.
+    `allow_overspending`. With `secure` only sums are seen, which rules that compare uploads cannot work with.
     """
 
     data: DataSet
@@ -120,8 +121,11 @@ class JointSpec:
     seed: int = 0
     name: str = "task"
     cap: PrivacyCap = field(default_factory=PrivacyCap)
+    secure: SecureAggregation | None = None
 
     def __post_init__(self) -> None:
+        if self.secure is not None:
+            self._check_sums()
         costs = checked_array("costs", self.costs)
         object.__setattr__(self, "costs", costs)
         if costs.shape != (self.partition.owners,):
@@ -149,6 +153,23 @@ class JointSpec:
     def owners_cap(self) -> Cap:
         """What every client's account is capped at, in the unit that the noise protects."""
         return self.cap.records if _unit(self.perturbation) == "record" else self.cap.gaussian
+
+    def _check_sums(self) -> None:
+        """What cannot be done with a sum."""
+        rule, noise = self.aggregation, self.perturbation
+        if not isinstance(rule, WeightedAverage):
+            what = f"{WeightedAverage().name} in sums: to choose among uploads, or to compare them, is to see each"
+            raise InvalidInput("aggregation", rule.name, what)
+        if noise is None or (noise.unit, noise.clipped) != ("client", "update"):
+            what = "M3 of clipped updates, for clients: noise in every step, or none, cannot be shared in a sum"
+            raise InvalidInput("perturbation", noise, what)
+        if self.adversary is not None:
+            raise InvalidInput("adversary", self.adversary.name, "none in sums: nobody could tell, and none is told")
+
+    @property
+    def trust(self) -> Trust:
+        """The trust model."""
+        return "local" if self.secure is None else "secure-aggregation"
 
     def bids(self) -> BidProfile:
         """A cost is for taking part at all, whatever the ε: a step."""
@@ -191,7 +212,7 @@ class JointSpec:
             number=number, x=self.data.x_train[rows], y=labels, privacy_budget=self.epsilon, model=self.model,
             valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped() if raw else self.owners_cap,
             record=record, value=float(np.asarray(self.costs)[number]), classes=self.data.n_classes, allow_raw=raw,
-            adversary=adversary, simulation_seed=self.seed if seeded else None,
+            adversary=adversary, trust=(self.trust,), simulation_seed=self.seed if seeded else None,
         )  # fmt: skip
 
     def result(self, kind: JointKind, records: Sequence[RoundRecord], owners: Mapping[int, Any]) -> JdpResult:
@@ -268,9 +289,9 @@ class JdpResult:
             budget_micros=chosen.budget_micros,
         )  # fmt: skip
         return MarketResult(
-            task, spec.auction.name, spec.aggregation.name, "gaussian-zcdp", spec.data.name, spec.seed, self.rounds,
-            statements, self.parameters,
-            spec.data.baseline_accuracy,
+            task, spec.auction.name, spec.aggregation.name,
+            "gaussian-zcdp" if spec.secure is None else DistributedGaussian.name, spec.data.name, spec.seed,
+            self.rounds, statements, self.parameters, spec.data.baseline_accuracy, spec.trust,
         )  # fmt: skip
 
 
@@ -278,8 +299,9 @@ class JdpResult:
 def _noise(clip: float, settings: str) -> LocalPerturbation:
     """M3 as an announcement says it; raises InvalidInput if it says something else."""
     try:
-        return LocalPerturbation(clip=clip, **json.loads(settings))
-    except (TypeError, ValueError):
+        said: Any = summing.unsaid(json.loads(settings))
+        return LocalPerturbation(clip=clip, **said)
+    except (TypeError, ValueError, AttributeError):
         raise InvalidInput("settings", settings, "M3's delta, clipped, calibration and unit") from None
 
 
@@ -288,17 +310,19 @@ def _unit(noise: LocalPerturbation | None) -> Unit:
     return "record" if noise is not None and noise.unit == "record" else "update"
 
 
-def _of_unit(noise: LocalPerturbation, loss: ApproxDp | GaussianRelease) -> Event:
+def _of_unit(noise: LocalPerturbation, loss: ApproxDp | GaussianRelease | ZCdp) -> Event:
     """A loss by this noise, of what the noise protects."""
     return RecordLevel(loss) if _unit(noise) == "record" else loss
 
 
-class JointSide(OwnerSide):
+class JointSide(summing.SumSide):
     """She reports her cost once; every round her parameters leave, clipped and noised (M3), and her own stay (M5)."""
 
     asks_once = lasting = True
 
-    def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
+    def stays_out(
+        self, *, value: float | None, allow_raw: bool, cap: Cap, trust: Sequence[str], call: Announcement | None = None
+    ) -> str:
         """Without a cost to report, or an account that holds Gaussian noise."""
         if value is None:
             return "no value is given"
@@ -313,8 +337,14 @@ class JointSide(OwnerSide):
         budget = owner.privacy_budget if call.perturbation else float("inf")
         return self.reported(owner, call, budget=budget, least=owner.least_epsilon)
 
+    def sum_delta(self, call: Announcement | None) -> float:
+        """The announced one."""
+        return LocalPerturbation.delta if call is None else _noise(call.clip, call.settings).delta
+
     def amount(self, loss: Event, call: Announcement | None = None) -> float:
         """ε of one upload, at the announced δ."""
+        if call is not None and summing.is_secure(call):
+            return super().amount(loss, call)
         if call is not None and not call.perturbation and isinstance(loss, Unprotected):
             return float("inf")
         inner = loss.loss if isinstance(loss, RecordLevel) else loss
@@ -328,6 +358,8 @@ class JointSide(OwnerSide):
         """What M3's noise promises for her whole data set, or for each record."""
         if call.perturbation != LocalPerturbation.name:
             raise InvalidInput("perturbation", call.perturbation, LocalPerturbation.name)
+        if summing.is_secure(call):
+            return super().guarantee(amount, records, call)
         noise = _noise(call.clip, call.settings)
         return _of_unit(noise, noise.guarantee(amount))
 
@@ -374,7 +406,9 @@ class JointSide(OwnerSide):
         )  # fmt: skip
 
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
-        """M3."""
+        """M3; in a sum, of what training moved."""
+        if summing.is_secure(work.call):
+            return super().privatise(work, RawUpdate(raw - work.parameters), noise)
         if self.noises_itself(work.call):
             return ReleasedUpdate(self._descend([work], raw[None], blind=True)[0])
         mechanism = _noise(work.call.clip, work.call.settings)
@@ -395,7 +429,7 @@ def _start(work: Work) -> FloatArray:
     return public + order.records / (order.total_size + order.records) * (before - public)
 
 
-class JointKind(MarketKind):
+class JointKind(summing.SumKind):
     """A `JointSpec` as the round plays it, at the costs that owners report.
 
     A client who misses a round is out and not paid, as one is who sends nonsense.
@@ -407,7 +441,7 @@ class JointKind(MarketKind):
     def __init__(self, spec: JointSpec, buyer: str = "buyer") -> None:
         start = spec.model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.name, spec.rounds, spec.model, start, buyer)
-        self.spec, self._model_text, noise = spec, say(spec.model), spec.perturbation
+        self.spec, self._model_text, noise, self.policy = spec, say(spec.model), spec.perturbation, spec.secure
         self.unit = _unit(noise)
         self.notes = {"total_size": 0.0, "looks": 0, "done": False}
         self.choices: list[Choice | None] = []
@@ -420,7 +454,8 @@ class JointKind(MarketKind):
             features=spec.data.features, classes=spec.data.n_classes, model=self._model_text,
             parameters=self.dimension, learning_rate=0.0, perturbation="" if noise is None else noise.name,
             clip=0.0 if noise is None else noise.clip,
-            settings="{}" if noise is None else json.dumps(noise.choices, sort_keys=True),
+            settings="{}" if noise is None else json.dumps(noise.choices | summing.said(spec.secure), sort_keys=True),
+            trust=spec.trust,
         )  # fmt: skip
         self._chosen: tuple[dict[str, Any], Selection] | None = None
         self._combined: tuple[tuple[int, ...], Combined | None] = ((-1,), None)
@@ -457,10 +492,16 @@ class JointKind(MarketKind):
         return found
 
     @property
-    def releases(self) -> list[GaussianRelease]:
+    def releases(self) -> list[GaussianRelease | ZCdp]:
         """What one upload of each chosen client gives away; empty without noise."""
         noise, chosen = self.spec.perturbation, self.chosen
-        return [] if noise is None else [noise.guarantee(float(chosen.epsilon[i])) for i in chosen.clients]
+        return [] if noise is None else [self._once(noise, float(chosen.epsilon[i])) for i in chosen.clients]
+
+    def _once(self, noise: LocalPerturbation, epsilon: float) -> GaussianRelease | ZCdp:
+        """What an upload of this ε gives away."""
+        if self.policy is None:
+            return noise.guarantee(epsilon)
+        return ZCdp(float(rho_of_epsilon(epsilon, delta=noise.delta)))
 
     @property
     def rho(self) -> FloatArray:
@@ -501,17 +542,34 @@ class JointKind(MarketKind):
         orders = tuple(
             self.order(
                 index, i, price_micros=int(chosen.paid_micros[i]), records=int(chosen.records[i]), learning_rate=0.0,
-                loss=self._upload_loss(float(chosen.epsilon[i])), total_size=total,
+                loss=self._upload_loss(float(chosen.epsilon[i])), total_size=total, share=share,
             )
-            for i in chosen.clients.tolist()
+            for i, share in self._shares([i for i in chosen.clients.tolist() if i not in self.out]).items()
         )  # fmt: skip
+        if not orders:
+            return RoundPlan(index)
         budget = max(chosen.budget_micros, int(chosen.paid_micros.sum()))
         return RoundPlan(index, f"{self.task}/budget", budget, orders)
 
     def _upload_loss(self, epsilon: float) -> Event:
         """What an order asks for."""
         noise = self.spec.perturbation
-        return Unprotected() if noise is None else _of_unit(noise, ApproxDp(epsilon, noise.delta))
+        if noise is None:
+            return Unprotected()
+        return self._once(noise, epsilon) if self.policy else _of_unit(noise, ApproxDp(epsilon, noise.delta))
+
+    def _shares(self, clients: list[int]) -> dict[int, str]:
+        """Everybody's share of a round's sum, if there is one, by records; nobody, if they are too few for it."""
+        chosen, noise = self.chosen, self.spec.perturbation
+        if self.policy is None or noise is None:
+            return dict.fromkeys(clients, "")
+        if not summing.has_company(self.policy, len(clients)):
+            return {}
+        size, rho = chosen.records[clients], [zcdp_rho(self._once(noise, float(chosen.epsilon[i]))) for i in clients]
+        parts = summing.shares(
+            (size / size.sum()).tolist(), rho, clip=noise.clip, dimension=self.dimension, policy=self.policy
+        )
+        return {i: share for i, (_, share) in zip(clients, parts, strict=True)}
 
     def award(self, order: Order) -> Award:
         """For the uploads of all rounds agreed on."""
@@ -531,39 +589,33 @@ class JointKind(MarketKind):
 
     def left(self, order: Order) -> Release | None:
         """The uploads of the rounds so far, and this one."""
-        return self._given(order, order.round_index + 1)
+        before = order.round_index if self.policy is None else int(self.notes.get("opened", 0))
+        return self._given(order, before + 1)
 
     def resolutions(
         self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
     ) -> list[Resolution]:
         """Who did not deliver is out; after the last round, by number or by the stopping rule, the others are paid."""
-        ends, last = [], self._last(plan, updates)
-        for order in plan.orders:
-            if awards[order.owner].state is not AwardState.PENDING:
-                continue
-            if order.owner not in updates:
-                given = self._given(order, plan.index)
-                ends.append(Resolution(order.award, AwardState.EXPIRED, f"missed round {plan.index}", given))
-            elif last:
-                ends.append(Resolution(order.award, AwardState.POSTED, "", self._given(order, plan.index + 1)))
-        return ends
+        return self.lasting_ends(plan, updates, awards, last=self._last(plan, updates, awards), given=self._given)
 
     def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
         """The public model becomes what the rule makes of the uploads."""
         spec, chosen, n = self.spec, self.chosen, self.spec.partition.owners
         reached = self._reached(plan, updates)
-        last, combined = reached or plan.index == self.rounds - 1, self._combine(plan, updates)
-        shares = np.zeros(len(plan.orders))
+        last, combined = self._last(plan, updates, awards), self._combine(plan, updates)
+        places = {owner: place for place, owner in enumerate(chosen.clients.tolist())}
         came = np.array([order.owner in updates for order in plan.orders], dtype=bool)
+        shares = np.zeros(len(places))
         if combined is not None:
             longest = max(self.notes.get("longest", 0.0), float(np.linalg.norm(self.parameters)))
             self.parameters = combined.average
-            shares[came] = combined.shares
+            shares[[places[order.owner] for order in plan.orders if order.owner in updates]] = combined.shares
             self.notes = {**self.notes, "total_size": combined.total_size, "longest": longest}
         self.choices.append(None if combined is None else combined.choice)
         self.included.append(shares > 0)
         over = last and plan.index + 1 < self.rounds
         self.notes = {**self.notes, "looks": plan.index + 1, "done": over, "stopped": reached}
+        self.notes |= self.remember(plan, updates, awards)
         rho, weights, reasons = np.zeros(n), np.zeros(n), [""] * n
         shown: list[AwardState | None] = [None] * n
         rho[chosen.clients], weights[chosen.clients] = self.rho, shares
@@ -572,13 +624,21 @@ class JointKind(MarketKind):
             runs_on = here and award.state is AwardState.PENDING  # shown as delivered
             shown[order.owner], reasons[order.owner] = AwardState.POSTED if runs_on else award.state, award.reason
         found = self.model.evaluate(self.parameters, self._test)
-        noise = self.dimension * float(np.sum((shares * self.sigma) ** 2))
+        noise = self._energy(plan, updates, shares)
         return RoundRecord(
             plan.index, np.arange(n), spec.partition.sizes.astype(np.float64), rho,
             chosen.paid_micros * int(last), tuple(shown), tuple(reasons), weights,
             chosen.budget_micros * int(last), noise, {name: found[name] for name in ("accuracy", "loss")}, "rho",
             self.unit,
         )  # fmt: skip
+
+    def _energy(self, plan: RoundPlan, updates: Mapping[int, FloatArray], shares: FloatArray) -> float:
+        """The expected squared norm of the noise in what the round made."""
+        if self.policy is None:
+            return self.dimension * float(np.sum((shares * self.sigma) ** 2))
+        if not plan.orders or not summing.opens(plan, updates):
+            return float("inf")
+        return summing.opened(plan, updates, dimension=self.dimension).energy
 
     def privacy(self) -> JointPrivacy:
         """What the rounds agreed on give away."""
@@ -591,7 +651,7 @@ class JointKind(MarketKind):
         return account_of(
             rounds=spec.rounds,
             delta=1e-5 if noise is None else noise.delta,
-            uploads=min(self.releases, key=lambda release: release.noise_multiplier, default=None),
+            uploads=max(self.releases, key=zcdp_rho, default=None),
             choices=choice,
             stopping=None if spec.stop_accuracy is None else PureDp(spec.stop_epsilon),
             asked=spec.epsilon + (rule.epsilon if isinstance(rule, ExponentialChoice) else 0.0),
@@ -602,6 +662,8 @@ class JointKind(MarketKind):
         """The uploads of one round combined, once; None if there are too few for the rule."""
         here = [order for order in plan.orders if order.owner in updates]
         of = plan.index, *(order.owner for order in here)  # the ledger may void an award whose upload came
+        if self.policy is not None:
+            return self._averaged(plan, updates) if here and summing.opens(plan, updates) else None
         if self._combined[0] != of:
             try:
                 combined = self.spec.aggregation.combine(
@@ -615,12 +677,21 @@ class JointKind(MarketKind):
             self._combined = (of, combined)
         return self._combined[1]
 
+    def _averaged(self, plan: RoundPlan, updates: Mapping[int, FloatArray]) -> Combined:
+        """The public model and the mean of what those who stayed moved."""
+        found = summing.opened(plan, updates, dimension=self.dimension)
+        here = [order for order in plan.orders if order.owner in updates]
+        shares = np.array([found.weights[order.owner] for order in here])
+        return Combined(self.parameters + found.mean, float(sum(order.records for order in here)), shares)
+
     def _accuracy(self, candidates: FloatArray) -> FloatArray:
         return accuracies(self.model, candidates, self._validation)
 
-    def _last(self, plan: RoundPlan, updates: Mapping[int, FloatArray]) -> bool:
-        """Whether this is the last round, after a look at the model that it makes."""
-        return plan.index == self.rounds - 1 or self._reached(plan, updates)
+    def _last(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> bool:
+        """Whether this is the last round, after a look at the model that it makes and at who is left."""
+        if plan.index == self.rounds - 1 or self._reached(plan, updates):
+            return True
+        return bool(plan.orders) and not self.goes_on(plan, updates, awards)
 
     def _reached(self, plan: RoundPlan, updates: Mapping[int, FloatArray]) -> bool:
         """Whether the model that the round makes is good enough, by the stopping rule; looked at once a round."""
@@ -641,6 +712,8 @@ class JointKind(MarketKind):
         noise = self.spec.perturbation
         if noise is None or rounds == 0:
             return None
+        if isinstance(order.loss, ZCdp):
+            return Release(order.award, DistributedGaussian.name, ZCdp(order.loss.rho * rounds))
         once = noise.guarantee(self.side.amount(order.loss, self._call)).noise_multiplier
         return Release(order.award, noise.name, _of_unit(noise, GaussianRelease(once / np.sqrt(rounds))))
 

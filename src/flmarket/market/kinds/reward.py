@@ -6,6 +6,12 @@ noise σ_i = (L/m)√(2T/ρ_i); the server averages and steps. Each release is c
 leaves. R is deposited once, shares ρ_i R/Σρ wait in escrow while training runs and are posted once after the last
 round. R is announced in whole micro-units and shares round down; the remainder stays with the server.
 
+**In a sum** (`secure`) the users share one noise: of what a record can do to the weighted mean, 2Lλ_i/m, each loses
+ρ_i/T at most. `weighting="rho"` are then the weights of least noise, λ_i ∝ √ρ_i, behind which everybody loses exactly
+what she sold. The game is the same: its account of noise is that of separate releases, which a sum is never worse than.
+In a void round nobody's share ends but those of who left; with too few left for a sum the game is over, and who stayed
+is paid.
+
 What would break it: ρ protects one *record* against replacement, not a user's whole data set. The paper asks for an
 L-smooth loss, which bounds no gradient (docs/errata.md E5). Users at the margin of the equilibrium offer tiny ρ, and
 with the paper's equal weights their noise is everybody's; `weighting="rho"` weighs by inverse variance. The noise is
@@ -14,6 +20,7 @@ NumPy's: right in distribution and not safe to release.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -23,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flmarket.aggregation import Trust
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games import Equilibrium, Stackelberg
@@ -39,21 +47,13 @@ from flmarket.learning import (
     stream,
 )
 from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
-from flmarket.market.kind import (
-    NOISE_MARGIN,
-    Announcement,
-    Bid,
-    MarketKind,
-    Order,
-    RawUpdate,
-    ReleasedUpdate,
-    RoundPlan,
-    say,
-)
+from flmarket.market import summing
+from flmarket.market.kind import NOISE_MARGIN, Announcement, Bid, Order, RawUpdate, ReleasedUpdate, RoundPlan, say
 from flmarket.market.owner import COUNTS_UPDATES, UNLIMITED, Owner, OwnerSide, PrivacyCap, Work, holds_noise
 from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import (
     Cap,
+    DistributedGaussian,
     Event,
     GaussianZCdp,
     NoiseSource,
@@ -61,10 +61,12 @@ from flmarket.privacy import (
     Unit,
     ZCdp,
     clip_l2,
+    epsilon_of_rho,
     gaussian_epsilon,
     unit_of,
 )
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
+from flmarket.privacy.secure_sum import SecureAggregation
 
 Weighting = Literal["equal", "rho"]
 # The value of privacy of somebody who does not take part: so high that no reward moves her.
@@ -126,8 +128,9 @@ class StackelbergResult:
         )  # fmt: skip
         rounds = self.rounds or tuple(_empty(self, index) for index in range(spec.rounds))
         return MarketResult(
-            task, Stackelberg.name, spec.weighting, "gaussian-zcdp", spec.data.name, spec.seed, rounds, statements,
-            self.parameters, spec.data.baseline_accuracy,
+            task, Stackelberg.name, spec.weighting,
+            GaussianZCdp.name if spec.secure is None else DistributedGaussian.name, spec.data.name, spec.seed, rounds,
+            statements, self.parameters, spec.data.baseline_accuracy, spec.trust,
         )  # fmt: skip
 
 
@@ -138,6 +141,7 @@ class RewardSpec:
     The partition deals equal shares: sizes may differ by one, and everybody trains on as many records as the smallest.
     `weight` is the server's λ, `clip` its L; `reward=None` announces R*, `weighting` is how the server averages.
     `any_model` instead of softmax regression must give per-record gradients (`flmarket.learning.clipped_gradients`).
+    With `secure` only sums are seen.
     """
 
     data: DataSet
@@ -156,6 +160,7 @@ class RewardSpec:
     name: str = "task"
     cap: PrivacyCap = field(default_factory=PrivacyCap)
     any_model: Model | None = None
+    secure: SecureAggregation | None = None
 
     def __post_init__(self) -> None:
         values = checked_array("privacy_values", self.privacy_values)
@@ -172,6 +177,11 @@ class RewardSpec:
         to_micros("reward", 0.0 if self.reward is None else self.reward)
         _ = self.cap.records  # refused where no account can hold such noise
         self.game()  # its own checks, before anything runs
+
+    @property
+    def trust(self) -> Trust:
+        """The trust model."""
+        return "local" if self.secure is None else "secure-aggregation"
 
     @property
     def records(self) -> int:
@@ -194,7 +204,7 @@ class RewardSpec:
             number=number, x=self.data.x_train[rows], y=self.data.y_train[rows], privacy_budget=UNLIMITED,
             valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=self.cap.records, record=record, model=self.model,
             value=float(np.asarray(self.privacy_values)[number]), cost=self.cost, classes=self.data.n_classes,
-            simulation_seed=self.seed if seeded else None,
+            trust=(self.trust,), simulation_seed=self.seed if seeded else None,
         )  # fmt: skip
 
     def game(self) -> Stackelberg:
@@ -204,6 +214,11 @@ class RewardSpec:
             learning_rate=self.learning_rate, weight=self.weight, clip=self.clip, cost=self.cost,
             noise_account=self.noise_account,
         )  # fmt: skip
+
+    def weights(self, rho: FloatArray) -> FloatArray:
+        """How the server weighs users of these ρ: equally, or with the least noise that they allow together."""
+        least = rho if self.secure is None else np.sqrt(rho)
+        return least / least.sum() if self.weighting == "rho" else np.full(rho.size, 1.0 / rho.size)
 
     def announced(self) -> StackelbergResult:
         """R, everybody's answer and what follows from it, before any training."""
@@ -215,7 +230,9 @@ class RewardSpec:
         if rho.size:
             sigma[users] = game.noise_scale(rho)
             epsilon[users] = gaussian_epsilon(sigma=1.0 / np.sqrt(2.0 * rho), delta=self.delta)
-            weights[users] = rho / rho.sum() if self.weighting == "rho" else 1.0 / rho.size
+            if self.secure is not None:  # proven of sums is ρ, which means a little more ε than a Gaussian's
+                epsilon[users] = epsilon_of_rho(rho, delta=self.delta)
+            weights[users] = self.weights(rho)
         paid, releases, start = (
             payments_to_micros(outcome.payments, micros),
             users * 0,
@@ -244,7 +261,9 @@ class RewardSide(OwnerSide):
 
     asks_once = lasting = True
 
-    def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
+    def stays_out(
+        self, *, value: float | None, allow_raw: bool, cap: Cap, trust: Sequence[str], call: Announcement | None = None
+    ) -> str:
         """Without a value to report, or an account that holds Gaussian noise for records."""
         if value is None:
             return "no value is given"
@@ -267,9 +286,15 @@ class RewardSide(OwnerSide):
 
     def guarantee(self, amount: float, records: int, call: Announcement) -> Event:
         """One round's share of ρ, for one record."""
-        if call.perturbation != GaussianZCdp.name:
-            raise InvalidInput("perturbation", call.perturbation, GaussianZCdp.name)
+        name = DistributedGaussian.name if summing.is_secure(call) else GaussianZCdp.name
+        if call.perturbation != name:
+            raise InvalidInput("perturbation", call.perturbation, name)
         return _of_record(amount / call.rounds)
+
+    def given(self, order: Order, call: Announcement) -> Event:
+        """In a sum, if that is what a record of hers loses there at least."""
+        once = super().given(order, call)
+        return summing.given(order, call, once, change=_change(order, call)) if summing.is_secure(call) else once
 
     def whole(self, call: Announcement, cap: Cap, records: int) -> tuple[Callable[[float], Event], int]:
         """ρ is for all rounds."""
@@ -298,10 +323,17 @@ class RewardSide(OwnerSide):
         A mean is no longer than the clip. What makes it longer is a penalty that the buyer announced, and beside a
         large one a record's share would be rounded up to whatever the last bit is worth: so the sum is clipped, too.
         """
+        if summing.is_secure(work.call):
+            return summing.share(work.order, raw, clip=work.call.clip, noise=noise, records=True)
         rho, call, records = self.amount(work.order.loss, work.call), work.call, work.order.records
         scale = float(noise_scale(rho, rounds=call.rounds, records=records, clip=call.clip)) * (1 + ROUNDING_ALLOWANCE)
         clipped = clip_l2(raw, call.clip)
-        return ReleasedUpdate(noise.add_gaussian(clipped, scale=scale, sensitivity=2 * call.clip / records))
+        return ReleasedUpdate(noise.add_gaussian(clipped, scale=scale, sensitivity=_change(work.order, call)))
+
+
+def _change(order: Order, call: Announcement) -> float:
+    """How far replacing one record moves a mean of clipped gradients."""
+    return 2 * call.clip / order.records
 
 
 _family = lru_cache(maxsize=16)(family)
@@ -311,7 +343,7 @@ def _of_record(rho: float) -> RecordLevel:
     return RecordLevel(ZCdp(rho))
 
 
-class RewardKind(MarketKind):
+class RewardKind(summing.SumKind):
     """A `RewardSpec` as the round plays it: values are reported once, shares held until the end.
 
     An owner who misses a round loses her share (it expires) and is not asked again; the others' weights are scaled up
@@ -327,7 +359,8 @@ class RewardKind(MarketKind):
         start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.name, spec.rounds, model, start, buyer)
         self.validation = spec.data.validation
-        self.spec, self._model_text = spec, say(model)
+        self.spec, self._model_text, self.policy = spec, say(model), spec.secure
+        self._noise = GaussianZCdp.name if spec.secure is None else DistributedGaussian.name
         self._game: tuple[dict[str, Any], StackelbergResult] | None = None
 
     @property
@@ -344,7 +377,8 @@ class RewardKind(MarketKind):
         return Announcement(
             task=self.task, buyer=self.buyer, market=self.name, round_index=0, rounds=self.rounds,
             features=data.features, classes=data.n_classes, model=self._model_text, parameters=self.dimension,
-            learning_rate=self.spec.learning_rate, perturbation=GaussianZCdp.name, clip=self.spec.clip,
+            learning_rate=self.spec.learning_rate, perturbation=self._noise, clip=self.spec.clip,
+            settings=json.dumps(summing.said(self.policy), sort_keys=True), trust=self.spec.trust,
         )  # fmt: skip
 
     def accepts(self, bid: Bid) -> bool:
@@ -358,14 +392,33 @@ class RewardKind(MarketKind):
             owners = range(self.spec.partition.owners)
             self.terms = {"values": [bids[i].rate if i in bids else _STAYS_OUT for i in owners]}
         game, spec = self.game, self.spec
+        users = [i for i in np.flatnonzero(game.rho > 0).tolist() if i not in self.out]
         orders = tuple(
             self.order(
                 index, i, loss=_of_record(float(game.rho[i])), price_micros=int(game.paid_micros[i]),
-                records=spec.records, learning_rate=spec.learning_rate,
+                records=spec.records, learning_rate=spec.learning_rate, share=share,
             )
-            for i in np.flatnonzero(game.rho > 0).tolist()
+            for i, share in self._shares(users).items()
         )  # fmt: skip
         return RoundPlan(index, f"{self.task}/reward", game.reward_micros, orders) if orders else RoundPlan(index)
+
+    def _shares(self, users: Sequence[int]) -> dict[int, str]:
+        """Everybody's share of a round's sum, if there is one; nobody, if they are too few for it."""
+        if self.policy is None:
+            return dict.fromkeys(users, "")
+        if not summing.has_company(self.policy, len(users)):
+            return {}
+        rho, spec = self.game.rho[list(users)], self.spec
+        parts = summing.shares(
+            spec.weights(rho).tolist(), (rho / self.rounds).tolist(), clip=spec.clip, dimension=self.dimension,
+            policy=self.policy, change=2 * spec.clip / spec.records,
+        )  # fmt: skip
+        return {i: share for i, (_, share) in zip(users, parts, strict=True)}
+
+    @property
+    def done(self) -> bool:
+        """Too few are left for a sum."""
+        return bool(self.notes.get("done", False))
 
     def largest_norm(self, order: Order) -> float:
         """The clip, and noise at its very longest."""
@@ -373,37 +426,41 @@ class RewardKind(MarketKind):
 
     def left(self, order: Order) -> Release | None:
         """The releases of the rounds so far, and this one."""
-        return self._given(order, order.round_index + 1)
+        before = order.round_index if self.policy is None else int(self.notes.get("opened", 0))
+        return self._given(order, before + 1)
 
     def resolutions(
         self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
     ) -> list[Resolution]:
         """The share of whoever did not deliver expires; after the last round the others are paid."""
-        ends = []
-        for order in plan.orders:
-            if awards[order.owner].state is not AwardState.PENDING:
-                continue
-            if order.owner not in updates:
-                given = self._given(order, plan.index)
-                ends.append(Resolution(order.award, AwardState.EXPIRED, f"missed round {plan.index}", given))
-            elif plan.index == self.rounds - 1:
-                ends.append(Resolution(order.award, AwardState.POSTED, "", self._given(order, self.rounds)))
-        return ends
+        return self.lasting_ends(plan, updates, awards, last=self._last(plan, updates, awards), given=self._given)
+
+    def _last(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> bool:
+        return plan.index == self.rounds - 1 or not self.goes_on(plan, updates, awards)
 
     def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
         """One step of the server."""
-        spec, game, last = self.spec, self.game, plan.index == self.rounds - 1
+        spec, game, last = self.spec, self.game, bool(plan.orders) and self._last(plan, updates, awards)
         users = np.array([order.owner for order in plan.orders], dtype=np.int64)
         came = np.array([order.owner in updates for order in plan.orders], dtype=bool)
         weights = np.where(came, game.weights[users], 0.0) if users.size else np.zeros(0)
         if came.any() and not came.all():
             weights = weights / weights.sum()
-        step = np.zeros(self.dimension)
-        for owner, weight in zip(users.tolist(), weights.tolist(), strict=True):
-            if owner in updates:
-                step += weight * updates[owner]
+        step, noise = np.zeros(self.dimension), float("inf")
+        if self.policy is not None:
+            weights = np.zeros(users.size)
+            if plan.orders and summing.opens(plan, updates):
+                found = summing.opened(plan, updates, dimension=self.dimension)
+                weights = np.array([found.weights.get(owner, 0.0) for owner in users.tolist()])
+                step, noise = found.mean, found.energy
+            done = last and plan.index + 1 < self.rounds
+            self.notes = {**self.notes, **self.remember(plan, updates, awards), "done": done}
+        elif came.any():
+            for owner, weight in zip(users.tolist(), weights.tolist(), strict=True):
+                if owner in updates:
+                    step += weight * updates[owner]
+            noise = self.dimension * float(np.sum((weights * game.sigma[users]) ** 2))
         self.parameters = self.parameters - spec.learning_rate * step
-        noise = self.dimension * float(np.sum((weights * game.sigma[users]) ** 2)) if came.any() else float("inf")
         ends = [awards[order.owner] for order in plan.orders]
         shown = tuple(  # an award that runs on is shown as delivered
             AwardState.POSTED if ok and a.state is AwardState.PENDING else a.state
@@ -421,7 +478,7 @@ class RewardKind(MarketKind):
         if rounds == 0:
             return None
         rho = self.side.amount(order.loss, self.announcement(0))
-        return Release(order.award, GaussianZCdp.name, _of_record(rho * rounds / self.rounds))
+        return Release(order.award, self._noise, _of_record(rho * rounds / self.rounds))
 
 
 def _empty(terms: StackelbergResult, index: int) -> RoundRecord:

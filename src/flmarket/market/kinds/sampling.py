@@ -17,15 +17,23 @@ be paid. Whoever is turned away neither works nor is paid.
   k_n differs between clients, slightly tilted. No convergence bound is claimed then (it is reported as ∞).
 - Up to c_max of the cap stays unused.
 
-What would break it: raw updates reach the server here, no privacy mechanism is in between, and the guard lets that
-happen only for owners who said so in their own configuration. A client of q = 0 is never heard: the aggregate is then
-unbiased for the others only, and the bound is ∞. So it is for a model of one's own: the theory is for this loss.
+**In a sum** (`secure`) nobody sees single updates. Two sums without noise that differ by one client would show hers,
+and the broker sets the weights, so every sum has noise: `epsilon` is what a client sells in every round in which she is
+drawn, at the same price for all. Her update is clipped to `clip`; her weight in the sum is w_n/q_n over that of all who
+are drawn, and the step is scaled back, so that it is Σ (w_n/q_n)·update of those who stayed, and noise. It is unbiased
+up to clipping and void rounds (fewer than two drawn, or too few who stayed), so no convergence bound is claimed.
+
+What would break it: without `secure`, raw updates reach the server here, no privacy mechanism is in between, and the
+guard lets that happen only for owners who said so in their own configuration. A client of q = 0 is never heard: the
+aggregate is then unbiased for the others only, and the bound is ∞. So it is for a model of one's own: the theory is for
+this loss.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +41,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flmarket.aggregation import Trust
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.learning import (
@@ -47,11 +56,14 @@ from flmarket.learning import (
     stream,
     train_many,
 )
-from flmarket.ledger import Award, to_micros
-from flmarket.market.kind import Announcement, Bid, MarketKind, Order, RoundPlan, say
-from flmarket.market.owner import UNLIMITED, Owner, OwnerSide, Streams, Work
+from flmarket.ledger import Award, Release, to_micros
+from flmarket.market import summing
+from flmarket.market.kind import Announcement, Bid, Order, RoundPlan, say
+from flmarket.market.owner import UNLIMITED, Owner, PrivacyCap, Streams, Work
 from flmarket.market.task import RoundRecord
-from flmarket.privacy import Cap, Event, Uncapped, Unprotected
+from flmarket.privacy import Cap, DistributedGaussian, Event, PureDp, Uncapped, Unprotected, ZCdp, rho_of_epsilon
+from flmarket.privacy.events import checked_number
+from flmarket.privacy.secure_sum import SecureAggregation
 from flmarket.sampling import FedAvgConstants, convergence_bound
 
 # (q, r) for reported costs
@@ -116,6 +128,7 @@ class SampledResult:
     bound_applies: bool
     initial_loss: float
     baseline_accuracy: float
+    trust: Trust = "local"
 
     @property
     def spent_micros(self) -> int:
@@ -137,7 +150,8 @@ class SamplingSpec:
     highest cost the mechanism accepts, is needed with a hard cap: truthful payments never exceed it. `name` is the
     task's in the ledger; `scheme` and `budget_micros`, what the terms were meant to cost a round, are for the report.
     `offer` maps reported costs to (q, r); without it the given ones stand. `any_model` instead of softmax regression
-    needs a rate of its own, and no convergence is claimed for it.
+    needs a rate of its own, and no convergence is claimed for it. With `secure` only sums are seen, and a client sells
+    `epsilon` of her whole update, clipped to `clip`, in every round in which she takes part; `cap` is for her life.
     """
 
     data: DataSet
@@ -159,9 +173,20 @@ class SamplingSpec:
     budget_micros: int | None = None
     offer: Terms | None = None
     any_model: Model | None = None
+    secure: SecureAggregation | None = None
+    epsilon: float | None = None
+    clip: float = 1.0
+    cap: PrivacyCap = field(default_factory=PrivacyCap)
 
     def __post_init__(self) -> None:
         n = self.partition.owners
+        if (self.secure is None) != (self.epsilon is None):
+            what = "with secure aggregation, and only there: two sums without noise would show who is in one alone"
+            raise InvalidInput("epsilon", self.epsilon, what)
+        if self.secure is not None:
+            checked_number("epsilon", self.epsilon, 1e-3, 1e3)
+            checked_number("clip", self.clip, 1e-12, 1e12)
+            _ = self.cap.gaussian  # refused where no account can hold such noise
         if self.any_model is not None and self.learning_rate is None:
             raise InvalidInput("learning_rate", None, "a rate: the theory's is for softmax regression only")
         for name in ("costs", "participation", "payment"):
@@ -213,14 +238,20 @@ class SamplingSpec:
 
     def owner(self, number: int, record: Path = Path(), *, seeded: bool = True) -> Owner:
         """Client `number` with the records that the partition deals her."""
-        place = self.place(number)
+        place, raw = self.place(number), self.secure is None
         rows = self.partition.records(place)
         return Owner(
-            number=number, x=self.data.x_train[rows], y=self.data.y_train[rows], privacy_budget=UNLIMITED,
-            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped(), record=record, model=self.model,
-            value=float(np.asarray(self.costs)[place]), classes=self.data.n_classes, allow_raw=True,
-            simulation_seed=self.seed if seeded else None,
+            number=number, x=self.data.x_train[rows], y=self.data.y_train[rows],
+            privacy_budget=UNLIMITED if self.epsilon is None else self.epsilon, trust=(self.trust,),
+            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped() if raw else self.cap.gaussian,
+            record=record, model=self.model, value=float(np.asarray(self.costs)[place]), classes=self.data.n_classes,
+            allow_raw=raw, simulation_seed=self.seed if seeded else None,
         )  # fmt: skip
+
+    @property
+    def trust(self) -> Trust:
+        """The trust model."""
+        return "local" if self.secure is None else "secure-aggregation"
 
     @property
     def weights(self) -> FloatArray:
@@ -253,7 +284,7 @@ class SamplingSpec:
 
     def bound(self, rounds: int) -> float:
         """SAMP Proposition 1 with weights w_n: E[F] − min F after so many rounds is at most this. ∞ with a hard cap."""
-        if self.hard_cap_micros is not None or self.any_model is not None:
+        if self.hard_cap_micros is not None or self.any_model is not None or self.secure is not None:
             return float("inf")
         known = self.constants
         scale = 8 * known.smoothness * self.local_steps * (self.weights * self.gradient_norms / self.l2) ** 2
@@ -295,31 +326,39 @@ class SamplingSpec:
             scheme=self.scheme,
             budget_micros=self.budget_micros,
             hard_cap_micros=self.hard_cap_micros,
-            bound_applies=self.learning_rate is None and self.hard_cap_micros is None,
+            bound_applies=self.learning_rate is None and self.hard_cap_micros is None and self.secure is None,
             initial_loss=kind.objective(start),
             baseline_accuracy=data.baseline_accuracy,
+            trust=self.trust,
         )
 
 
-class SamplingSide(OwnerSide):
-    """She reports her cost once; when she is drawn, her update leaves as it is."""
+class SamplingSide(summing.SumSide):
+    """She reports her cost once; when she is drawn, her update leaves as it is, or as her share of a sum."""
 
     asks_once = True
 
-    def stays_out(self, *, value: float | None, allow_raw: bool, cap: Cap) -> str:
-        """Without a cost to report, or noise to add."""
+    def stays_out(
+        self, *, value: float | None, allow_raw: bool, cap: Cap, trust: Sequence[str], call: Announcement | None = None
+    ) -> str:
+        """Without a cost to report, or noise to add, unless it is for sums only."""
         if value is None:
             return "no value is given"
+        if summing.SECURE in trust and not isinstance(cap, PureDp) and (call is None or summing.is_secure(call)):
+            return ""
         if not allow_raw:
             return "allow_raw is not true, and updates would leave without noise"
         return "" if isinstance(cap, Uncapped) else "updates without noise are unbounded and fit under no cap"
 
     def bid(self, owner: Owner, call: Announcement) -> Bid:
-        """Her cost of taking part."""
-        return self.reported(owner, call, budget=float("inf"), least=owner.least_epsilon)
+        """Her cost of taking part; in a sum, also the most ε of a round."""
+        budget = owner.privacy_budget if summing.is_secure(call) else float("inf")
+        return self.reported(owner, call, budget=budget, least=owner.least_epsilon)
 
     def amount(self, loss: Event, call: Announcement | None = None) -> float:
-        """Unbounded."""
+        """Unbounded, if not in a sum."""
+        if isinstance(loss, ZCdp) or (call is not None and summing.is_secure(call)):
+            return super().amount(loss, call)
         if not isinstance(loss, Unprotected):
             raise InvalidInput("loss", loss, "none: updates leave without noise")
         return float("inf")
@@ -335,7 +374,7 @@ class SamplingSide(OwnerSide):
         return first.parameters - train_many(model, first.parameters, [work.records for work in works], rngs)
 
 
-class SamplingKind(MarketKind):
+class SamplingKind(summing.SumKind):
     """A `SamplingSpec` as the round plays it."""
 
     name = "sampling"
@@ -346,7 +385,7 @@ class SamplingKind(MarketKind):
         start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.name, spec.rounds, model, start, buyer)
         self.validation = spec.data.validation
-        self.spec, self.rate, self._model_text = spec, spec.rate, say(model)
+        self.spec, self.rate, self._model_text, self.policy = spec, spec.rate, say(model), spec.secure
         self._highest = max(float(self.rate(i)) for i in range(self.rounds))
         self._first_bound = spec.bound(1)  # it falls as 1/rounds
         self.turned_away: dict[int, IntArray] = {}  # by round, those who were drawn and not kept
@@ -375,18 +414,22 @@ class SamplingKind(MarketKind):
         return self._settled_numbers
 
     def announcement(self, index: int) -> Announcement:
-        """No noise is asked for, so none is named."""
-        data = self.spec.data
+        """No noise is named, unless it is a sum's."""
+        spec, data, summed = self.spec, self.spec.data, self.policy is not None
         return Announcement(
             task=self.task, buyer=self.buyer, market=self.name, round_index=0, rounds=self.rounds,
             features=data.features, classes=data.n_classes, model=self._model_text, parameters=self.dimension,
-            learning_rate=self._highest, perturbation="", clip=0.0,
+            learning_rate=self._highest, perturbation=DistributedGaussian.name if summed else "",
+            clip=spec.clip if summed else 0.0, settings=json.dumps(summing.said(self.policy), sort_keys=True),
+            trust=spec.trust,
         )  # fmt: skip
 
     def accepts(self, bid: Bid) -> bool:
-        """A cost for which there are terms, and the records that her weight counts on."""
+        """A cost for which there are terms, the records that her weight counts on, and privacy for all rounds."""
         places = np.flatnonzero(np.asarray(self.spec.ids) == bid.owner)
         if not places.size or bid.data_size < self.spec.partition.sizes[places[0]]:
+            return False
+        if self.spec.epsilon is not None and bid.privacy_budget < self.spec.epsilon:
             return False
         try:
             return self.spec.offer is None or bool(np.isfinite(self.spec.offer(np.array([bid.rate]))).all())
@@ -398,15 +441,38 @@ class SamplingKind(MarketKind):
         if not self.terms:
             self.terms = self._settled(bids)
         kept, self.turned_away[index] = self.draw(index)
-        price, sizes, ids = self.price, self.spec.partition.sizes, np.asarray(self.spec.ids)
+        if self.policy is not None and not summing.has_company(self.policy, kept.size):
+            kept = kept[:0]  # drawn, and not enough for a sum
+        price, sizes, ids, shares = self.price, self.spec.partition.sizes, np.asarray(self.spec.ids), self._shares(kept)
+        loss = Unprotected() if self.policy is None else ZCdp(self._rho)
         orders = tuple(
             self.order(
-                index, int(ids[k]), loss=Unprotected(), price_micros=int(price[k]), records=int(sizes[k]),
-                learning_rate=float(self.rate(index)),
+                index, int(ids[k]), loss=loss, price_micros=int(price[k]), records=int(sizes[k]),
+                learning_rate=float(self.rate(index)), share=share,
             )
-            for k in kept.tolist()
+            for k, share in zip(kept.tolist(), shares, strict=True)
         )  # fmt: skip
         return RoundPlan(index, f"{self.task}/{index}/bill", int(price[kept].sum()), orders, {"kept": kept.tolist()})
+
+    @property
+    def _rho(self) -> float:
+        """What each client sells in a round, in a sum."""
+        return float(rho_of_epsilon(self.spec.epsilon or 0.0, delta=DistributedGaussian.delta))
+
+    def _shares(self, kept: IntArray) -> list[str]:
+        """Everybody's share of the sum, if there is one: w/q over that of all who take part."""
+        if self.policy is None or not kept.size:
+            return [""] * kept.size
+        weights, spec = self.spec.weights[kept] / self.q[kept], self.spec
+        found = summing.shares(
+            (weights / weights.sum()).tolist(), [self._rho] * kept.size, clip=spec.clip, dimension=self.dimension,
+            policy=self.policy,
+        )  # fmt: skip
+        return [share for _, share in found]
+
+    def left(self, order: Order) -> Release | None:
+        """In a sum what she sold; without noise there is nothing to count."""
+        return Release(order.award, DistributedGaussian.name, order.loss) if order.share else None
 
     def draw(self, index: int) -> tuple[IntArray, IntArray]:
         """Who takes part, and who was drawn but turned away at the hard cap; places, not ids."""
@@ -428,16 +494,22 @@ class SamplingKind(MarketKind):
         ends = [awards[order.owner] for order in plan.orders]
         came = np.array([order.owner in updates for order in plan.orders], dtype=bool)
         weights = np.where(came, spec.weights[kept] / self.q[kept], 0.0) if kept.size else np.zeros(0)
-        if came.any():
+        if not summing.opens(plan, updates):
+            weights = np.zeros(kept.size)
+        elif came.any() and self.policy is not None:
+            found = summing.opened(plan, updates, dimension=self.dimension)
+            self.parameters = self.parameters - weights.sum() * found.mean
+        elif came.any():
             moved = np.stack([updates[order.owner] for order in plan.orders if order.owner in updates])
             self.parameters = self.parameters - np.asarray(weights[came] @ moved)
         metrics = self.model.evaluate(self.parameters, spec.data.test)
         metrics["objective"] = self.objective(self.parameters)
         return RoundRecord(
             plan.index, np.asarray(spec.ids)[kept], spec.partition.sizes[kept].astype(np.float64),
-            np.full(kept.size, np.inf), np.array([a.price_micros for a in ends], dtype=np.int64),
+            np.full(kept.size, np.inf if self.policy is None else self._rho),
+            np.array([a.price_micros for a in ends], dtype=np.int64),
             tuple(a.state for a in ends), tuple(a.reason for a in ends), weights, plan.deposit_micros,
-            self._first_bound / (plan.index + 1), metrics,
+            self._first_bound / (plan.index + 1), metrics, "epsilon" if self.policy is None else "rho",
         )  # fmt: skip
 
     def objective(self, parameters: FloatArray) -> float:

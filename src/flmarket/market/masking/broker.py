@@ -28,6 +28,8 @@ from flmarket.market.masking.masker import (
     SHARES,
     STAGES,
     UNMASK,
+    VOID,
+    VOIDED,
     Advert,
     SealedShare,
     agree_text,
@@ -38,6 +40,7 @@ from flmarket.market.masking.masker import (
     seed_commitment,
     self_key,
     shares_text,
+    void_text,
 )
 from flmarket.market.masking.primitives import (
     SHARE,
@@ -69,6 +72,7 @@ class Summing:
         self.dealt: dict[int, dict[int, SealedShare]] = {}
         self.survivors: tuple[int, ...] = ()
         self.signatures: dict[int, bytes] = {}
+        self.is_void, self.why = False, ""
         self.total: Words = np.zeros(terms.length, dtype=terms.dtype)
         self._came: set[int] = set()
         self._revealed: dict[int, dict[int, bytes]] = {}
@@ -78,7 +82,7 @@ class Summing:
         """Who is asked at this stage: all who answered the last."""
         before: dict[str, Iterable[int]] = {
             KEYS: self.terms.keys, SHARES: self.adverts, INPUT: self.dealt, AGREE: self.survivors,
-            UNMASK: self.signatures,
+            UNMASK: self.signatures, VOID: self.survivors, VOIDED: self.signatures,
         }  # fmt: skip
         return sorted(before.get(self.stage, ()))
 
@@ -93,6 +97,8 @@ class Summing:
             KEYS: terms.pack(),
             AGREE: packed(self.survivors),
             UNMASK: packed(sorted(self.signatures.items())[: terms.survivors]),
+            VOID: terms.digest,
+            VOIDED: packed(sorted(self.signatures.items())[: terms.voiders]),
         }
         return dict.fromkeys(asked, same[self.stage])
 
@@ -106,6 +112,7 @@ class Summing:
             raise Tampered(owner, self.stage, "she was not asked, or answered before")
         taken = {
             KEYS: self._take_keys, SHARES: self._take_shares, AGREE: self._take_signature, UNMASK: self._take_revealed,
+            VOID: self._take_signature, VOIDED: self._take_nothing,
         }  # fmt: skip
         try:
             if self.stage == INPUT:
@@ -146,9 +153,15 @@ class Summing:
 
     def _take_signature(self, owner: int, answer: bytes) -> None:
         (signature,) = items(unpacked(answer), bytes)
-        if not is_signed(self.terms.keys[owner], signature, agree_text(self.terms, self.survivors)):
-            raise Tampered(owner, "signature", "it is not hers on this set of survivors")
+        terms, void = self.terms, self.stage == VOID
+        text = void_text(terms, owner) if void else agree_text(terms, self.survivors)
+        if not is_signed(terms.keys[owner], signature, text):
+            said = "the round's being void" if void else "this set of survivors"
+            raise Tampered(owner, "signature", f"it is not hers on {said}")
         self.signatures[owner] = signature
+
+    def _take_nothing(self, owner: int, answer: bytes) -> None:
+        """She has taken her charge back."""
 
     def _take_revealed(self, owner: int, answer: bytes) -> None:
         """Every share is the one that its dealer committed to, and of the kind that is due."""
@@ -171,6 +184,10 @@ class Summing:
         """The stage is over: who did not answer is gone. SumVoid if too few are left."""
         if self.stage == INPUT:
             self.survivors = tuple(sorted(self._came))
+        if self.stage in (VOID, VOIDED):
+            enough = self.stage == VOID and len(self.signatures) >= self.terms.voiders
+            self.stage, self._came = VOIDED if enough else DONE, set()
+            return
         if len(self._came) < self.terms.survivors:
             least = self.terms.survivors
             raise SumVoid(
@@ -181,6 +198,15 @@ class Summing:
         after = STAGES.index(self.stage) + 1
         self.stage, self._came = STAGES[after] if after < len(STAGES) else DONE, set()
 
+    def give_up(self) -> None:
+        """The sum is void: `survivors` are who answered to the last. Where inputs had come, and nobody had been asked
+        for a signature, those who sent one are told that they are not used (`masker`); else there is nothing left to
+        ask: before, nobody was charged, and later somebody may have signed."""
+        self.survivors = tuple(sorted(self._came))
+        self.stage, self._came = VOID if self.stage == INPUT else DONE, set()
+        self.total[:] = 0
+        self.is_void = True
+
     def _unmask(self) -> None:
         """Take all masks off: survivors' own ones, and those between them and whoever dealt and then went."""
         terms, alive, masks = self.terms, set(self.survivors), list[tuple[bytes, int]]()
@@ -189,14 +215,12 @@ class Summing:
             secret = self._recovered(dealer, known)
             if dealer in alive:
                 if seed_commitment(terms, dealer, secret) != self.adverts[dealer].seed:
-                    raise SumVoid(
-                        str(Tampered(dealer, "share", "her shares are not of the seed that she committed to"))
-                    )
+                    raise self._blamed(dealer, "her shares are not of the seed that she committed to")
                 masks.append((self_key(terms, dealer, secret), -1))
                 continue
             private = secret_key(secret)
             if public_key(private) != self.adverts[dealer].mask_key:
-                raise SumVoid(str(Tampered(dealer, "share", "her shares are not of her key")))
+                raise self._blamed(dealer, "her shares are not of her key")
             for peer in terms.neighbours(dealer):
                 if peer in alive:
                     key = pair_key(terms, private, self.adverts[peer].mask_key, dealer, peer)
@@ -213,8 +237,13 @@ class Summing:
             known[holders] = weights(holders)
         secret = recovered({one: parts[one] for one in holders}, known[holders])
         if secret is None:
-            raise SumVoid(str(Tampered(dealer, "share", "her shares are of no secret")))
+            raise self._blamed(dealer, "her shares are of no secret")
         return secret
+
+    def _blamed(self, dealer: int, why: str) -> SumVoid:
+        """The sum is void, and everybody is told through whom."""
+        self.problems.append(Tampered(dealer, "share", why))
+        return SumVoid(str(self.problems[-1]))
 
     # what outlives a process
 
@@ -225,20 +254,21 @@ class Summing:
             (owner, [(holder, *one.parts()) for holder, one in held.items()]) for owner, held in self.dealt.items()
         ]
         signed = sorted(self.signatures.items())
-        rest = (self.stage, adverts, dealt, self.survivors, signed, self.total.tobytes())
+        rest = (self.stage, adverts, dealt, self.survivors, signed, self.total.tobytes(), int(self.is_void))
         return packed((self.terms.pack(), *rest))
 
     @classmethod
     def restore(cls, state: bytes) -> Summing:
         """What `state` gave, from the same disk."""
-        terms, stage, adverts, dealt, survivors, signed, total = items(
-            unpacked(state), bytes, str, list, list, list, list, bytes
+        terms, stage, adverts, dealt, survivors, signed, total, void = items(
+            unpacked(state), bytes, str, list, list, list, list, bytes, int
         )
         found = cls(MaskTerms.unpack(terms))
         found.stage, found.survivors, found.signatures = stage, tuple(survivors), dict(signed)
         found.adverts = {one[0]: Advert(*one) for one in adverts}
         found.dealt = {owner: {one[0]: SealedShare(*one[1:]) for one in held} for owner, held in dealt}
         found.total += np.frombuffer(total, dtype=found.total.dtype)
+        found.is_void = bool(void)
         return found
 
 
@@ -247,7 +277,7 @@ def exchange(summing: Summing, ask: Ask, keep: Callable[[bytes], None] = lambda 
 
     `keep` gets the state at the beginning and after every stage, before the next one begins.
 
-    Whoever is in no answer has dropped out. Raises SumVoid if too few are left.
+    Whoever is in no answer has dropped out. If too few are left the sum is given up: `is_void`.
     """
     keep(summing.state())
     while summing.stage != DONE:
@@ -258,6 +288,11 @@ def exchange(summing: Summing, ask: Ask, keep: Callable[[bytes], None] = lambda 
                 except Tampered as problem:
                     _log.warning("%s", problem)
                     summing.problems.append(problem)
-        summing.close()
+        try:
+            summing.close()
+        except SumVoid as void:
+            _log.warning("round %s of %s is void: %s", summing.terms.round_index, summing.terms.task, void)
+            summing.why = str(void)
+            summing.give_up()
         keep(summing.state())
     return summing

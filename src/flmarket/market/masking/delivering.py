@@ -3,8 +3,8 @@
 Whatever reaches owners comes in as one function that asks (`AskOwners`): Flower's grid, or a call in the same process.
 What each stage left is stored before the next begins, so a server that ends is followed by one that goes on: owners
 repeat what they have said. The survivor with the least number is booked as having delivered the whole sum, the others
-as having delivered zeros, because nobody knows more. If the sum is void nobody has delivered; awards then expire, money
-goes back, and no release is booked.
+as having delivered zeros, because nobody knows more. If the sum is void, those who answered to the last have delivered
+empty vectors: they stayed, and there is nothing to see (`flmarket.market.summing`).
 """
 
 from __future__ import annotations
@@ -41,23 +41,25 @@ def summed(
 
     try:
         summing = _begun(call, orders, identities, store.exchange(index))
-        try:
-            exchange(summing, asked, lambda state: store.save_exchange(index, state))
-        finally:
-            told.update({one.owner: Refused(MASKING, str(one)) for one in summing.problems})
-        delivered = dict.fromkeys(summing.survivors, np.zeros(call.parameters))
-        delivered[summing.survivors[0]] = summing.total.astype(np.float64)
-        told.update({owner: Delivered(ReleasedUpdate(vector)) for owner, vector in delivered.items()})
     except SumVoid as void:
         _log.warning("round %s of %s is void: %s", index, call.task, void)
+        return
+    exchange(summing, asked, lambda state: store.save_exchange(index, state))
+    size = 0 if summing.is_void else call.parameters
+    delivered = dict.fromkeys(summing.survivors, np.zeros(size))
+    if not summing.is_void:
+        delivered[summing.survivors[0]] = summing.total.astype(np.float64)
+    told.update({owner: Delivered(ReleasedUpdate(vector)) for owner, vector in delivered.items()})
+    out = () if summing.is_void else summing.survivors  # a dealer who voids a sum has answered to the last, too
+    told.update({one.owner: Refused(MASKING, str(one)) for one in summing.problems if one.owner not in out})
     yield told
 
 
 def _begun(call: Announcement, orders: Sequence[Order], identities: Mapping[int, bytes], state: bytes) -> Summing:
-    if state:
-        return Summing.restore(state)
     known = {order.owner: identities[order.owner] for order in orders if order.owner in identities}
     try:
+        if state:
+            return Summing.restore(state)
         return Summing(mask_terms(call, orders[0], known))
     except InvalidInput as problem:
         raise SumVoid(str(problem)) from None

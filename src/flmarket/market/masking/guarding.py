@@ -12,6 +12,10 @@ Each answer is stored with the state that it follows from, before it leaves; ask
 asked otherwise she refuses. So a crash costs privacy budget at worst, never privacy. An input that was encoded and not
 yet masked when her machine died is masked then: nothing of it had left.
 
+She takes a charge back in one case only: her input left, and as many owners as make any opening impossible have signed
+that they will open nothing (`masker`, `voided`). A broker's word that a round is void is nothing to her: it has her
+masked input, and could have it opened later. Her part itself is forgotten with her secrets; the award stays used.
+
 What would break it: a list of peers' keys that comes from the broker. Simulated owners take the roster's word.
 """
 
@@ -28,7 +32,7 @@ from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput, SumVoid, Tampered
 from flmarket.ledger import HoldReceipt
 from flmarket.market.kind import Announcement, Order, release_id
-from flmarket.market.masking.masker import INPUT, KEYS, Masker
+from flmarket.market.masking.masker import INPUT, KEYS, VOIDED, Masker
 from flmarket.market.masking.primitives import Words, digest, identity_key
 from flmarket.market.masking.terms import MaskTerms
 from flmarket.market.owner import Guard, Owner
@@ -99,7 +103,9 @@ class SumGuard:
                 masked = words.tobytes()
             else:
                 answer = masker.answer(stage, question)
-            if self.journal.keep_mask(order, before, Mask(masker.state(), masked)):
+            if self.journal.keep_mask(order, before, Mask(masker.state(), b"" if stage == VOIDED else masked)):
+                if stage == VOIDED:  # also if it is said again: a crash may have come between
+                    self.guard.account.take_back(release)
                 return answer, words
 
     def _begun(self, order: Order, stage: str, question: bytes) -> Masker:

@@ -7,6 +7,14 @@
     unmask    signatures of T owners on that set → of each neighbour in it the share of her seed, of each other
               neighbour the share of her mask key; never both, because the set is the one that she signed
 
+If too few inputs came the sum is void, and two more questions let her take her charge back:
+
+    void      → her signature that she has signed no set of survivors in this round and never will
+    voided    such signatures of n − T + c + 1 owners → her secrets are forgotten: no sum with her in it can be unmasked
+
+An honest owner signs a set of survivors or the void, never both. With so many voids n − T + 1 honest ones at least are
+out for good, so no set ever has T signatures, and nobody honest reveals a share; colluders alone hold c < t of them.
+
 Her input leaves as x + mask(seed) ± mask(key agreed with each neighbour), modulo 2^b. The masks between two owners
 cancel in the sum; her own goes once t neighbours say that she is in it. What she must not do is answer one stage twice
 differently: `answer` compares with what she has said and repeats or refuses, and whoever calls it must have stored
@@ -53,6 +61,9 @@ from flmarket.market.masking.primitives import (
 from flmarket.market.masking.terms import MaskTerms, items
 
 KEYS, SHARES, INPUT, AGREE, UNMASK = STAGES = ("keys", "shares", "input", "agree", "unmask")
+VOID, VOIDED = AFTER = ("void", "voided")  # instead of the last two, if the sum is void
+# what she may have said before she answers a stage
+_BEFORE = {stage: STAGES[:at] for at, stage in enumerate(STAGES)} | {VOID: STAGES[:3], VOIDED: (*STAGES[:3], VOID)}
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,11 @@ def agree_text(terms: MaskTerms, survivors: tuple[int, ...]) -> bytes:
     return digest("agree", terms.digest, survivors)
 
 
+def void_text(terms: MaskTerms, owner: int) -> bytes:
+    """What an owner signs who will sign no set of survivors."""
+    return digest("void", terms.digest, owner)
+
+
 def commitment(terms: MaskTerms, kind: str, dealer: int, holder: int, share: bytes) -> bytes:
     """What a dealer commits to of one share: hides it, as the share is random in 2^256."""
     return digest("share", terms.digest, kind, dealer, holder, share)
@@ -175,7 +191,7 @@ class Masker:
     def said_before(self, stage: str, question: bytes) -> bytes | None:
         """What she answered to this before, None if she was not asked; refused if she was asked something else."""
         if stage not in self.said:
-            if any(later in self.said for later in STAGES[STAGES.index(stage) :]):
+            if self.said.keys() - set(_BEFORE[stage]):
                 raise SumVoid(f"owner {self.owner} is past the stage {stage!r} of this round")
             return None
         asked, answer = self.said[stage]
@@ -185,7 +201,10 @@ class Masker:
 
     def answer(self, stage: str, question: bytes) -> bytes:
         """Her answer to any stage but the input; the same to the same question."""
-        made = {KEYS: self._keys, SHARES: self._shares, AGREE: self._agree, UNMASK: self._unmask}
+        made = {
+            KEYS: self._keys, SHARES: self._shares, AGREE: self._agree, UNMASK: self._unmask, VOID: self._void,
+            VOIDED: self._voided,
+        }  # fmt: skip
         if stage not in made:
             raise InvalidInput("stage", stage, ", ".join(made))
         before = self.said_before(stage, question)
@@ -340,6 +359,29 @@ class Masker:
         revealed = [(dealer, int(dealer in alive), pair[dealer in alive]) for dealer, pair in sorted(self.held.items())]
         self.held, self.root, self._cipher, self._agreed = {}, b"", None, {}
         return packed(revealed)
+
+    def _void(self, question: bytes) -> bytes:
+        """She signed no set, or this would be refused; and from here on she signs none."""
+        self._needs(KEYS, VOID)
+        if question != self.terms.digest:
+            raise SumVoid("these are not the terms of this round")
+        return packed((signed(self.identity, void_text(self.terms, self.owner)),))
+
+    def _voided(self, question: bytes) -> bytes:
+        """So many others will sign none that no sum can be unmasked; her secrets are forgotten."""
+        self._needs(VOID, VOIDED)
+        signers = set[int]()
+        for owner, *rest in rows(question):
+            (signature,) = items(rest, bytes)
+            if owner not in self.terms.keys or owner in signers:
+                raise Tampered(owner, "signature", "she is not on the roster, or there twice")
+            if not is_signed(self.terms.keys[owner], signature, void_text(self.terms, owner)):
+                raise Tampered(owner, "signature", "it is not hers on this round's being void")
+            signers.add(owner)
+        if len(signers) < self.terms.voiders:
+            raise SumVoid(f"{len(signers)} owners signed that the round is void, {self.terms.voiders} are needed")
+        self.held, self.root, self._cipher, self._agreed = {}, b"", None, {}
+        return packed(())
 
     def _needs(self, before: str, stage: str) -> None:
         if before not in self.said:

@@ -114,6 +114,11 @@ class MaskTerms:
         """How many shares give a secret: t."""
         return self.degree + 1 - (len(self.roster) - self.survivors)
 
+    @property
+    def voiders(self) -> int:
+        """How many must sign that they will sign no set of survivors, so that none can be signed by T any more."""
+        return len(self.roster) - self.survivors + self.colluders + 1
+
     @cached_property
     def _ring(self) -> tuple[list[int], dict[int, int]]:
         order = sorted(self.keys, key=lambda owner: digest(self.digest, owner))

@@ -42,6 +42,7 @@ _DEFAULTS = {
     "seed": "0", "engine": SIMULATION, "expected": "60", "hard_cap": "120", "first_rate": "0.1", "scheme": "optimal",
     "reward": "100", "joint_budget": "5000", "epsilon": "20", "selection": "m1", "rule": "leave-one-out",
     "purpose": "", "named": "",
+    "trust": "local", "sum_epsilon": "1",
 }  # fmt: skip
 _TEXT, _WHOLE, _NUMBER = Reader.text, Reader.whole, Reader.number
 
@@ -79,9 +80,13 @@ _OF_KIND: dict[str, dict[str, tuple[str, _Read]]] = {
         "joint.aggregation": ("rule", _TEXT),
     },
 }  # fmt: skip
+_TRUST = (
+    ("local", "each update, with noise of its own (in samples without any)"),
+    ("secure-aggregation", "only sums: one noise that all owners add together"),
+)
 _SHOWN_AT = {  # where in the form problems with other keys are shown
     "model.name": "model", "model": "model", "model.hidden": "hidden", "broker.engine": "engine", "owners": "owners",
-    "kind": "kind",
+    "kind": "kind", "trust": "trust", "sampling.epsilon": "sum_epsilon", "aggregation": "rule",
 }  # fmt: skip
 _ENGINES = {SIMULATION: AT_BROKER.place, FLOWER: AT_OWNERS.place}
 _SCHEMES = (
@@ -98,7 +103,7 @@ _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
 _TRIAL_SHARES = (0.1, 0.3, 0.6, 1.0)  # of _SHARES, so that trials belong to points that are there
 _PROFILES = 30
 _NOT_HERE = (
-    "The explorer compares budgets of auctions only. In this kind of market there is nothing to compare before it is "
+    "The explorer compares budgets of auctions of single updates only. Here there is nothing to compare before it is "
     "played; what it may cost at most is below, and what is not spent comes back."
 )
 _FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # of all auctions: those of ours with every guarantee
@@ -163,6 +168,7 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         about={one.name: auctions.about(one.name) for one in catalogue.auctions},
         account=parties.account(visitor.broker, visitor.party),
         models=[(name, f"{name}: {models.about(name)}") for name in catalogue.models],
+        trust_models=_TRUST,
         trusts=[(kind, task_words(SIMULATION, kind)) for kind in _OF_KIND],
     )
 
@@ -174,6 +180,13 @@ def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
         section, _, last = key.rpartition(".")
         (values.setdefault(section, {}) if section else values)[last] = read(reader, field)
     values["broker"]["engine"] = reader.text("engine", SIMULATION) if kind == "auction" else SIMULATION
+    if reader.text("trust", "local") != "local":  # owners are simulated, and weights and noise are a sum's own
+        values["trust"] = reader.text("trust")
+        values["broker"] |= {"engine": SIMULATION, "open": False}
+        for taken in ("aggregation", "perturbation"):
+            values.get("mechanism", {}).pop(taken, None)
+        if kind == "sampling":
+            values["sampling"]["epsilon"] = reader.number("sum_epsilon")
     if name is not None:
         values["task"]["name"] = name
     if model == "mlp":
@@ -226,7 +239,7 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
     order = _order(Reader(values), name="explore")
     if order is None:
         return {"problem": "Fill in the form, and this shows what your budget buys.", "deposit_micros": 0}
-    if order.kind != "auction":
+    if order.kind != "auction" or order.trust != "local":
         return {"problem": _NOT_HERE, "deposit_micros": order.escrow_micros}
     mine = order.budget_micros
     # The same owners whatever the budget: one simulation serves all, and the chart's ends stay where they are.
