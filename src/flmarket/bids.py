@@ -10,6 +10,7 @@ Notation follows FL-Market (Zheng, Cao, Yoshikawa 2021; Zheng et al., IEEE BigDa
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -300,10 +301,10 @@ class BidProfile:
         """What a privacy loss ε costs each owner: data_size · per_record(ε)."""
         return self.data_size * self.valuations.per_record(epsilon)
 
-    @property
+    @cached_property
     def full_cost(self) -> FloatArray:
         """The cost of selling everything, v(ε̄, d): the single number of a single-minded owner."""
-        return self.cost(self.privacy_budget)
+        return _frozen(self.cost(self.privacy_budget))
 
     def cost_of(self, outcome: "Outcome") -> FloatArray:
         """What each owner gives up if she takes part: the records she sells, at the ε she sells them for."""
@@ -320,6 +321,35 @@ class BidProfile:
     def __getitem__(self, index: Any) -> "BidProfile":
         """Select profiles or owners as one would from an array of shape (..., n)."""
         return BidProfile(self.valuations[index], self.privacy_budget[index], self.data_size[index])
+
+    def with_reports(self, owner: IntArray, told: "BidProfile") -> "BidProfile":
+        """These profiles, (rows, n), but owner k[r] of row r bids what entry r of `told`, (rows,), says.
+
+        Both were checked when they were made: nothing is checked again, and the others' full costs are carried over.
+        An audit makes millions of such profiles.
+        """
+        at = (np.arange(len(owner)), owner)
+
+        def put(mine: NDArray[Any], theirs: NDArray[Any]) -> NDArray[Any]:
+            out = mine.copy()
+            out[at] = theirs
+            return _frozen(out)
+
+        made, values = object.__new__(BidProfile), object.__new__(Valuations)
+        one, other = self.valuations, told.valuations
+        values.kind, values.rate = put(one.kind, other.kind), put(one.rate, other.rate)
+        values.grid = values.values = None
+        if one.grid is not None or other.grid is not None:
+            points = max(v.grid.shape[-1] for v in (one, other) if v.grid is not None)
+            tables = zip(_padded_table(one, points), _padded_table(other, points), strict=True)
+            values.grid, values.values = (put(a, b) for a, b in tables)
+        made.__dict__.update(
+            valuations=values,
+            privacy_budget=put(self.privacy_budget, told.privacy_budget),
+            data_size=put(self.data_size, told.data_size),
+            full_cost=put(self.full_cost, told.full_cost),
+        )
+        return made
 
 
 @dataclass(frozen=True)

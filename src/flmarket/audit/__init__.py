@@ -1,12 +1,13 @@
 """Audit: is a mechanism truthful, rational, within budget and private? On ours or on anybody's, from outside.
 
 `audit(mechanism, population)` measures and judges; `replay(report.worst)` shows the worst lie again from its numbers
-alone; `first_best` and `second_best` are yardsticks of efficiency, and `bayesian_bound` is what no truthful market
-passes; `audit_privacy` does for a perturbation what `audit` does for an auction, and `audit_releases` for whatever was
-released on two neighbouring data sets. A search that finds nothing is
-evidence, not proof: every report says what was searched.
+alone; `attack` looks beyond one round, one name and one purchase; `first_best` and `second_best` are yardsticks of
+efficiency, and `bayesian_bound` is what no truthful market passes; `audit_privacy` does for a perturbation what `audit`
+does for an auction, and `audit_releases` for whatever was released on two neighbouring data sets. A search that finds
+nothing is evidence, not proof: every report says what was searched.
 """
 
+from flmarket.audit.attacks import ATTACKS, Attack, attack
 from flmarket.audit.auditor import AuditReport, ClaimVerdict, audit, check_claims, private_fields
 from flmarket.audit.example import Bid, Curve, Example, replay
 from flmarket.audit.first_best import first_best
@@ -18,7 +19,9 @@ from flmarket.audit.second_best import Efficiency, bayesian_bound, rate_law, sec
 from flmarket.audit.truthfulness import Regret, SearchLog, Truthfulness
 
 __all__ = [
+    "ATTACKS",
     "STRENGTHS",
+    "Attack",
     "AuditReport",
     "Bid",
     "BudgetUse",
@@ -35,6 +38,7 @@ __all__ = [
     "Strength",
     "Structure",
     "Truthfulness",
+    "attack",
     "audit",
     "audit_privacy",
     "audit_releases",

@@ -75,7 +75,10 @@ def _truthful(report: "AuditReport") -> str:
     tried = sum(sum(search.by_search.get(dimension, {}).values()) for dimension in report.truthful.judged)
     searched = f"{tried:,} misreports by each of {search.profiles * search.owners_per_profile:,} owners"
     if not found.owners_with_gain > 0:
-        return f"No lie about {fields} paid off, in {searched}."
+        menus = (
+            f"; and truth got {search.by_menu:,} more the best of the menus they were shown" if search.by_menu else ""
+        )
+        return f"No lie about {fields} paid off, in {searched}{menus}."
     return (
         f"In {found.profiles_with_gain:.1%} of profiles somebody gains by a lie about {fields}; "
         f"regret is {found.mean_regret_over_cost:.3g} of cost on average and {found.max_regret_over_cost:.3g} at worst "

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flmarket.audit.menus import Menus, NotOnTheMenu
 from flmarket.audit.trials import Awards, Reports, Trials
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations
 from flmarket.errors import InvalidInput
@@ -105,8 +106,15 @@ class Hunt:
     Keeps the best misreport found for every owner, per kind of lie, and a count of everything that was tried.
     """
 
-    def __init__(self, trials: Trials, rng: np.random.Generator, joint_fields: tuple[str, ...] = FIELDS) -> None:
-        self.trials, self.rng, self.joint_fields = trials, rng, joint_fields
+    def __init__(
+        self,
+        trials: Trials,
+        rng: np.random.Generator,
+        joint_fields: tuple[str, ...] = FIELDS,
+        menus: Menus | None = None,
+    ) -> None:
+        """With `menus`, raises `NotOnTheMenu` as soon as a report about anything but her size gets what is on none."""
+        self.trials, self.rng, self.joint_fields, self.menus = trials, rng, joint_fields, menus
         self.tried: Counter[tuple[str, str]] = Counter()
         rows = len(trials.rows)
         # an owner whose honest award breaks her own cap has no honest utility to compare with: that is no regret
@@ -119,6 +127,9 @@ class Hunt:
         """Try one report in every row."""
         awards = self.trials.run(reports)
         self.tried[dimension, search] += 1
+        sizes = dimension == "data_size" or (dimension == "joint" and "data_size" in self.joint_fields)
+        if self.menus is not None and not sizes and not self.menus.lists(self.trials, awards).all():
+            raise NotOnTheMenu
         best, gain = self.best[dimension], awards.utility - self._honest
         better = gain > best.gain
         if better.any():
@@ -255,7 +266,13 @@ def _random(hunt: Hunt, strength: Strength) -> None:
         # a tabulated owner keeps her own table: the report then says so by kind alone
         kinds, rates = np.where(own, scaled.kind, lie.kind), np.where(own, scaled.rate, lie.rate)
         hunt.attempt("value_only", "random", Reports(kinds, rates, lie.privacy_budget, lie.data_size))
-    for _ in range(strength.random_joint):
+    random_joint(hunt, strength.random_joint)
+
+
+def random_joint(hunt: Hunt, count: int) -> None:
+    """Random reports of everything that is private."""
+    rng, rows = hunt.rng, len(hunt.trials.rows)
+    for _ in range(count):
         factor = np.exp(rng.normal(0.0, 0.6, rows))
         # more records or privacy than she has is worth −∞ if sold, so most draws understate
         privacy = np.exp(np.where(rng.random(rows) < 0.3, 1, -1) * np.abs(rng.normal(0.0, 0.5, rows)))

@@ -166,31 +166,24 @@ class Trials:
         self.true_privacy, self.true_size = bids.privacy_budget[at], bids.data_size[at]
         self.cost = self.true_size * self.own.per_record(self.true_privacy)
         self.truth = Reports(self.own.kind.astype(np.int8), self.own.rate, self.true_privacy, self.true_size)
-        # scratch copies: a report overwrites one column, the value types copy what they are given
-        self._kind, self._rate = bids.valuations.kind.copy(), bids.valuations.rate.copy()
-        self._privacy, self._size = bids.privacy_budget.copy(), bids.data_size.copy()
         self.honest = self.run(self.truth)
 
     def profile(self, reports: Reports) -> BidProfile:
         """The whole profiles as the mechanism sees them under these reports."""
-        at = (self.rows, self.owner)
-        self._kind[at], self._rate[at] = reports.kind, reports.rate
-        self._privacy[at], self._size[at] = reports.privacy_budget, reports.data_size
         grid, values = self._tables(reports)
-        return BidProfile(Valuations(self._kind, self._rate, grid=grid, values=values), self._privacy, self._size)
+        told = Valuations(reports.kind, reports.rate, grid=grid, values=values)
+        return self.bids.with_reports(self.owner, BidProfile(told, reports.privacy_budget, reports.data_size))
 
     def _tables(self, reports: Reports) -> tuple[FloatArray | None, FloatArray | None]:
-        base = self.bids.valuations
+        """Of the owner of each row: as reported, or where that is all zero her own."""
+        base = self.own
         if reports.grid is None or reports.values is None or not reports.grid.any():
             return base.grid, base.values
-        points = reports.grid.shape[-1] if base.grid is None else max(reports.grid.shape[-1], base.grid.shape[-1])
-        shape = (*self.bids.shape, points)
-        grid, values = np.zeros(shape), np.zeros(shape)
-        if base.grid is not None and base.values is not None:
-            grid, values = _padded(base.grid, points).copy(), _padded(base.values, points).copy()
-        own = reports.grid.any(axis=-1)
-        at = (self.rows[own], self.owner[own])
-        grid[at], values[at] = _padded(reports.grid, points)[own], _padded(reports.values, points)[own]
+        if base.grid is None or base.values is None:
+            return reports.grid, reports.values
+        points, says = max(reports.grid.shape[-1], base.grid.shape[-1]), reports.grid.any(axis=-1, keepdims=True)
+        tables = ((reports.grid, base.grid), (reports.values, base.values))
+        grid, values = (np.where(says, _padded(told, points), _padded(own, points)) for told, own in tables)
         return grid, values
 
     def run(self, reports: Reports, *, stream: int = 0) -> Awards:

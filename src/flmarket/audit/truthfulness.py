@@ -3,17 +3,22 @@
 Regret is the utility of the best misreport found minus that of the truth, never below 0. It is a lower bound of the
 true regret: a mechanism can be refuted here, not proved. The verdict looks at the fields of the bid that are private
 under the mechanism's own assumption; the others are measured and shown as well.
+
+Where a mechanism shows menus (`menus`), regret is known exactly, and only some profiles are searched in full: to see
+that nothing which is not on the menu can be had. If something can, all are.
 """
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.audit.example import Example, describe
-from flmarket.audit.search import DIMENSIONS, FIELDS, Hunt, Strength, run_searches
+from flmarket.audit.menus import Menus, NotOnTheMenu, ShowsMenus, rows_at_once
+from flmarket.audit.search import DIMENSIONS, FIELDS, Hunt, Strength, random_joint, run_searches
 from flmarket.audit.trials import Reports, Sample, Trials
 from flmarket.bids import Auction, FloatArray, IntArray
 
@@ -22,6 +27,9 @@ _ROUNDING = 64 * np.finfo(np.float64).eps
 _CHUNK_ENTRIES = 200_000  # per call of the mechanism: large enough to be fast, small enough for the cache
 _SIMPLER = 0.97
 _SURE = 5.0  # standard errors by which a random gain must exceed 0 to count
+_EVERY = 16  # where menus are shown, one profile in so many is searched in full, but no fewer than
+_LEAST = 40
+_SPOT = 8  # lies by every owner of all the others
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class SearchLog:
     misreports: int
     draws: int
     by_search: dict[str, dict[str, int]]  # kind of lie → search → misreports per owner
+    by_menu: int = 0  # owners beyond these whose every lie was judged by the menu that she is shown
 
 
 @dataclass(frozen=True)
@@ -78,11 +87,60 @@ def measure_truthfulness(
     step: Callable[[float], None] = lambda _: None,
 ) -> Truthfulness:
     """Search every owner of every profile (a random choice of owners where there are very many)."""
+    look = partial(_search, mechanism, name, strength=strength, private=private, seed=seed, draws=draws, step=step)
+    if not isinstance(mechanism, ShowsMenus) or draws > 1 or "data_size" in private:
+        return look(sample)
+    searched = np.arange(0, len(sample), min(_EVERY, -(-len(sample) // _LEAST)))
+    others = sample[np.setdiff1d(np.arange(len(sample)), searched)] if len(searched) < len(sample) else None
+    try:
+        exact = 0 if others is None else _settled(mechanism, others, strength, private, seed=seed)
+        found = look(sample[searched], shown=True)
+    except NotOnTheMenu:
+        return look(sample)
+    return replace(found, search=replace(found.search, by_menu=exact))
+
+
+def _settled(mechanism: ShowsMenus, sample: Sample, strength: Strength, private: tuple[str, ...], *, seed: int) -> int:
+    """How many owners get the best of their menus by the truth, and by some lies nothing that is not on it: all."""
+    profile, owner = _whom(sample, strength, seed=seed)
+    each = len(owner) // len(sample)
+    size = each * max(1, min(_CHUNK_ENTRIES // (each * sample.bids.n), rows_at_once(mechanism, sample)))
+    for start in range(0, len(owner), size):
+        rows, who = profile[start : start + size], owner[start : start + size]
+        trials = Trials(mechanism, sample.bids[rows], sample.budget[rows], who, seed=(seed, start))
+        menus = Menus.of(mechanism, sample, rows, who)
+        if (menus.best(trials) > trials.honest.utility + _tolerance(trials)).any():
+            raise NotOnTheMenu
+        hunt = Hunt(trials, np.random.default_rng((seed, 113, start)), private, menus)
+        random_joint(hunt, _SPOT)
+    return len(owner)
+
+
+def _whom(sample: Sample, strength: Strength, *, seed: int) -> tuple[IntArray, IntArray]:
+    """(profile, owner) of all who are searched."""
     rng = np.random.default_rng((seed, 101))
     rows, n = sample.bids.shape
     k = min(n, strength.owners_per_profile)
     owner = np.tile(np.arange(n), (rows, 1)) if k == n else np.sort(rng.random((rows, n)).argpartition(k - 1)[:, :k])
-    profile, owner = np.repeat(np.arange(rows), k), owner.ravel()
+    return np.repeat(np.arange(rows), k), owner.ravel()
+
+
+def _search(
+    mechanism: Auction,
+    name: str,
+    sample: Sample,
+    *,
+    strength: Strength,
+    private: tuple[str, ...],
+    seed: int,
+    draws: int,
+    step: Callable[[float], None],
+    shown: bool = False,
+) -> Truthfulness:
+    """Run every search; where menus are `shown`, see that everything anybody gets is on hers."""
+    rows, n = sample.bids.shape
+    profile, owner = _whom(sample, strength, seed=seed)
+    k = len(owner) // rows
     joint = tuple(field for field in FIELDS if field in private) if len(private) > 1 else FIELDS
 
     size = max(1, _CHUNK_ENTRIES // n)
@@ -97,7 +155,10 @@ def measure_truthfulness(
             seed=(seed, start),
             draws=draws,
         )
-        hunt = Hunt(trials, np.random.default_rng((seed, 102, start)), joint)
+        menus = None
+        if shown and isinstance(mechanism, ShowsMenus):
+            menus = Menus.of(mechanism, sample, profile[chunk], owner[chunk])
+        hunt = Hunt(trials, np.random.default_rng((seed, 102, start)), joint, menus)
         run_searches(hunt, strength)
         parts.append(_settle(hunt))
         step(min(start + size, len(owner)) / len(owner))
@@ -134,11 +195,14 @@ class _Part:
     tried: Counter[tuple[str, str]]
 
 
+def _tolerance(trials: Trials) -> FloatArray:
+    return np.asarray(TOLERANCE * trials.cost + _ROUNDING * (trials.budget + trials.honest.payment))
+
+
 def _settle(hunt: Hunt) -> _Part:
     """Gains that count. Random ones are measured again on fresh draws, since the search picked the luckiest."""
     trials = hunt.trials
-    tolerance = TOLERANCE * trials.cost + _ROUNDING * (trials.budget + trials.honest.payment)
-    gain = {}
+    tolerance, gain = _tolerance(trials), {}
     for dimension, best in hunt.best.items():
         gain[dimension] = np.where(best.gain > tolerance, best.gain, 0.0)
         if trials.draws > 1 and gain[dimension].any():

@@ -102,25 +102,33 @@ def compare(
 @app.command(
     epilog="Examples: `flmarket audit m1 --population jdp --profiles 500 --seed 1 --json`; "
     "`flmarket audit all-in --search strong --report out/all-in.html`; `flmarket audit mypackage.mymodule:MyAuction`; "
-    "`flmarket audit sampling:optimal --population exponential-costs`."
+    "`flmarket audit sampling:optimal --population exponential-costs`; `flmarket audit posted --attack sybil`."
 )
 def audit(
     mechanism: Annotated[str, Argument(help="A registered auction, sampling:SCHEME, or package.module:Class.")],
     population: Annotated[
         str | None, Option(help="Bidders to draw: see `flmarket mechanisms`; default flm22-iid or uniform-costs.")
     ] = None,
-    profiles: Annotated[int, Option(min=1, max=1_000_000, help="Random profiles.")] = 500,
+    profiles: Annotated[
+        int | None, Option(min=1, max=1_000_000, help="Random profiles; default 500, of an attack 40.")
+    ] = None,
     owners: Annotated[int | None, Option(min=1, help="Owners per profile; default the paper's.")] = None,
     search: Annotated[str, Option(help="How hard to look for lies that pay: quick or strong.")] = "quick",
+    attack: Annotated[
+        str | None, Option(help="Instead: returning (an owner over 20 rounds), sybil (several names) or split-task.")
+    ] = None,
     seed: Seed = 0,
     report: Annotated[Path | None, Option(help="Write an HTML page here.")] = None,
     trust: Annotated[str, Option(help="Compare with the first best of local or secure-aggregation.")] = "local",
     json: Json = False,
 ) -> None:
     """Is it truthful, rational and within budget? Measure what a mechanism claims; ours or anybody's."""
-    from flmarket.cli.audit import run_audit
+    from flmarket.cli.audit import run_attack, run_audit
 
-    run_audit(mechanism, population, profiles, owners, search, seed, json, report, trust)
+    if attack is not None:
+        run_attack(attack, mechanism, population, profiles, owners, seed, json)
+    else:
+        run_audit(mechanism, population, profiles or 500, owners, search, seed, json, report, trust)
 
 
 @app.command(

@@ -4,13 +4,14 @@
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from flmarket import auctions
 from flmarket.aggregation import Trust
-from flmarket.audit import AuditReport, ClaimVerdict, SamplingAudit, audit, audit_sampling
+from flmarket.audit import Attack, AuditReport, ClaimVerdict, SamplingAudit, attack, audit, audit_sampling
+from flmarket.audit.attacks import PROFILES
 from flmarket.bids import Auction
 from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
 from flmarket.errors import ConfigError, InvalidInput
@@ -46,14 +47,7 @@ def run_audit(
         raise ConfigError("--report", str(report_path), "a path that ends in .html")
     found: AuditReport | SamplingAudit
     with progress(_STEPS, quiet=as_json) as step:
-        done = 0
-
-        def advance(share: float, note: str) -> None:
-            nonlocal done
-            while done < int(share * _STEPS):
-                step(note)
-                done += 1
-
+        advance = _by_share(step)
         if mechanism is None:
             name, clients = target.removeprefix(SAMPLING), 50 if owners is None else owners
             scheme, population = imported(name, "mechanism") if ":" in name else name, population or "uniform-costs"
@@ -82,6 +76,77 @@ def run_audit(
     show_trust(BIDS_ONLY)
     if page is not None:
         print_path("\nreport", page)
+
+
+def run_attack(
+    name: str, target: str, population: str | None, profiles: int | None, owners: int | None, seed: int, as_json: bool
+) -> None:
+    """Attack and show."""
+    if target.startswith(SAMPLING):
+        raise InvalidInput(
+            "mechanism", target, "an auction: a scheme for sampling sells no ε, and has one rate a client"
+        )
+    mechanism = load_mechanism(target)
+    with progress(_STEPS, quiet=as_json) as step:
+        found = attack(
+            name, mechanism, population or DEFAULT_POPULATION, profiles or PROFILES, owners, seed,
+            progress=_by_share(step),
+        )  # fmt: skip
+    if as_json:
+        print_json(found.to_dict())
+        return
+    _show_attack(found)
+
+
+def _by_share(step: Callable[[str], None]) -> Callable[[float, str], None]:
+    """Progress told as a share done, for a bar of `_STEPS` steps."""
+    done = 0
+
+    def advance(share: float, note: str) -> None:
+        nonlocal done
+        while done < int(share * _STEPS):
+            step(note)
+            done += 1
+
+    return advance
+
+
+def _show_attack(found: Attack) -> None:
+    screen.print(
+        f"[bold]{found.mechanism}[/], attack: {found.attack}, on {found.profiles:,} profiles of {found.owners} owners, "
+        f"population {found.population}, seed {found.seed}\n",
+        highlight=False,
+    )
+    if found.refused:
+        screen.print(f"Not attacked: {found.refused}", highlight=False)
+        return
+    if found.gains:
+        rows = table(
+            "Gain over the truth, in full costs a round", "setting", "best strategy for all", "gain", "in hindsight",
+            "who gain", text=2,
+        )  # fmt: skip
+        for row in found.gains:
+            hindsight = ("–", "–") if row.hindsight is None else (f"{row.hindsight:.4f}", f"{row.gaining or 0.0:.1%}")
+            rows.add_row(row.setting, row.strategy, f"{row.mean:.4f} ± {row.standard_error:.4f}", *hindsight)
+        screen.print(rows)
+    if found.splits:
+        rows = table(
+            "The same budget in pieces: error bound (lower is better), price of precision over that in one piece",
+            "pieces", "one piece", "pieces", "ratio", "price", "empty",
+        )  # fmt: skip
+        for split in found.splits:
+            bounds = (f"{split.whole:.3f}", f"{split.pieces:.3f}", f"{split.ratio:.3f} ± {split.standard_error:.3f}")
+            empty = f"{split.empty_whole:.1%} → {split.empty_pieces:.1%}"
+            rows.add_row(split.setting, *bounds, f"{split.precision_price:.2f}", empty)
+        screen.print(rows)
+    if found.arbitrage is not None:
+        screen.print(f"\nCheapest two pieces on any menu: {found.arbitrage:.3f} of the price of one.", highlight=False)
+    if found.holds:
+        screen.print(f"\nProved for {found.holds}.", highlight=False)
+    screen.print(
+        "\n[dim]A finite family of strategies, everybody else honest. Finding nothing is evidence, not proof.[/]",
+        highlight=False,
+    )
 
 
 def load_mechanism(target: str) -> Auction:
@@ -141,7 +206,9 @@ def _show(report: AuditReport) -> None:
         )
     screen.print(
         f"\n[dim]Searched: {log.misreports_per_owner:,} misreports for each of {log.owners_per_profile} owners of "
-        f"{log.profiles:,} profiles ({log.strength}). Finding nothing is evidence, not proof.[/]",
+        f"{log.profiles:,} profiles ({log.strength})"
+        + (f"; {log.by_menu:,} more owners judged by their menus" if log.by_menu else "")
+        + ". Finding nothing is evidence, not proof.[/]",
         highlight=False,
     )
 

@@ -66,8 +66,21 @@ class PostedAuction:
             epsilon[part], payment[part] = self.serve(queue, money[part])
         return Outcome(epsilon.reshape(bids.shape), payment.reshape(bids.shape))
 
-    def serve(self, queue: Queue, budget: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(ε, payment) of everybody in the queue, shape (rows, n), given each row's budget."""
+    def menus(self, bids: BidProfile, budget: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """What each owner may choose from, whatever she reports: every ε, (items,), and its prices, (rows, n, items).
+
+        For audits: the best item of her menu is the most that any report can bring her. `bids` has shape (rows, n).
+        """
+        queue = Queue(bids.valuations, bids.privacy_budget, bids.data_size)
+        epsilon = CATALOGUE[queue.catalogue]
+        shown = np.empty((*queue.size.shape, epsilon.size))
+        self.serve(queue, checked_budget(budget, bids.shape[:-1]), shown=shown)
+        return epsilon, np.stack([queue.unsorted(item) for item in np.moveaxis(shown, -1, 0)], axis=-1)
+
+    def serve(
+        self, queue: Queue, budget: FloatArray, *, shown: FloatArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """(ε, payment) of everybody in the queue, shape (rows, n), given each row's budget; menus go to `shown`."""
         pricing = Pricing(self.menu, queue.situation, scalar=queue.scalar)
         limit = queue.by_turn(queue.block_share**self.menu.reserve * queue.share_of_block)
         share_of_all, rest = queue.by_turn(queue.situation.share_of_all), queue.by_turn(queue.rest)
@@ -81,6 +94,8 @@ class PostedAuction:
                 offers = pricing.offers(turn, log_money, declined, log_records[turn], queue.catalogue)
                 chosen, paid = queue.best_choice(turn, offers, money * limit[turn])
                 epsilon[turn], payment[turn] = chosen, paid
+                if shown is not None:
+                    shown[turn] = offers
                 lost = share_of_all[turn] * (chosen <= 0)
                 if isinstance(turn, slice):  # shares of a block may add up to more than 1 by rounding
                     paid, lost = np.minimum(paid.sum(axis=0), money), lost.sum(axis=0)
