@@ -61,8 +61,8 @@ class Deployment:
 
     folder: Path
     toml: str
-    bid_seconds: float = 60.0
-    train_seconds: float = 60.0
+    bid_seconds: float = 300.0  # Flower starts a process for every message: on a busy machine that takes a while
+    train_seconds: float = 300.0
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
