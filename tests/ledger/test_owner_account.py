@@ -37,6 +37,40 @@ def test_it_outlives_runs_and_buyers(path):
         assert all(isinstance(one, ChargedRelease) and one.time_us > 0 for one in account.releases())
 
 
+@pytest.mark.parametrize("cap", [ZCdp(1.0), ApproxDp(8.0, 1e-5)])
+def test_what_is_taken_back_counts_no_more_and_is_not_released_again(path, cap):
+    with DurableAccount.open(path, cap) as account:
+        account.charge("t/0/1", "alice", ZCdp(0.2))
+        once = account.spent
+        account.charge("t/1/1", "alice", ZCdp(0.1))
+        with DurableAccount.open(path) as other:  # another process of hers
+            assert other.spent > once
+            account.take_back("t/1/1")
+            account.take_back("t/1/1")
+            account.take_back("never/charged")
+            assert account.spent == other.spent == once
+        with pytest.raises(ReplayRefused):
+            account.charge("t/1/1", "alice", ZCdp(0.1))
+        assert [one.award_id for one in account.releases()] == ["t/0/1"]
+    with DurableAccount.open(path) as account:
+        assert account.spent == once
+
+
+def test_an_account_in_memory_takes_back_what_it_counted_and_nothing_else():
+    for cap in (ZCdp(1.0), ApproxDp(8.0, 1e-5)):
+        account = PrivacyAccount(cap)
+        account.compose(ZCdp(0.2))
+        before = account.state_dict()
+        account.compose(ZCdp(0.1))
+        account.take_back(ZCdp(0.1))
+        assert account.state_dict() == before
+        with pytest.raises(InvalidInput, match="counted before"):
+            account.take_back(ZCdp(0.3))
+        assert account.state_dict() == before
+    with pytest.raises(InvalidInput):
+        PrivacyAccount(PureDp(1.0)).take_back(ZCdp(0.1))
+
+
 def test_refusals_record_nothing(path):
     with DurableAccount.open(path, PureDp(1.0)) as account:
         account.charge("a", "alice", PureDp(0.7))

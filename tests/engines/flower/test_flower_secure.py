@@ -12,7 +12,7 @@ from flmarket.engines.flower.messages import BID, MASK, MASKED, Refusal, unpack,
 from flmarket.engines.masked import MaskedOwners
 from flmarket.engines.memory import MemoryOwners
 from flmarket.errors import SumVoid, Tampered
-from flmarket.ledger import AwardState, EntryKind
+from flmarket.ledger import AwardState, DurableAccount, EntryKind
 from flmarket.ledger.journal import BANK
 from flmarket.market import Guard, Rounds
 from flmarket.market.kind import Silent, release_id
@@ -144,7 +144,7 @@ def test_one_owner_goes_at_any_stage(at, secure, stage):
 
 
 @pytest.mark.parametrize("at", [KEYS, INPUT, UNMASK])
-def test_below_the_threshold_nobody_is_paid_or_booked_and_the_money_goes_back(at, secure, stage):
+def test_below_the_threshold_nobody_is_paid_or_booked_and_the_money_goes_back(at, secure, stage, tmp_path):
     ready = stage(secure(), bid_seconds=0.3, train_seconds=0.3)
     ready.grid.behaviour = {owner: silent_at(at) for owner in (1, GONE)}
     played = ready.play(ledger=ready.ledger)
@@ -154,6 +154,10 @@ def test_below_the_threshold_nobody_is_paid_or_booked_and_the_money_goes_back(at
     check_books(ready.ledger)
     assert {release.award_id for release in ready.ledger.releases()} == {f"sums/1/{owner}" for owner in range(6)}
     assert -ready.ledger.balance(BANK) == sum(b for a, b in ready.ledger.balances().items() if a != BANK)
+    # at home: before the input nobody is charged, after it enough sign the void, and who signed survivors cannot
+    files = sorted(tmp_path.rglob("*.account.sqlite"))
+    charged = [[one.award_id.split("/")[1] for one in DurableAccount.open(path).releases()] for path in files]
+    assert charged == [["0", "1"] if at == UNMASK else ["1"]] * 6
 
 
 class Dies(BaseException):
