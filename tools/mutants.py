@@ -379,14 +379,15 @@ class Runner:
             print(f"{module.name}: {len(module.functions)} functions, {len(module.mutants)} mutants", flush=True)
         gc.freeze()  # forks share what is never looked at again
         self.bench.tests = self.measured()
-        self.bench.save()
         self.bench.hot(self)
         return True
 
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """What came of a part of a test."""
+        self.reports.append(report)
+
     def run(self, names: list[str], said: Callable[[object], None], traced: Trace | None = None) -> None:
         """Run these tests until one fails."""
-        from _pytest.runner import runtestprotocol
-
         for name, following in zip(names, [*names[1:], None], strict=True):
             usual = self.bench.tests.get(name, {"seconds": 60.0})["seconds"]
             signal.setitimer(signal.ITIMER_PROF, 5 + 10 * usual)
@@ -394,11 +395,13 @@ class Runner:
             began = time.process_time(), time.monotonic()
             if traced:
                 traced.begin()
-            reports = runtestprotocol(self.items[name], nextitem=following and self.items[following], log=False)
+            self.reports: list[Any] = []
+            item, nextitem = self.items[name], following and self.items[following]
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
             spent = max(time.process_time() - began[0], (time.monotonic() - began[1]) / 3)
-            bad = [report for report in reports if report.failed]
+            bad = [report for report in self.reports if report.failed]
             lines = traced.end() if traced else None
-            skipped = any(report.skipped for report in reports)
+            skipped = any(report.skipped for report in self.reports)
             said({"test": name, "seconds": round(spent, 3), "failed": bool(bad), "skipped": skipped, "lines": lines,
                   "why": str(bad[0].longrepr)[-2000:] if bad and traced else ""})  # fmt: skip
             if bad and not traced:
@@ -423,9 +426,11 @@ class Runner:
         if new:
             ended, told = forked(all_of_them, 3600)
             failed = [one["test"] + "\n" + one["why"] for one in told if one["failed"]]
+            known |= {one["test"]: one for one in told if not one["failed"]}
+            bench.tests = known
+            bench.save()
             if failed or ended != "passed":
                 sys.exit(f"{ended}: these tests do not pass as it is, after {told[-1:]}:\n" + "\n".join(failed))
-            known |= {one["test"]: one for one in told}
         return known
 
 
@@ -552,7 +557,8 @@ class Bench:
         def rank(name: str) -> float:
             return self.tests[name]["seconds"] / (1 + self.kills[name])
 
-        for name in sorted(self.tests, key=rank):
+        # what survived once has passed the quickest: then the tests that are new come first
+        for name in reversed(self.tests) if self.options.again else sorted(self.tests, key=rank):
             one = self.tests[name]
             lines = (one["lines"] or {}).get(module, ()) if module else one["lines"]
             if one["seconds"] <= SECONDS and not one["skipped"] and (line in lines if line else lines):
@@ -690,6 +696,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="what survived before")
     parser.add_argument("--minutes", type=float, default=600.0, help="for each target, and as much for its constants")
     parser.add_argument("--enough", type=float, default=10.0, help="seconds of tests for one mutant, as measured")
+    parser.add_argument("--functions", action="store_true", help="only what is changed within functions")
     parser.add_argument("--table", action="store_true", help="try nothing, show what is known")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -716,7 +723,8 @@ def main() -> None:
         import sqlalchemy.orm  # noqa: F401
 
         bench = Bench(target, options)
-        bench.cold()
+        if not options.functions:
+            bench.cold()
         bench.table()
 
 

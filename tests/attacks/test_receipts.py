@@ -133,6 +133,21 @@ def test_a_broker_with_two_logs_is_caught(held):
         wrong(dataclasses.replace(shown, since=seen.size, consistency=steps), "consistency", seen=seen)
 
 
+def test_the_past_is_as_long_and_as_it_was(held):
+    """A path without a past; and a head of the same entries and root that names another last one."""
+    receipt, head = hold_receipt(held, "t/1/7"), held.head()
+    wrong(dataclasses.replace(receipt, consistency=receipt.newest), "consistency")
+    again = hold_receipt(held, "t/1/7", head)
+    assert again.verify(**HERS, seen=head) == head
+    wrong(again, "consistency", seen=dataclasses.replace(head, last="0" * 64))
+    longer = dataclasses.replace(head, size=head.size + 1)
+    wrong(dataclasses.replace(again, since=head.size + 1), "consistency", seen=longer)
+    for path in ("ab" * 32, {}, None, ("ab" * 32,), ["ab" * 32] * 65):
+        for name in ("path", "newest", "consistency"):
+            with pytest.raises(InvalidInput, match=name):
+                HoldReceipt.from_dict(receipt.to_dict() | {name: path})
+
+
 def test_proofs_have_no_node_too_many_or_too_few(held):
     seen = held.head(9)
     good = hold_receipt(held, "t/1/7", since=seen)

@@ -1,11 +1,13 @@
 """The migrations make exactly the tables that the code describes, and take them away again."""
 
+import sqlite3
+
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from flmarket.errors import ConfigError
+from flmarket.errors import ConfigError, MissingDependency
 from flmarket.ledger import SqlLedger, store
 
 
@@ -72,6 +74,27 @@ def test_another_version_is_not_touched(engine):
         connection.exec_driver_sql(f"UPDATE {store.VERSION_TABLE} SET version_num = '0000'")
     with pytest.raises(ConfigError, match="version 0001, not 0000"):
         SqlLedger(url)
+
+
+def test_readers_leave_the_write_lock_alone(tmp_path):
+    with SqlLedger(f"sqlite:///{tmp_path}/new.db") as book:
+        other = sqlite3.connect(tmp_path / "new.db", timeout=0, isolation_level=None)
+        with store.reading(book.engine) as connection:
+            store.version(connection)
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        with store.writing(book.engine), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+
+
+def test_a_driver_that_is_not_there_is_named(monkeypatch):
+    def missing(*_, **__):
+        raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
+
+    monkeypatch.setattr(store, "create_engine", missing)
+    with pytest.raises(MissingDependency, match="psycopg"):
+        store.open_engine("postgresql://u:p@127.0.0.1:1/x")
 
 
 def test_what_is_no_ledger(tmp_path, engine):

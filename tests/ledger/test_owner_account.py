@@ -173,6 +173,8 @@ def test_every_word_is_as_the_account_in_memory_says_it(path):
         assert (mode, level) == ("wal", 2)
     with DurableAccount.open(path, synchronised=False) as account:
         assert account._connection.execute("PRAGMA synchronous").fetchone() == (0,)
+    with pytest.raises(sqlite3.ProgrammingError):  # closed
+        account.released("a")
 
 
 def test_records_are_only_added_to(path):

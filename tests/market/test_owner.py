@@ -66,6 +66,7 @@ def code(answer):
 def test_caps_are_what_accounts_take():
     assert PrivacyCap().cap == PureDp(1e9)
     assert PrivacyCap(2.0).cap == PureDp(2.0)
+    assert PrivacyCap(1e-9).cap == PureDp(1e-9)
     assert PrivacyCap(2.0, 1e-6).cap == PrivacyCap(2.0, 1e-6).gaussian == ApproxDp(2.0, 1e-6)
     assert PrivacyCap().gaussian == ZCdp(1e9)
     assert PrivacyCap(delta=1e-6).gaussian == ZCdp(1e9)
@@ -285,6 +286,25 @@ def test_what_died_at_work_is_answered_by_noise_if_it_was_charged(guard):
             np.testing.assert_allclose(answer, expected, rtol=1e-6)
 
 
+def test_what_was_kept_leaves_and_nothing_in_its_place(guard):
+    hers = guard()
+    kept = hers.train(order(), np.zeros(LENGTH))
+    hers.journal.given_up = lambda order: True
+    hers.owner.noise(order())
+    hers._private = lambda work, vector: pytest.fail("made again")
+    np.testing.assert_array_equal(hers.release(order()), kept)
+
+
+def test_a_share_in_a_sum_is_kept_to_the_last_bit(guard, monkeypatch):
+    """What leaves alone is rounded to the length that its model travels in; a share is whole numbers."""
+    monkeypatch.setattr("flmarket.market.owner.on_wire", lambda vector, model: vector + 0.5)
+    hers = guard()
+    work = hers.admit(order(), np.zeros(LENGTH))
+    hers._private = lambda work, vector: np.ones(LENGTH)
+    assert set(hers.finish(work, np.zeros(LENGTH))) == {1.5}
+    assert set(hers.finish(replace(work, order=replace(work.order, share="{}")), np.zeros(LENGTH))) == {1.0}
+
+
 def test_a_training_has_so_long_and_fails_in_silence(guard, tmp_path):
     assert guard(most_seconds=7.0)._work_seconds == 7.0
     assert guard(most_seconds=7.0, answer_seconds=4.0)._work_seconds == 2.0
@@ -350,6 +370,7 @@ def test_failures_on_purpose_come_as_often_as_they_were_asked_for(tmp_path):
         assert abs(np.mean(gone) - dropout) < 0.1
         assert abs(np.mean([b and not g for b, g in zip(bad, gone, strict=True)]) - faulty) < 0.1
         assert all(isinstance(found, bool) for found in gone)
+        assert faulty or not any(bad)
 
     class Doubling:
         def upload(self, sent, parameters, rng):

@@ -1,5 +1,6 @@
 """What stays open of owners' records, and what a record promises that is not synchronised."""
 
+import json
 import sqlite3
 from dataclasses import replace
 
@@ -70,7 +71,7 @@ def journal(request, tmp_path):
     if request.param == "memory":
         yield MemoryJournal()
         return
-    made = OwnerJournal(tmp_path / "deep" / "her.journal.sqlite")
+    made = OwnerJournal(tmp_path / "deep" / "er" / "her.journal.sqlite")
     yield made
     made.close()
 
@@ -148,7 +149,11 @@ def test_what_is_given_up(disk):
 
 def test_the_latest_vectors_and_masks_of_a_task_stay(disk):
     other = order(task="u")
-    for one in (other, *(order(round_index=index) for index in range(KEPT + 2))):
+    hers, others = (
+        [order(round_index=index) for index in range(KEPT + 2)],
+        [order(task="v", round_index=i) for i in (1, 2)],
+    )
+    for one in (other, *hers[:-1], *others, hers[-1]):
         disk.claim(one, -1.0)
         disk.keep(one, vector(one.round_index))
         disk.keep_mask(one, None, Mask(b"state", b"masked"))
@@ -158,8 +163,15 @@ def test_the_latest_vectors_and_masks_of_a_task_stay(disk):
         assert disk.mask(release_id(one)) == Mask(b"state", b"" if index < 2 else b"masked")
         assert disk.claimed(release_id(one))
         assert not disk.given_up(one)  # dropped is not the same as never made
-    np.testing.assert_array_equal(disk.released(other), vector(0))
+    for one in (other, *others):
+        np.testing.assert_array_equal(disk.released(one), vector(one.round_index))
     assert disk.mask("u/0/7").masked == b"masked"
+
+
+def test_terms_are_written_as_journals_of_before_have_them(disk):
+    disk.claim(order(), 1.0)
+    (text,) = disk._connection.execute("select terms from releases").fetchone()
+    assert text == json.dumps(order().to_dict(), sort_keys=True)
 
 
 def test_the_largest_head_of_each_task(disk):

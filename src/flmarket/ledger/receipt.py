@@ -148,8 +148,6 @@ class HoldReceipt:
 
     def _check_past(self, seen: Head | None) -> None:
         old_size = 0 if seen is None else seen.size
-        if old_size > self.head.size:
-            raise HoldNotProven("consistency", f"a log of {self.head.size} entries; one of {old_size} was seen before")
         if self.since != old_size or (self.consistency and not old_size):
             raise HoldNotProven("consistency", f"a proof from {self.since} entries on; a log of {old_size} was seen")
         if seen is None or not old_size:

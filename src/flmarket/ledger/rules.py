@@ -209,7 +209,7 @@ class Draft:
     def _add(self, line: Line) -> None:
         if line.kind in _NAMED:
             for kind in _NAMED:
-                if kind is not line.kind and (kind, line.ref) in self.lines:
+                if (kind, line.ref) in self.lines:
                     raise IdReused(f"{line.kind} {line.ref}: this id is a {kind}'s already")
         self.lines[line.kind, line.ref] = line
         self.new.append(line)
