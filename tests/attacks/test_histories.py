@@ -346,7 +346,7 @@ def recorded(url, folder, *options):
 def test_nobody_can_tell_that_services_were_killed_paused_and_cut_off(url, tmp_path):
     told = recorded(url, tmp_path, "--seconds", "8", "--seed", os.environ.get("FLMARKET_HISTORY_SEED", "7"))
     assert told["wrong"] == [], told
-    assert told["ends"]["ok"] > 50
+    assert told["ends"]["ok"] > 40
     assert sum(told["faults"].values()) >= 2
     assert sum(told["lost"].values()) > 5
 

@@ -284,7 +284,7 @@ async def use(
         os.write(say, b"b")
         lives = [asyncio.create_task(client.live()) for client in (*operators, *buyers, *owners)]
         began = time.monotonic()
-        while (passed := time.monotonic() - began) < 3 * seconds:
+        while (passed := time.monotonic() - began) < max(120.0, 3 * seconds):
             await asyncio.sleep(0.1)
             if passed > seconds and market.record.writes >= ANSWERED_A_SECOND * seconds:
                 break

@@ -33,13 +33,13 @@ def _stale_balance():
 
 
 def _deposit_lost():
-    """Some deposits are acknowledged and not booked."""
+    """Half of the deposits are acknowledged and not booked."""
     from flmarket.ledger import SqlLedger
 
     deposit = SqlLedger.deposit
 
     def forgetful(self, *args, **kwargs):
-        return None if random.random() < 0.1 else deposit(self, *args, **kwargs)
+        return None if random.random() < 0.5 else deposit(self, *args, **kwargs)
 
     SqlLedger.deposit = forgetful
 
