@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flmarket import populations
-from flmarket.auctions.posted.menu import LINEAR, Menu
+from flmarket.auctions.posted.menu import LINEAR, read_menu
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError
 from flmarket.learning import SoftmaxRegression
@@ -263,10 +263,10 @@ def test_weights_of_learned_auctions(tmp_path):
 @given(st.data())
 def test_menus(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "menu.json"
-    LINEAR.write(path) if hasattr(LINEAR, "write") else path.write_text("{}")
+    LINEAR.save(path)
     whole = path.read_bytes()
     path.write_bytes(data.draw(broken_bytes(whole)))
-    read(Menu.read, path)
+    read(read_menu, path)
 
 
 def test_messages():

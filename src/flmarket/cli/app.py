@@ -170,9 +170,15 @@ def train_auction(
     bids: Annotated[Path | None, Option(help="Instead: a CSV or JSON file of your owners' past bids.")] = None,
     out: Annotated[Path | None, Option(help="Where to write; default menu.json or NAME.safetensors.")] = None,
     profiles: Annotated[
-        int | None, Option(min=1, max=200_000, help="Profiles (posted: in all, 3000; networks: per batch).")
+        int | None, Option(min=1, max=200_000, help="Profiles per step or batch (posted: 768).")
     ] = None,
-    generations: Annotated[int, Option(min=1, max=100_000, help="posted: generations of the search.")] = 150,
+    steps: Annotated[int, Option(min=1, max=1_000_000, help="posted: steps of the descent.")] = 1400,
+    explorers: Annotated[
+        int | None, Option(min=0, max=1000, help="posted: how many of the smallest speak first (2 without --unit).")
+    ] = None,
+    aggregation: Annotated[
+        str, Option(help="posted: how updates will be weighed: opt-aggr, conventional, secure-opt.")
+    ] = "opt-aggr",
     unit: Annotated[
         float | None, Option(min=0, help="posted: what a record at ε = 1 is typically worth, if known.")
     ] = None,
@@ -181,7 +187,7 @@ def train_auction(
     batches: Annotated[int | None, Option(min=1, max=100_000, help="Networks: batches per epoch.")] = None,
     misreports: Annotated[int | None, Option(min=1, max=10_000, help="Networks: lies tried per owner.")] = None,
     regret_weight: Annotated[float | None, Option(min=0, help="Networks: first multiplier of regret.")] = None,
-    owners: Annotated[int, Option(min=1, max=1000, help="Networks: owners per profile.")] = 10,
+    owners: Annotated[int, Option(min=1, max=1000, help="Owners per profile.")] = 10,
     threads: Annotated[int, Option(min=1, max=64, help="Networks: processor threads.")] = 1,
     resume: Annotated[bool, Option("--resume", help="Networks: go on from the checkpoint beside --out.")] = False,
     audit_profiles: Annotated[
@@ -203,11 +209,12 @@ def train_auction(
     from flmarket.cli import training
 
     if name == "posted":
-        if not population:
-            raise typer.BadParameter("posted needs at least one --population")
+        if not population and bids is None:
+            raise typer.BadParameter("posted needs at least one --population, or --bids")
         menu = Path("menu.json") if out is None else out
-        count = 3000 if profiles is None else profiles
-        training.train_auction(population, count, generations, unit, start, seed, menu, json)
+        count = 768 if profiles is None else profiles
+        fit = training.MenuOptions(count, steps, unit, explorers, aggregation, owners, start)
+        training.train_menu(population or (), bids, fit, seed, menu, json)
         return
     if population is not None and len(population) > 1:
         raise typer.BadParameter("a network is trained on one --population")

@@ -8,48 +8,89 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flmarket.auctions.posted import LINEAR, Menu
-from flmarket.auctions.posted.training import Trainer
+import numpy as np
+
+from flmarket.auctions.posted import LINEAR, NetworkMenu, read_menu
+from flmarket.bids import BidProfile
 from flmarket.cli.output import print_json, print_path, progress, screen
 from flmarket.errors import InvalidInput, MissingDependency
 from flmarket.populations import read_bids
 
 
-def train_auction(
-    populations: Sequence[str],
-    profiles: int,
-    generations: int,
-    unit: float | None,
-    start: Path | None,
-    seed: int,
-    out: Path,
-    as_json: bool,
+@dataclass(frozen=True)
+class MenuOptions:
+    """How a posted menu is fitted."""
+
+    profiles: int = 768
+    steps: int = 1400
+    unit: float | None = None
+    explorers: int | None = None
+    aggregation: str = "opt-aggr"
+    owners: int = 10
+    start: Path | None = None
+
+
+def train_menu(
+    populations: Sequence[str], bids: Path | None, options: MenuOptions, seed: int, out: Path, as_json: bool
 ) -> None:
-    """Fit a posted menu; it is written after every generation, so that an interrupted run goes on with --start."""
-    first = LINEAR if start is None else Menu.read(start)
-    trainer = Trainer(populations, profiles=profiles, seed=seed)
-    before, began = trainer.loss(LINEAR), time.perf_counter()
-    options = " ".join(f"--population {name}" for name in populations)
-    command = f"flmarket train-auction posted {options} --profiles {profiles} --generations {generations}"
-    command += (f" --unit {unit:g}" if unit is not None else "") + f" --seed {seed}"
+    """Fit a posted menu; it is written as training goes on, so that an interrupted run goes on with --start."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingDependency("torch", "torch") from None
+    from flmarket.auctions.learned.training.data import Source
+    from flmarket.auctions.posted.training import Objective, Trainer
+
+    if bool(populations) == (bids is not None):
+        raise InvalidInput("population", list(populations), "one --population or several, or --bids with past bids")
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    history, unit, words = None, options.unit, [f"--population {name}" for name in populations]
+    if bids is not None:
+        history, words = read_bids(bids), [f"--bids {bids.name}"]
+        unit = _typical_value(history) if unit is None else unit
+    sources = [Source(None, history, owners=options.owners)] if history else []
+    sources += [Source(name, owners=options.owners) for name in populations]
+    # before anybody has spoken, a menu without a unit of money does not know what a record is worth
+    explorers = (0 if unit is not None else 2) if options.explorers is None else options.explorers
+    first = None if options.start is None else read_menu(options.start)
+    if first is not None and not isinstance(first, NetworkMenu):
+        raise InvalidInput("start", str(options.start), "a menu that is a network")
+    trainer = Trainer(
+        sources, objective=Objective(options.aggregation), unit=unit, explorers=explorers, profiles=options.profiles,
+        seed=seed,
+    )  # fmt: skip
+    before, began = trainer.loss(LINEAR), time.process_time()
+    words += [f"--profiles {options.profiles} --steps {options.steps} --explorers {explorers} --seed {seed}"]
+    words += [f"--unit {unit:g}"] if unit is not None else []
+    words += [f"--aggregation {options.aggregation}"] if options.aggregation != "opt-aggr" else []
+    words += [f"--owners {options.owners}"] if options.owners != 10 else []
+    words += [f"--start {options.start.name}"] if options.start is not None else []
+    command = " ".join(["flmarket train-auction posted", *words])
     out.parent.mkdir(parents=True, exist_ok=True)
-    loss, evaluations = before, 0
-    with progress(generations, quiet=as_json) as step:
-        search = trainer.train(
-            start=first, unit=unit, generations=generations, seed=seed, step=0.1 if start is None else 0.05
-        )
-        for state in search:
-            loss, evaluations = state.best, state.evaluations
+    loss = before
+    with progress(options.steps, quiet=as_json) as step:
+        done, hot = 0, 0.05 if first is None else 0.015
+        for state in trainer.train(steps=options.steps, start=first, temperature=(hot, 0.005)):
+            loss = state.loss
             replace(state.menu, name=out.stem, provenance=command).save(out)
-            step(f"generation {state.generation}: {loss:.4f} (untrained {before:.4f})")
+            for _ in range(done, state.step):
+                step(f"step {state.step}: {loss:.4f} (untrained {before:.4f})")
+            done = state.step
+    seconds = time.process_time() - began
     if as_json:
-        seconds = time.perf_counter() - began
-        print_json(
-            {"loss": loss, "untrained": before, "evaluations": evaluations, "seconds": seconds, "menu": str(out)}
-        )
+        print_json({"loss": loss, "untrained": before, "steps": options.steps, "seconds": seconds, "menu": str(out)})
     else:
-        screen.print(f"loss {loss:.4f} after {evaluations} evaluations (untrained {before:.4f})")
+        screen.print(f"loss {loss:.4f} after {options.steps} steps (untrained {before:.4f}, {seconds:.0f} s)")
         print_path("menu", out)
+
+
+def _typical_value(bids: BidProfile) -> float:
+    """The geometric mean of what a record at ε = 1 is worth."""
+    values = bids.valuations.per_record(1.0)
+    if not (values > 0).any():
+        raise InvalidInput("bids", "values of 0", "some owner who puts a value on a record")
+    return float(np.exp(np.log(values[values > 0]).mean()))
 
 
 @dataclass(frozen=True)
@@ -246,8 +287,6 @@ def _write_paper(trainer: Any, job: _Job) -> None:
 
 def _audited(auction: Any, job: _Job) -> dict[str, Any]:
     """The strong search on a sample, for the record; docs/learned.md has the figures of full audits."""
-    import numpy as np
-
     from flmarket.audit import STRENGTHS, audit
 
     # the search alone: how good the auction is was measured on the validation profiles

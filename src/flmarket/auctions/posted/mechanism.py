@@ -1,9 +1,9 @@
 """`posted`: exactly truthful, rational and within budget, for any valuation.
 
-Owners are served one after another, the largest data set first (ties: lower index). Each is shown a menu, a price for
-every ε of a catalogue, that depends on data sizes, on the money and records left, and on what earlier owners said and
-did; never on her own report. The broker takes her best choice on it. Hence (docs/posted.md has the proof, with each
-assumption named):
+Owners are served one after another, the largest data set first (ties: lower index), if the menu asks for it after a few
+of the smallest. Each is shown a menu, a price for every ε of a catalogue, that depends on data sizes, on the money and
+records left, and on what earlier owners said and did; never on her own report. The broker takes her best choice on it.
+Hence (docs/posted.md has the proof, with each assumption named):
 
 * truthful: her report only selects from a menu it cannot move, and truth selects the best;
 * rational: selling nothing at price 0 is on every menu;
@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flmarket.auctions.posted.menu import CATALOGUE, Menu, Pricing, Situation, load_menu
+from flmarket.auctions.posted.menu import CATALOGUE, AnyMenu, NetworkMenu, Sales, Situation, load_menu
 from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, Outcome, Valuations, checked_budget
 from flmarket.errors import InvalidInput
 
 DEFAULT_MENU = "general"
+PRIVATE_MENU = "private"
 
 # Up to so many owners are served one by one; beyond, in so many blocks.
 MAX_STEPS = 400
@@ -44,9 +45,9 @@ _GUARANTEES = Guarantees(
 
 @dataclass(frozen=True)
 class PostedAuction:
-    """Sequential menus from the largest to the smallest owner."""
+    """Sequential menus from the largest to the smallest owner, but for the menu's explorers."""
 
-    menu: Menu
+    menu: AnyMenu
     name: str = "posted"
     guarantees: Guarantees = _GUARANTEES
     # what an owner may misstate without gaining; the data size is public
@@ -56,13 +57,15 @@ class PostedAuction:
         """Clear one auction or a batch; deterministic."""
         n = bids.n
         money = checked_budget(budget, bids.shape[:-1]).reshape(-1)
+        if isinstance(self.menu, NetworkMenu) and self.menu.seen is not None:
+            self.menu.seen.warn_if_unlike(bids)
         valuations, privacy = bids.valuations.reshape((-1, n)), bids.privacy_budget.reshape(-1, n)
         size = bids.data_size.reshape(-1, n)
         epsilon, payment = np.empty(size.shape), np.empty(size.shape)
         rows = max(1, _CHUNK_ENTRIES // (n * CATALOGUE.size))
         for start in range(0, len(size), rows):
             part = slice(start, start + rows)
-            queue = Queue(valuations[part], privacy[part], size[part])
+            queue = Queue(valuations[part], privacy[part], size[part], explorers=self.menu.explorers)
             epsilon[part], payment[part] = self.serve(queue, money[part])
         return Outcome(epsilon.reshape(bids.shape), payment.reshape(bids.shape))
 
@@ -71,7 +74,7 @@ class PostedAuction:
 
         For audits: the best item of her menu is the most that any report can bring her. `bids` has shape (rows, n).
         """
-        queue = Queue(bids.valuations, bids.privacy_budget, bids.data_size)
+        queue = Queue(bids.valuations, bids.privacy_budget, bids.data_size, explorers=self.menu.explorers)
         epsilon = CATALOGUE[queue.catalogue]
         shown = np.empty((*queue.size.shape, epsilon.size))
         self.serve(queue, checked_budget(budget, bids.shape[:-1]), shown=shown)
@@ -81,25 +84,25 @@ class PostedAuction:
         self, queue: Queue, budget: FloatArray, *, shown: FloatArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
         """(ε, payment) of everybody in the queue, shape (rows, n), given each row's budget; menus go to `shown`."""
-        pricing = Pricing(self.menu, queue.situation, scalar=queue.scalar)
+        situation = queue.situation(budget)
+        pricing = self.menu.pricing(situation, scalar=queue.scalar)
         limit = queue.by_turn(queue.block_share**self.menu.reserve * queue.share_of_block)
-        share_of_all, rest = queue.by_turn(queue.situation.share_of_all), queue.by_turn(queue.rest)
+        share_of_all, rest = queue.by_turn(situation.share_of_all), queue.by_turn(queue.rest)
         epsilon, payment = np.empty(queue.size.shape), np.empty(queue.size.shape)
         money: Any = budget if len(budget) > 1 else float(budget[0])
-        declined: Any = 0.0 * money
+        sales = Sales(*[0.0 * money] * 3)
         with np.errstate(divide="ignore", over="ignore"):  # see `Pricing.offers`
             log_records = queue.by_turn(np.log(queue.size))
             for first, turn in queue.turns:
                 log_money = queue.log(money / rest[first])
-                offers = pricing.offers(turn, log_money, declined, log_records[turn], queue.catalogue)
+                offers = pricing.offers(turn, log_money, sales, log_records[turn], queue.catalogue)
                 chosen, paid = queue.best_choice(turn, offers, money * limit[turn])
                 epsilon[turn], payment[turn] = chosen, paid
                 if shown is not None:
                     shown[turn] = offers
-                lost = share_of_all[turn] * (chosen <= 0)
                 if isinstance(turn, slice):  # shares of a block may add up to more than 1 by rounding
-                    paid, lost = np.minimum(paid.sum(axis=0), money), lost.sum(axis=0)
-                money, declined = money - paid, declined + lost
+                    paid = np.minimum(paid.sum(axis=0), money)
+                money, sales = money - paid, sales.after(share_of_all[turn], chosen)
         return queue.unsorted(epsilon), queue.unsorted(payment)
 
 
@@ -108,23 +111,38 @@ def _or_one(records: FloatArray) -> FloatArray:
     return np.where(records > 0, records, 1.0)
 
 
+def _before(values: FloatArray) -> FloatArray:
+    """The sum over all earlier turns."""
+    total = np.zeros_like(values)
+    total[1:] = values.cumsum(axis=0)[:-1]
+    return total
+
+
 class Queue:
-    """Owners in the order of service, and what every ε of the catalogue (or every k-th) costs them.
+    """Owners in the order of service, and what every ε of the catalogue (or of some `levels`) costs them.
 
     Arrays have owners first, then the rows of the batch, so that the numbers of a turn lie together; a batch of one
     row has no second axis.
     """
 
-    def __init__(self, valuations: Valuations, privacy_budget: FloatArray, size: FloatArray, *, every: int = 1) -> None:
+    def __init__(
+        self,
+        valuations: Valuations,
+        privacy_budget: FloatArray,
+        size: FloatArray,
+        *,
+        explorers: int = 0,
+        levels: slice = slice(None),
+    ) -> None:
         self._rows, n = size.shape
         # nobody sells more than the largest privacy budget: the rest of the catalogue need not be priced
         useful = int(CATALOGUE.searchsorted(privacy_budget.max(), side="right"))
-        self.catalogue = slice(0, max(useful, 1), every)
+        self.catalogue = slice(levels.start, max(useful, 1), levels.step)
         self._epsilon = CATALOGUE[self.catalogue]
-        if self._rows > 1:
-            self._index: tuple[Any, IntArray] = np.arange(self._rows), np.argsort(-size.T, axis=0, kind="stable")
-        else:
-            self._index = 0, np.argsort(-size[0], kind="stable")
+        order = np.argsort(-size.T, axis=0, kind="stable")
+        if first := min(explorers, n // 4):  # the smallest come first
+            order = np.concatenate((order[-first:], order[:-first]))
+        self._index: tuple[Any, IntArray] = (np.arange(self._rows), order) if self._rows > 1 else (0, order[:, 0])
         self.size, self._privacy = size[self._index], privacy_budget[self._index]
         self._valuations = valuations[self._index]
         self.rest = _or_one(self.size[::-1].cumsum(axis=0)[::-1])  # of this owner and all after her
@@ -132,27 +150,39 @@ class Queue:
         one_by_one = n <= MAX_STEPS
         self.scalar = one_by_one and self._rows == 1
         worth = self._worth(slice(0, n), np.append(self._epsilon, 1.0) if one_by_one else np.ones(1))
-        typical = Situation.typical_values(worth[..., -1])
+        # what is known before each turn; the first of a block speaks for what was known before it: nobody's report
+        # moves her own block's menus
+        self._known = {
+            "next_share": np.append(self.size[1:], np.zeros_like(self.size[:1]), axis=0) / self.rest,
+            "concentration": np.square(self.size)[::-1].cumsum(axis=0)[::-1] / np.square(self.rest),
+            "value_per_record": Situation.typical(worth[..., -1]),
+            "privacy_budget": Situation.typical(self._privacy),
+            "full_cost": _before(self.size * self._valuations.per_record(self._privacy)),
+        }
         self.turns: list[tuple[int, int | slice]]  # the first owner of a turn, and all of them
         self._cost: FloatArray | None = None
+        left, block = self.rest, self.size
         if one_by_one:
             self.turns = [(owner, owner) for owner in range(n)]
-            self._divide(self.rest, self.size, typical)
             self._cost = self._costs(slice(0, n), worth[..., :-1])
         else:
             edges = np.linspace(0, n, MAX_STEPS + 1).astype(np.int64)
             self.turns = [(first, slice(first, last)) for first, last in pairwise(edges.tolist())]
-            # the first of a block speaks for what was known before it: nobody's report moves her own block's menus
-            block = np.add.reduceat(self.size, edges[:-1], axis=0)
-            self._divide(
-                *(v.repeat(np.diff(edges), axis=0) for v in (self.rest[edges[:-1]], block, typical[edges[:-1]]))
-            )
-
-    def _divide(self, left: FloatArray, block: FloatArray, typical: FloatArray) -> None:
-        """Shares of records: of each owner in her block, of the block in what is left, and what menus look at."""
-        block, total = _or_one(block), self.rest[0]
+            first, width = edges[:-1], np.diff(edges)
+            self._known = {name: values[first].repeat(width, axis=0) for name, values in self._known.items()}
+            left = self.rest[first].repeat(width, axis=0)
+            block = np.add.reduceat(self.size, first, axis=0).repeat(width, axis=0)
+        # shares of records: of each owner in her block, and of the block in what is left
+        self._left, block = left, _or_one(block)
         self.share_of_block, self.block_share = self.size / block, np.minimum(block / left, 1.0)
-        self.situation = Situation(self.size / left, self.size / total, left / total, typical)
+
+    def situation(self, budget: FloatArray) -> Situation:
+        """What menus look at, given each row's budget."""
+        left, total = self._left, self.rest[0]
+        money = np.maximum(budget if self._rows > 1 else budget[0], 1e-300)
+        with np.errstate(over="ignore"):
+            known = self._known | {"full_cost": self._known["full_cost"] / money}
+        return Situation(self.size / left, self.size / total, left / total, **known)
 
     def by_turn(self, values: FloatArray) -> Any:
         """Values to be looked up turn by turn: plain floats if that is what a turn needs."""
@@ -171,13 +201,15 @@ class Queue:
         size, privacy = self.size[turn, ..., None], self._privacy[turn, ..., None]
         return np.where((privacy >= self._epsilon) & (size > 0), size * worth, np.inf)
 
+    @property
+    def costs(self) -> FloatArray:
+        """What each owner of a queue served one by one loses at every ε; infinite beyond what she sells."""
+        assert self._cost is not None
+        return self._cost
+
     def best_choice(self, turn: int | slice, offers: FloatArray, allowed: Any) -> tuple[Any, Any]:
         """(ε, payment) that these owners like best; (0, 0) where nothing is worth its cost. Ties: the larger ε."""
-        if isinstance(turn, slice):
-            cost = self._costs(turn, self._worth(turn, self._epsilon))
-        else:
-            assert self._cost is not None  # it is for queues served one by one
-            cost = self._cost[turn]
+        cost = self._costs(turn, self._worth(turn, self._epsilon)) if isinstance(turn, slice) else self.costs[turn]
         np.minimum(offers, allowed if self.scalar else allowed[..., None], out=offers)
         surplus = offers - cost
         pick = surplus.shape[-1] - 1 - surplus[..., ::-1].argmax(axis=-1)
@@ -194,9 +226,9 @@ class Queue:
         return out
 
 
-def posted(menu: str | Menu = DEFAULT_MENU) -> PostedAuction:
-    """The auction with a shipped menu by name, a menu file, or a `Menu`."""
-    chosen = menu if isinstance(menu, Menu) else load_menu(menu)
+def posted(menu: str | AnyMenu = DEFAULT_MENU) -> PostedAuction:
+    """The auction with a shipped menu by name, a menu file, or a menu."""
+    chosen = load_menu(menu) if isinstance(menu, str) else menu
     return PostedAuction(chosen, "posted" if menu == DEFAULT_MENU else f"posted:{chosen.name}")
 
 
@@ -225,7 +257,7 @@ class PostedPrivateSizes:
     What is lost against public sizes: nobody knows who holds most of the data, so money cannot be kept for her.
     """
 
-    menu: Menu
+    menu: AnyMenu
     prior_size: float = 100.0
     name: str = "posted-private"
     guarantees: Guarantees = _PRIVATE_SIZES
@@ -257,21 +289,28 @@ class PostedPrivateSizes:
         left = np.arange(n, 0, -1.0)
         # mean size so far: the prior counts as one more owner
         expected = (self.prior_size + np.cumsum(size, axis=-1) - size) / np.arange(1.0, n + 1)
-        situation = Situation(
-            share_of_rest=np.broadcast_to(1.0 / left[:, None], (n, rows)),
-            share_of_all=np.full((n, rows), 1.0 / n),
-            rest=np.broadcast_to(left[:, None] / n, (n, rows)),
-            value_per_record=Situation.typical_values(valuations.per_record(1.0).T),
-        )
-        pricing, declined = Pricing(self.menu, situation), np.zeros(rows)
+        share = np.broadcast_to(1.0 / left[:, None], (n, rows))
+        spoken = _before((size * valuations.per_record(privacy)).T)
+        with np.errstate(over="ignore"):
+            situation = Situation(
+                share_of_rest=share,
+                share_of_all=np.full((n, rows), 1.0 / n),
+                rest=np.broadcast_to(left[:, None] / n, (n, rows)),
+                next_share=np.where(left[:, None] > 1, share, 0.0),
+                concentration=share,
+                value_per_record=Situation.typical(valuations.per_record(1.0).T),
+                privacy_budget=Situation.typical(privacy.T),
+                full_cost=spoken / np.maximum(money, 1e-300),
+            )
+        pricing, sales = self.menu.pricing(situation), Sales(*[np.zeros(rows)] * 3)
         for owner in range(n):
             per_record = money / (expected[:, owner] * left[owner])
             with np.errstate(divide="ignore", over="ignore"):  # see `Pricing.offers`
-                price = pricing.offers(owner, np.log(per_record), declined / n, 0.0)
+                price = pricing.offers(owner, np.log(per_record), sales, 0.0)
             allowed = money * (1.0 / left[owner]) ** self.menu.reserve
             chosen = _best_choice(valuations[:, owner], privacy[:, owner], size[:, owner], price, allowed)
             epsilon[:, owner], payment[:, owner], records[:, owner] = chosen
-            money, declined = np.maximum(money - chosen[1], 0.0), declined + (chosen[0] <= 0)
+            money, sales = np.maximum(money - chosen[1], 0.0), sales.after(np.full(rows, 1.0 / n), chosen[0])
         return epsilon, payment, records
 
 
@@ -293,6 +332,6 @@ def _best_choice(
     return np.where(sells, CATALOGUE[pick], 0.0), paid, records
 
 
-def posted_private(menu: str | Menu = "general", prior_size: float = 100.0) -> PostedPrivateSizes:
-    """The auction with a shipped menu by name, a menu file, or a `Menu`."""
-    return PostedPrivateSizes(menu if isinstance(menu, Menu) else load_menu(menu), prior_size)
+def posted_private(menu: str | AnyMenu = PRIVATE_MENU, prior_size: float = 100.0) -> PostedPrivateSizes:
+    """The auction with a shipped menu by name, a menu file, or a menu."""
+    return PostedPrivateSizes(load_menu(menu) if isinstance(menu, str) else menu, prior_size)
