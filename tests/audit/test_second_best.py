@@ -6,7 +6,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from flmarket import BidProfile, Valuations, auctions
+from flmarket import EXACT, BidProfile, Valuations, auctions
 from flmarket.audit.first_best import first_best, optimal_bound
 from flmarket.audit.second_best import Envelope, bayesian_bound, best_price, least, second_best
 from flmarket.bids import Kind
@@ -100,6 +100,12 @@ def test_nobody_truthful_is_below_it_and_the_estimate_is_near():
     estimate = second_best(bids, budget, law)[1]
     posted = optimal_bound(auctions.get("posted").run(bids, budget).epsilon, bids.data_size)
     assert bound.mean() < estimate.mean() < posted.mean()
+    truthful = [name for name in auctions.names() if auctions.get(name).guarantees.truthful == EXACT]
+    kept = [name for name in truthful if auctions.get(name).guarantees.budget_feasible == EXACT]
+    assert {"all-in-capped", "m1", "fairquery", "m2-bf", "posted", "posted-private"} <= set(kept)
+    for name in kept:
+        reached = optimal_bound(auctions.get(name).run(bids, budget).epsilon, bids.data_size)
+        assert bound.mean() < reached.mean(), name  # ∞ where nobody sells
     assert (first_best(bids, budget)[1] <= estimate * (1 + 1e-6)).all()
 
 

@@ -9,6 +9,7 @@ nothing is evidence, not proof: every report says what was searched.
 
 from flmarket.audit.attacks import ATTACKS, Attack, attack
 from flmarket.audit.auditor import AuditReport, ClaimVerdict, audit, check_claims, private_fields
+from flmarket.audit.certificate import Certificate, certify
 from flmarket.audit.example import Bid, Curve, Example, replay
 from flmarket.audit.first_best import first_best
 from flmarket.audit.privacy import PrivacyAudit, ReleasesAudit, audit_privacy, audit_releases
@@ -25,6 +26,7 @@ __all__ = [
     "AuditReport",
     "Bid",
     "BudgetUse",
+    "Certificate",
     "ClaimVerdict",
     "Curve",
     "Efficiency",
@@ -44,6 +46,7 @@ __all__ = [
     "audit_releases",
     "audit_sampling",
     "bayesian_bound",
+    "certify",
     "check_claims",
     "first_best",
     "private_fields",

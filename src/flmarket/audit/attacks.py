@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -119,7 +119,7 @@ class Attack:
     @property
     def pays(self) -> bool:
         """Whether the attack was found to pay in any setting."""
-        return any(found.pays for found in (*self.gains, *self.splits))
+        return any(gain.pays for gain in self.gains) or any(split.pays for split in self.splits)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for strict JSON."""
@@ -148,28 +148,29 @@ def attack(
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise InvalidInput("seed", seed, "a whole number of at least 0")
     sample = draw(population, profiles, owners, (0.1, 2.0), np.random.default_rng((int(seed), 120)))
-    about = {
-        "mechanism": str(getattr(auction, "name", type(auction).__name__)),
-        "population": population if isinstance(population, str) else "given profiles",
-        "profiles": len(sample),
-        "owners": sample.bids.n,
-        "seed": int(seed),
-    }
+    base = Attack(
+        name,
+        mechanism=str(getattr(auction, "name", type(auction).__name__)),
+        population=population if isinstance(population, str) else "given profiles",
+        profiles=len(sample),
+        owners=sample.bids.n,
+        seed=int(seed),
+    )
     note = progress or (lambda share, text: None)
     try:
         if name == "split-task":
             splits = _split_task(auction, sample, int(seed), note)
             arbitrage = _cheapest_pieces(auction, sample) if isinstance(auction, ShowsMenus) else None
-            return Attack("split-task", **about, splits=splits, arbitrage=arbitrage)
+            return replace(base, splits=splits, arbitrage=arbitrage)
         if name == "sybil":
-            return Attack("sybil", **about, gains=_sybil(auction, sample, int(seed), note))
+            return replace(base, gains=_sybil(auction, sample, int(seed), note))
         gains = _returning(auction, sample, rounds, int(seed), note)
         promise = str(getattr(getattr(auction, "guarantees", None), "truthful", ""))
         proof = "rounds that are not linked: nothing can be gained, as no lie pays in one round"
         holds = proof if promise == "exact" and not isinstance(auction, Learns) else ""
-        return Attack("returning", **about, gains=gains, holds=holds)
+        return replace(base, gains=gains, holds=holds)
     except FlmarketError as error:
-        return Attack(name, **about, refused=str(error))  # type: ignore[arg-type]  # one of ATTACKS, as checked
+        return replace(base, refused=str(error))
 
 
 def _randomised(auction: Auction, sample: Sample) -> bool:

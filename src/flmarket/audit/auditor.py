@@ -143,6 +143,7 @@ class AuditReport:
         """Plain values for strict JSON; what is infinite or not a number becomes null."""
         values = asdict(self)
         truthful = values.pop("truthful")
+        truthful.pop("profile_regret")
         values |= {name: truthful.pop(name) for name in ("search", "worst")}
         plain: dict[str, Any] = jsonable(values | {"truthful": truthful.pop("overall") | truthful})
         return plain

@@ -67,6 +67,7 @@ class Truthfulness:
     by_dimension: dict[str, Regret]
     worst: Example
     search: SearchLog
+    profile_regret: tuple[float, ...] = ()  # the largest regret over cost in each profile that was searched
 
 
 def judged_dimensions(private: tuple[str, ...]) -> tuple[str, ...]:
@@ -179,6 +180,7 @@ def _search(
         {name: _regret(gain[name], cost, payment, tolerance, (rows, k)) for name in DIMENSIONS},
         worst,
         SearchLog(strength.name, rows, k, each, each * rows * k, draws, by_search),
+        tuple(np.divide(overall, cost, out=np.zeros_like(cost), where=cost > 0).reshape(rows, k).max(axis=-1).tolist()),
     )
 
 

@@ -287,16 +287,17 @@ def _write_paper(trainer: Any, job: _Job) -> None:
 
 def _audited(auction: Any, job: _Job) -> dict[str, Any]:
     """The strong search on a sample, for the record; docs/learned.md has the figures of full audits."""
-    from flmarket.audit import STRENGTHS, audit
+    from flmarket.audit import STRENGTHS, audit, certify
 
     # the search alone: how good the auction is was measured on the validation profiles
     strong = replace(STRENGTHS["strong"], efficiency_profiles=0, structure_profiles=10)
     profiles = job.options.audit_profiles
     given = job.population or job.source.draw(np.random.default_rng((job.seed, 3)), profiles)[0]
     report = audit(auction, given, profiles=profiles, search=strong, seed=job.seed)
-    overall = report.truthful.overall
+    overall, population = report.truthful.overall, job.population or "the history's bids"
+    regrets = np.array(report.truthful.profile_regret)
     return {
-        "population": job.population or "the history's bids",
+        "population": population,
         "search": "strong",
         "profiles": profiles,
         "mean_regret_over_cost": overall.mean_regret_over_cost,
@@ -304,6 +305,7 @@ def _audited(auction: Any, job: _Job) -> dict[str, Any]:
         "by_lie": {name: found.mean_regret_over_cost for name, found in report.truthful.by_dimension.items()},
         "mean_loss_over_cost": report.rational.mean_loss_over_cost,
         "budget_violations": report.budget.violations,
+        "certificate": certify(regrets, population=population, search="strong").to_dict(),
     }
 
 

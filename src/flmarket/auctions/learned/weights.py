@@ -82,9 +82,12 @@ def _source(provenance: Mapping[str, Any]) -> str:
         trained += f", {provenance['iterations']:,} of {provenance['scheduled']:,} iterations"
     if not audit:
         return f"{trained}; regret not audited"
+    sure = audit.get("certificate") or {}
+    bound = sure.get("regret")
+    certified = "" if bound is None else f", in a new profile above {bound:.3g} with probability ≤ {sure['alpha']:.0%}"
     return (
-        f"{trained}; regret {audit['mean_regret_over_cost']:.3g} of cost on average under {audit['search']} search "
-        f"of {audit['profiles']} profiles of {audit['population']} (docs/learned.md)"
+        f"{trained}; regret {audit['mean_regret_over_cost']:.3g} of cost on average{certified} under {audit['search']} "
+        f"search of {audit['profiles']} profiles of {audit['population']} (docs/learned.md)"
     )
 
 
