@@ -5,7 +5,7 @@ import pytest
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.office import audits, offers, parties, tasks
+from flmarket.broker.office import audits, offers, parties, payouts, tasks
 from flmarket.broker.requests import AuditRequest
 from flmarket.broker.settings import Settings
 from flmarket.broker.work.worker import Worker
@@ -73,6 +73,10 @@ MATRIX = {
     "DELETE /operator/parties/{party_id}/node": OPERATOR,
     "POST /operator/parties/{party_id}/keys": only("operator", status=201),
     "POST /operator/parties/{party_id}/deposits": only("operator", status=201),
+    "POST /operator/parties/{party_id}/payouts": only("operator", status=201),
+    "GET /operator/payouts": OPERATOR,
+    "GET /operator/payouts.csv": OPERATOR,
+    "POST /operator/payouts/{payout_id}/sent": OPERATOR,
     "GET /operator/audit-log": OPERATOR,
     "POST /operator/ledger/verify": OPERATOR,
 }
@@ -91,11 +95,13 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
     Worker(broker).run_until_idle()
     spare = parties.issue_key(broker, buyer, buyer.id, label="spare")
     audit = audits.start_audit(broker, buyer, AuditRequest(auction="m1", profiles=1))
+    victim = joined(broker, "buyer", "victim").party.id
     ids = {
+        "payout_id": payouts.pay_out(broker, people["operator"].party, victim, 1).id,
         "task_id": task.id,
         "key_id": spare.id,
         "audit_id": audit.id,
-        "party_id": joined(broker, "buyer", "victim").party.id,
+        "party_id": victim,
         "index": 0,
     }
     post = order(rounds=1).model_dump(mode="json")
@@ -112,6 +118,7 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
         "PUT /operator/parties/{party_id}/node": {"node_id": "5"},
         "POST /operator/parties/{party_id}/keys": {},
         "POST /operator/parties/{party_id}/deposits": {"amount_micros": 1},
+        "POST /operator/parties/{party_id}/payouts": {"amount_micros": 1},
     }
     app = create_app(broker=broker)
     with serve(app) as address, httpx.Client(base_url=address + API, timeout=60) as http:

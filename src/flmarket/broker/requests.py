@@ -452,6 +452,13 @@ class DepositRequest(Request):
     amount_micros: PositiveMoney
 
 
+class PayoutRequest(Request):
+    """Money of a buyer or an owner, to be withdrawn and sent; `reference` is for the bank."""
+
+    amount_micros: PositiveMoney
+    reference: Annotated[str, Field(max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+
+
 class SignInRequest(Request):
     """An API key, exchanged for a session cookie."""
 

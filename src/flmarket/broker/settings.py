@@ -46,6 +46,8 @@ class Settings(BaseSettings):
 
     currency: Annotated[str, Field(pattern=r"^\w{0,12}$")] = ""
     """What amounts are in, e.g. EUR; set once, for good. Without it pages speak of units."""
+    payout_hook: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
+    """`package.module:name` of a function that sends a payout (`flmarket.client.wire.Payout`); it runs here."""
     superlink: str = ""
     """A connection in $FLWR_HOME/config.toml; without one, Flower tasks are refused."""
     flower_folder: Path = Path("flmarket-flower")

@@ -228,10 +228,11 @@ class Party:
 
 @dataclass(frozen=True)
 class PartyPage:
-    """Some parties; `next` is the cursor of the following page."""
+    """Some parties; `next` is the cursor of the following page, `total` how many match in all."""
 
     items: tuple[Party, ...]
     next: str | None
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -567,8 +568,34 @@ class Exploration:
 
 
 @dataclass(frozen=True)
+class Payout:
+    """Money on its way out. States: new, booked (withdrawn in the ledger under this id), sent, failed (still to be
+    sent; `note` says why)."""
+
+    id: str
+    party_id: str
+    name: str
+    role: str
+    amount_micros: int
+    currency: str
+    state: str
+    reference: str
+    note: str
+    created_at: str
+    sent_at: str | None
+
+
+@dataclass(frozen=True)
+class PayoutPage:
+    """Some payouts, newest first."""
+
+    items: tuple[Payout, ...]
+    next: int | None
+
+
+@dataclass(frozen=True)
 class LogLine:
-    """One line of the audit log."""
+    """One line of the audit log; `party` and `about` are the names that go with `party_id` and `target`."""
 
     id: int
     at: str
@@ -577,6 +604,8 @@ class LogLine:
     target: str
     outcome: str
     detail: str
+    party: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,9 @@ def test_the_operator_verifies_audits_and_registers(window, demo, visit):
     seen.shoot("operator")
     page.get_by_label("Name").fill("Riverside practice")
     page.get_by_role("button", name="Register").click()
-    expect(page.get_by_text("Riverside practice is registered.")).to_be_visible()
+    expect(page.get_by_role("heading", name="Riverside practice")).to_be_visible()
+    page.get_by_role("button", name="Give a new key").click()
+    page.get_by_role("button", name="Yes, do it").click()
     key = page.locator("#new-key").inner_text()
     answer = visit(None).post("/sign-in", data={"key": key})
     assert answer.status_code == 303

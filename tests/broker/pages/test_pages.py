@@ -14,7 +14,7 @@ HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"
 PAGES = {
     "buyer": ("/tasks", "/tasks/new", "/tasks/new/explore"),
     "owner": ("/owner", "/owner/bid", "/owner/bid/help", "/owner/statement.csv"),
-    "operator": ("/operator", "/operator/health"),
+    "operator": ("/operator", "/operator/health", "/operator/log", "/operator/payouts.csv"),
 }
 WRITES = {
     "/sign-out": ("buyer", "owner", "operator"),
@@ -25,6 +25,8 @@ WRITES = {
     "/ledger/verify": ("operator",),
     "/operator/parties": ("operator",),
     "/operator/deposits": ("operator",),
+    "/operator/payouts": ("operator",),
+    "/operator/parties/p_x/close": ("operator",),
 }
 
 
@@ -165,7 +167,8 @@ def test_names_are_shown_as_text(visit, demo):
     client = visit("operator")
     name = '<b onclick="x">&'
     answer = client.post("/operator/parties", data={"csrf_token": csrf_of(client), "role": "owner", "party_name": name})
-    assert answer.status_code == 200
+    assert answer.status_code == 303
+    answer = client.get(answer.headers["location"])
     assert "<b onclick" not in answer.text
     assert "&lt;b onclick=&#34;x&#34;&gt;&amp;" in answer.text
 

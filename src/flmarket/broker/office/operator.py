@@ -3,6 +3,8 @@
 In the log there is never a secret and never a request's body.
 """
 
+from collections.abc import Collection
+
 from sqlalchemy import func, make_url, select
 from sqlalchemy.orm import Session
 
@@ -29,17 +31,31 @@ def note(
 def audit_log(
     broker: Broker, party: Party, *, limit: int = 100, before: int | None = None, about: str | None = None
 ) -> wire.LogPage:
-    """The operator's: newest first; `about` is a party or a target."""
+    """The operator's: newest first; `about` is a party or a target, by id or by part of a name."""
     require(party, "operator")
     query = select(AuditLog).order_by(AuditLog.id.desc()).limit(limit + 1)
     if before is not None:
         query = query.where(AuditLog.id < before)
     if about is not None:
-        query = query.where((AuditLog.party_id == about) | (AuditLog.target == about))
+        named = select(PartyRow.id).where(PartyRow.name.icontains(about, autoescape=True))
+        tasks = select(TaskRow.id).where(TaskRow.name.icontains(about, autoescape=True))
+        who = AuditLog.party_id.in_(named) | AuditLog.target.in_(named) | AuditLog.target.in_(tasks)
+        query = query.where((AuditLog.party_id == about) | (AuditLog.target == about) | who)
     with broker.database.read() as session:
-        rows = session.scalars(query).all()
-    lines = tuple(as_wire(wire.LogLine, row) for row in rows[:limit])
+        rows = session.scalars(query).all()[: limit + 1]
+        names = names_of(session, {one for row in rows for one in (row.party_id, row.target) if one})
+    told = [{"party": names.get(row.party_id or "", ""), "about": names.get(row.target, "")} for row in rows]
+    lines = tuple(as_wire(wire.LogLine, row, **told[i]) for i, row in enumerate(rows[:limit]))
     return wire.LogPage(lines, lines[-1].id if len(rows) > limit else None)
+
+
+def names_of(session: Session, ids: Collection[str]) -> dict[str, str]:
+    """The names of parties and tasks among some ids."""
+    wanted = list(ids)
+    found: dict[str, str] = {}
+    for table in (PartyRow, TaskRow):
+        found |= {one.id: one.name for one in session.execute(select(table.id, table.name).where(table.id.in_(wanted)))}
+    return found
 
 
 def status(broker: Broker, party: Party) -> wire.Operations:

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import Select, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -20,7 +20,7 @@ from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, NotFound, Unau
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
 from flmarket.broker.stamps import derived_id, new_id, new_secret, now
-from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, TaskRow, as_wire
+from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
@@ -69,16 +69,49 @@ def my_view(broker: Broker, party: Party) -> wire.Party:
         return as_wire(wire.Party, _party_row(session, party.id))
 
 
-def list_parties(broker: Broker, party: Party, *, limit: int = 100, after: str | None = None) -> wire.PartyPage:
-    """The operator's: all parties in the order of their ids."""
+def list_parties(
+    broker: Broker, party: Party, *, limit: int = 100, after: str | None = None, search: str = "", start: int = 0
+) -> wire.PartyPage:
+    """The operator's: all parties in the order of their ids, or those whose name or id holds `search`; from one on, or
+    from the `start`-th on."""
     require(party, "operator")
-    query = select(PartyRow).order_by(PartyRow.id).limit(limit + 1)
+    matches = PartyRow.name.icontains(search, autoescape=True) | PartyRow.id.startswith(search, autoescape=True)
+    query = select(PartyRow).where(matches) if search else select(PartyRow)
+    counted = select(func.count()).select_from(query.subquery())
+    query = query.order_by(PartyRow.id).limit(limit + 1).offset(start)
     if after is not None:
         query = query.where(PartyRow.id > after)
     with broker.database.read() as session:
         rows = session.scalars(query).all()
+        total = session.scalar(counted) or 0
     items = tuple(as_wire(wire.Party, row) for row in rows[:limit])
-    return wire.PartyPage(items, items[-1].id if len(rows) > limit else None)
+    return wire.PartyPage(items, items[-1].id if len(rows) > limit else None, total)
+
+
+def party_view(broker: Broker, party: Party, party_id: str) -> tuple[wire.Party, wire.Account, wire.KeyPage]:
+    """The operator's: one party with her money and her keys."""
+    require(party, "operator")
+    with broker.database.read() as session:
+        row = _party_row(session, party_id)
+    her = as_party(row)
+    return as_wire(wire.Party, row), account(broker, her), list_keys(broker, her)
+
+
+def reissue_key(broker: Broker, party: Party, party_id: str, *, key: str | None = None) -> wire.NewKey:
+    """The operator's: all keys and sessions of a party end, and she gets a new key, whose secret is returned this once.
+    The same `key` does it once: a repetition is refused."""
+    require(party, "operator")
+    at = now()
+    with broker.database.write() as session:
+        _party_row(session, party_id)
+        if key is not None and session.get(ApiKey, derived_id("k", party.id, key)) is not None:
+            raise Conflict("this was done already; the key was shown that once, so make another one if it is lost")
+        live = ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None)
+        session.execute(update(ApiKey).where(*live).values(revoked_at=at))
+        session.execute(delete(SessionRow).where(SessionRow.party_id == party_id))
+        session.execute(delete(SignInLink).where(SignInLink.party_id == party_id))
+        note(session, party, "key.reissue", party_id)
+    return issue_key(broker, party, party_id, label="reissued", key=key)
 
 
 def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> wire.Party:

@@ -9,6 +9,7 @@
     award      every award in a row is on the ledger, and every award of a round that is over is in a row
     statement  state, price, privacy and owner of an award in a row are the ledger's
     release    nobody gave away more privacy than her award was for
+    payout     every payout that is said to be booked is a withdrawal of that party in the ledger
 
 Of a task under way only the rounds that are over are looked at: the ledger is always ahead of the rows in the one that
 is being played. Where awards run over all rounds (`OwnerSide.lasting`) that is the task as a whole, once it is over.
@@ -22,7 +23,7 @@ from itertools import chain, islice
 from sqlalchemy import ColumnElement, Connection, Engine, and_, case, func, select
 
 from flmarket.broker.books import shown_epsilon, slot_account
-from flmarket.broker.tables import PartyRow, Release, RoundRow, TaskRow
+from flmarket.broker.tables import PartyRow, PayoutRow, Release, RoundRow, TaskRow
 from flmarket.client.wire import ENDED, Finding
 from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, fits, loss_of, release_of
 from flmarket.ledger.store import accounts, entries
@@ -40,12 +41,21 @@ _ALL_ROUNDS = -1  # instead of an index, where awards are for all rounds
 
 def reconcile(engine: Engine) -> tuple[Finding, ...]:
     """Everything that does not agree, at most 100 findings; none is good news."""
-    rules = (_funding, _orphans, _bills, _escrow, _rounds, _unlisted, _statements, _releases)
+    rules = (_funding, _orphans, _bills, _escrow, _rounds, _unlisted, _statements, _releases, _payouts)
     with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
             return tuple(islice(chain.from_iterable(rule(connection) for rule in rules), _MOST))
+
+
+def _payouts(connection: Connection) -> Iterator[Finding]:
+    out = and_(entries.c.ref == PayoutRow.id, entries.c.kind == EntryKind.WITHDRAWAL.value)
+    query = select(PayoutRow.id, PayoutRow.party_id, PayoutRow.amount_micros, entries.c.debit, entries.c.amount_micros)
+    query = query.outerjoin(entries, out).where(PayoutRow.state != "new")
+    for payout, party, said, account, moved in connection.execute(query):
+        if (account, moved) != (party, said):
+            yield Finding("payout", payout, f"{said} micro-units of {party} are said to be out, the ledger has {moved}")
 
 
 def _funding(connection: Connection) -> Iterator[Finding]:

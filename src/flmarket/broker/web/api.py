@@ -20,6 +20,7 @@ from flmarket.broker.office import (
     offers,
     operator,
     parties,
+    payouts,
     sessions,
     statements,
     tasks,
@@ -56,6 +57,7 @@ Limit = Annotated[int, BeforeValidator(_digits), Query(ge=1, le=500, description
 Before = Annotated[str | None, Query(pattern=_ID, description=_NEXT)]
 Start = Annotated[int, BeforeValidator(_digits), Query(ge=0, le=10**15, description="Where to begin.")]
 After = Annotated[int | None, BeforeValidator(_digits), Query(ge=0, le=10**15, description=_NEXT)]
+ByName = Annotated[str, Query(max_length=80, description="Part of a name, or the beginning of an id.")]
 Search = Annotated[str | None, Query(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9_/.-]*$")]
 
 
@@ -326,9 +328,9 @@ def status(who: Caller) -> wire.Operations:
 
 
 @operator_routes.get("/parties")
-def list_parties(who: Caller, limit: Limit = 100, after: Before = None) -> wire.PartyPage:
-    """All parties."""
-    return parties.list_parties(*who, limit=limit, after=after)
+def list_parties(who: Caller, limit: Limit = 100, after: Before = None, search: ByName = "") -> wire.PartyPage:
+    """All parties, or those whose name holds `search`."""
+    return parties.list_parties(*who, limit=limit, after=after, search=search)
 
 
 @operator_routes.post("/parties", status_code=201)
@@ -377,6 +379,30 @@ def deposit(
 ) -> wire.Account:
     """Book money that a buyer paid in."""
     return parties.deposit(*who, party_id, body.amount_micros, key=key)
+
+
+@operator_routes.post("/parties/{party_id}/payouts", status_code=201)
+def pay_out(who: Caller, party_id: Identifier, body: requests.PayoutRequest, key: IdempotencyKey = None) -> wire.Payout:
+    """Withdraw money of a party and send it."""
+    return payouts.pay_out(*who, party_id, body.amount_micros, reference=body.reference, key=key)
+
+
+@operator_routes.get("/payouts")
+def list_payouts(who: Caller, limit: Limit = 100, before: After = None) -> wire.PayoutPage:
+    """Money that left the market, or is about to."""
+    return payouts.list_payouts(*who, limit=limit, before=before)
+
+
+@operator_routes.post("/payouts/{payout_id}/sent")
+def payout_sent(who: Caller, payout_id: Identifier, key: IdempotencyKey = None) -> wire.Payout:
+    """Say that the money has left."""
+    return payouts.mark_sent(*who, payout_id)
+
+
+@operator_routes.get("/payouts.csv", response_class=Response, responses=file_response("text/csv"))
+def payouts_csv(who: Caller) -> Response:
+    """All payouts as a table."""
+    return attachment(payouts.payouts_csv(*who), "text/csv", "payouts.csv")
 
 
 @operator_routes.get("/audit-log")

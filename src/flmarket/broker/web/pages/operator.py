@@ -1,20 +1,58 @@
-"""The operator's page: queues and health, parties and their money, and who did what."""
+"""The operator's pages: queues and health, parties and their money, and who did what.
 
-from fastapi import APIRouter
+Every action that moves money or ends somebody's access is asked about first, is done once for each form, and leads to a
+page that can be loaded again; only a secret is answered with directly, because it is shown once.
+"""
+
+from typing import Annotated, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from flmarket.broker.office import operator, parties, tasks
+from flmarket.broker.office import operator, parties, payouts, sessions, tasks
 from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest
-from flmarket.broker.stamps import new_id
-from flmarket.broker.web.pages.context import Form, Operator, OperatorWrites, PageRoute, Visitor, fragment, page
-from flmarket.broker.web.pages.rendering import seconds, when
+from flmarket.broker.stamps import derived_id, new_id
+from flmarket.broker.web.pages.context import (
+    Form,
+    Operator,
+    OperatorWrites,
+    PageNumber,
+    PageRoute,
+    Pages,
+    Reader,
+    TaskId,
+    Unit,
+    Visitor,
+    fragment,
+    page,
+)
+from flmarket.broker.web.pages.rendering import remedy, seconds, sentence, when
+from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
-from flmarket.errors import FlmarketError
+from flmarket.errors import FlmarketError, InvalidInput
+from flmarket.ledger import MICROS, format_micros
 from flmarket.report.formatting import count, money
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_SHOWN = 100
+_SHOWN, _LISTED = 100, 25
+_INVITE_SECONDS = 7 * 86_400.0
+Action = Literal["close", "reopen", "reissue", "invite"]
+ByName = Annotated[str, Query(max_length=80)]
+Typed = Annotated[str, Query(max_length=80)]
+Before = Annotated[int | None, Query(ge=0, le=10**15)]
+_ASKED = {
+    "close": "Close {name}? Her keys and sessions stop working at once; her money stays hers.",
+    "reopen": "Reopen {name}? Her keys work again.",
+    "reissue": "Give {name} a new key? All keys, sessions and links that she has stop working at once.",
+    "invite": "Make a link that signs {name} in, once, within a week? Whoever has it gets in.",
+}
+_DONE = {
+    "registered": "Registered. Send her a link to sign in with, or give her a key.", "close": "Closed.",
+    "reopen": "Reopened.", "booked": "The deposit is booked.", "paid": "The payout is booked.",
+    "sent": "Noted as sent.", "bound": "The SuperNode is bound.",
+}  # fmt: skip
 _ACTIONS = {
     "sign-in.key": "signed in with a key", "sign-in.link": "signed in by link", "sign-out": "signed out",
     "task.post": "posted a task", "task.cancel": "cancelled a task", "task.finished": "task finished",
@@ -24,14 +62,15 @@ _ACTIONS = {
     "party.open": "reopened a party", "party.close": "closed a party", "key.create": "made a key",
     "key.revoke": "revoked a key", "deposit": "booked a deposit", "audit.start": "started an audit",
     "ledger.verify": "verified the ledger", "node.bind": "bound a SuperNode", "node.unbind": "unbound a SuperNode",
-    "flower.start": "started a Flower run",
+    "flower.start": "started a Flower run", "key.reissue": "replaced all keys", "payout": "asked for a payout",
+    "payout.booked": "booked a payout", "payout.sent": "sent a payout", "payout.failed": "could not send a payout",
 }  # fmt: skip
 
 
 @router.get("/operator")
-def show(visitor: Operator) -> HTMLResponse:
-    """Everything at a glance."""
-    return _page(visitor, {})
+def show(visitor: Operator, q: ByName = "", page_number: PageNumber = 1, party_name: Typed = "") -> HTMLResponse:
+    """Everything at a glance; parties whose name holds `q`."""
+    return _page(visitor, {}, search=q, number=page_number, typed=party_name)
 
 
 @router.get("/operator/health")
@@ -40,67 +79,167 @@ def health(visitor: Operator) -> HTMLResponse:
     return fragment(visitor, "_health.html.j2", health=_health(operator.status(visitor.broker, visitor.party)))
 
 
+@router.get("/operator/log")
+def show_log(visitor: Operator, q: ByName = "", before: Before = None) -> HTMLResponse:
+    """Who did what, of everybody or of those whose name holds `q`."""
+    found = operator.audit_log(visitor.broker, visitor.party, limit=_SHOWN, before=before, about=q or None)
+    return page(visitor, "log.html.j2", title="Audit log", lines=found.items, more=found.next, q=q, actions=_ACTIONS)
+
+
 @router.post("/operator/parties")
 def register(visitor: OperatorWrites, reader: Form) -> Response:
-    """Register somebody and show her key, this once."""
+    """Register somebody, once for each form, and go to her page."""
     fields = {"role": "role", "name": "party_name"}
     wanted = reader.build(PartyRequest, {"role": reader.text("role"), "name": reader.text("party_name")}, fields)
-    if wanted is None:
-        return _page(visitor, reader.errors)
-    made = parties.create_party(visitor.broker, visitor.party, role=wanted.role, name=wanted.name)
-    key = parties.issue_key(visitor.broker, visitor.party, made.id, label="first key")
-    return _page(visitor, {}, key=key, registered=made.name)
+    if wanted is not None:
+        form = reader.text("idempotency_key")
+        key = derived_id("form", form, wanted.model_dump_json()) if form else None
+        try:
+            made = parties.create_party(visitor.broker, visitor.party, role=wanted.role, name=wanted.name, key=key)
+            return _done(made.id, "registered")
+        except InvalidInput as error:
+            reader.errors["party_name"] = remedy(error)
+    return _page(visitor, reader.errors, typed=reader.text("party_name"))
+
+
+@router.get("/operator/parties/{party_id}")
+def show_party(visitor: Operator, party_id: TaskId, done: Typed = "") -> HTMLResponse:
+    """One party: her money, her keys, what she did, and what can be done for her."""
+    return _party(visitor, party_id, {}, done=_DONE.get(done, ""))
+
+
+@router.post("/operator/parties/{party_id}/{action}")
+def act(visitor: OperatorWrites, party_id: TaskId, action: Action, reader: Form) -> Response:
+    """Close, reopen, give a new key or a link to sign in with; each is asked about first."""
+    broker, party = visitor.broker, visitor.party
+    if not reader.text("confirmed"):
+        return _ask(visitor, party_id, f"/operator/parties/{party_id}/{action}", _ASKED[action], reader)
+    if action in ("close", "reopen"):
+        parties.set_active(broker, party, party_id, active=action == "reopen")
+        return _done(party_id, action)
+    if action == "invite":
+        parties.party_view(broker, party, party_id)
+        link = sessions.link_path(sessions.make_link(broker, party_id, seconds=_INVITE_SECONDS))
+        return _party(visitor, party_id, {}, link=link)
+    made = parties.reissue_key(broker, party, party_id, key=reader.text("idempotency_key")[:80] or None)
+    return _party(visitor, party_id, {}, key=made)
 
 
 @router.post("/operator/deposits")
 def deposit(visitor: OperatorWrites, reader: Form) -> Response:
     """Book money that a buyer paid in."""
-    wanted = reader.build(DepositRequest, {"amount_micros": reader.micros("amount")}, {"amount_micros": "amount"})
-    if wanted is not None:
-        try:
-            key = reader.text("idempotency_key")[:80] or None
-            parties.deposit(visitor.broker, visitor.party, reader.text("buyer"), wanted.amount_micros, key=key)
-            return RedirectResponse("/operator#money", 303)
-        except FlmarketError as error:
-            reader.errors["buyer"] = f"{error}"
-    return _page(visitor, reader.errors)
+    return _move_money(visitor, reader, reader.text("buyer"), "/operator/deposits")
+
+
+@router.post("/operator/payouts")
+def pay_out(visitor: OperatorWrites, reader: Form) -> Response:
+    """Withdraw money of somebody and send it."""
+    return _move_money(visitor, reader, reader.text("payee"), "/operator/payouts")
+
+
+@router.post("/operator/payouts/{payout_id}/sent")
+def payout_sent(visitor: OperatorWrites, payout_id: TaskId) -> Response:
+    """The money has left."""
+    made = payouts.mark_sent(visitor.broker, visitor.party, payout_id)
+    return _done(made.party_id, "sent")
+
+
+@router.get("/operator/payouts.csv")
+def download_payouts(visitor: Operator) -> Response:
+    """All payouts, for the bank."""
+    text = payouts.payouts_csv(visitor.broker, visitor.party)
+    return attachment(text, "text/csv; charset=utf-8", "payouts.csv")
 
 
 @router.post("/operator/nodes")
 def bind(visitor: OperatorWrites, reader: Form) -> Response:
     """Say which SuperNode is an owner's."""
-    wanted = reader.build(NodeRequest, {"node_id": reader.text("node_id")}, {"node_id": "node_id"})
+    units = {"node_id": Unit(pattern="Digits only, as flwr supernode register printed them.")}
+    wanted = reader.build(NodeRequest, {"node_id": reader.text("node_id")}, {"node_id": "node_id"}, units)
     if wanted is not None:
         try:
             parties.bind_node(visitor.broker, visitor.party, reader.text("owner"), node_id=wanted.node_id)
-            return RedirectResponse("/operator#nodes", 303)
+            return _done(reader.text("owner"), "bound")
         except FlmarketError as error:
-            reader.errors["node_id"] = f"{error}"
-    return _page(visitor, reader.errors)
+            reader.errors["node_id"] = sentence(error)
+    return _party(visitor, reader.text("owner"), reader.errors)
+
+
+def _move_money(visitor: Visitor, reader: Reader, party_id: str, path: str) -> Response:
+    field, values = "amount", {"amount_micros": reader.micros("amount")}
+    units = {field: Unit(visitor.broker.currency, MICROS)}
+    out = path.endswith("payouts")
+    wanted = reader.build(DepositRequest, values, {"amount_micros": field}, units)
+    if wanted is not None and not reader.text("confirmed"):
+        asked = f"{'Pay out' if out else 'Book'} {format_micros(wanted.amount_micros)} {visitor.broker.currency}"
+        return _ask(visitor, party_id, path, f"{asked} {'to' if out else 'as paid in by'} {{name}}?", reader)
+    if wanted is not None:
+        key, amount = reader.text("idempotency_key")[:80] or None, wanted.amount_micros
+        try:
+            if out:
+                note = reader.text("reference")[:80]
+                payouts.pay_out(visitor.broker, visitor.party, party_id, amount, reference=note, key=key)
+            else:
+                parties.deposit(visitor.broker, visitor.party, party_id, amount, key=key)
+            return _done(party_id, "paid" if out else "booked")
+        except FlmarketError as error:
+            reader.errors[field] = sentence(error)
+    if out and field in reader.errors:
+        reader.errors["payout-amount"] = reader.errors.pop(field)
+    return _party(visitor, party_id, reader.errors, typed=reader.text(field))
+
+
+def _done(party_id: str, what: str) -> RedirectResponse:
+    return RedirectResponse(f"/operator/parties/{party_id}?done={what}", 303)
+
+
+def _ask(visitor: Visitor, party_id: str, path: str, asked: str, reader: Reader) -> HTMLResponse:
+    """Are you sure? With everything that was typed."""
+    her, _, _ = parties.party_view(visitor.broker, visitor.party, party_id)
+    fields = reader.kept(("idempotency_key", "amount", "reference", "buyer", "payee"))
+    shown = {name: value for name, value in fields.items() if value}
+    told = asked.format(name=her.name)
+    return page(visitor, "confirm.html.j2", title="Are you sure?", asked=told, path=path, fields=shown, her=her)
+
+
+def _party(
+    visitor: Visitor, party_id: str, errors: dict[str, str], *, done: str = "", typed: str = "",
+    key: wire.NewKey | None = None, link: str = "",
+) -> HTMLResponse:  # fmt: skip
+    broker, party = visitor.broker, visitor.party
+    her, account, keys = parties.party_view(broker, party, party_id)
+    return page(
+        visitor, "party.html.j2", title=her.name, status=422 if errors else 200, errors=errors, her=her, done=done,
+        account=account, keys=keys.items, key=key, link=link, typed=typed, flower=bool(broker.settings.superlink),
+        payouts=payouts.list_payouts(broker, party, party_id=party_id, limit=20).items, actions=_ACTIONS,
+        lines=operator.audit_log(broker, party, limit=30, about=party_id).items, idempotency_key=new_id("form"),
+    )  # fmt: skip
 
 
 def _page(
-    visitor: Visitor, errors: dict[str, str], *, key: wire.NewKey | None = None, registered: str = ""
+    visitor: Visitor, errors: dict[str, str], *, search: str = "", number: int = 1, typed: str = ""
 ) -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
-    everybody = parties.list_parties(broker, party, limit=_SHOWN)
+    found = parties.list_parties(broker, party, limit=_LISTED, search=search.strip(), start=(number - 1) * _LISTED)
     balances = broker.books.ledger.balances()
+    runs = tasks.list_tasks(broker, party, limit=15).items
+    with broker.database.read() as session:
+        names = operator.names_of(session, {one.buyer_id for one in runs})
     return page(
         visitor,
         "operator.html.j2",
         title="Operator",
         status=422 if errors else 200,
         errors=errors,
+        typed=typed,
         health=_health(operator.status(broker, party)),
-        runs=tasks.list_tasks(broker, party, limit=25).items,
-        names={one.id: one.name for one in everybody.items},
-        parties=[(one, balances.get(one.id, 0)) for one in everybody.items],
-        more_parties=everybody.next is not None,
-        lines=operator.audit_log(broker, party, limit=_SHOWN).items,
+        runs=runs,
+        names=names,
+        search=search,
+        parties=[(one, balances.get(one.id, 0)) for one in found.items],
+        pages=Pages(number, _LISTED, found.total, "/operator", "#parties", urlencode({"q": search}) if search else ""),
+        lines=operator.audit_log(broker, party, limit=40).items,
         actions=_ACTIONS,
-        key=key,
-        registered=registered,
-        flower=bool(broker.settings.superlink),
         idempotency_key=new_id("form"),
     )
 

@@ -1,0 +1,132 @@
+"""Money that leaves the market: what owners earned, and what buyers want back.
+
+A payout is written down, withdrawn in the ledger under its own id, and handed to the operator's payout hook (setting
+`payout_hook`, `package.module:name`), a function of one `wire.Payout`; in this order, each step durable, so that a
+repetition goes on where the last one stopped and no money leaves the books twice. A hook must honour the id the same
+way: it is called again if the service dies before it could note that the hook was done. Without a hook, or if that
+fails, the payout waits until the operator says that it was sent.
+"""
+
+import csv
+import io
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import select
+
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.errors import Conflict, KeyReused, NotFound
+from flmarket.broker.office.operator import note
+from flmarket.broker.requests import check_visible
+from flmarket.broker.stamps import derived_id, new_id, now
+from flmarket.broker.tables import PartyRow, PayoutRow, as_wire
+from flmarket.client import wire
+from flmarket.errors import SettlementError
+from flmarket.ledger import format_micros
+from flmarket.registry import imported
+
+_HEADER = ("payout", "party", "name", "role", "amount", "currency", "state", "reference", "booked", "sent")
+
+
+def pay_out(
+    broker: Broker, party: Party, party_id: str, amount_micros: int, *, reference: str = "", key: str | None = None
+) -> wire.Payout:
+    """Withdraw money of a buyer or an owner and hand it to the hook; the same `key` pays once."""
+    require(party, "operator")
+    check_visible("reference", reference)
+    payout_id = new_id("w") if key is None else derived_id("w", party.id, key)
+    with broker.database.write() as session:
+        row, who = session.get(PayoutRow, payout_id), session.get(PartyRow, party_id)
+        if who is None:
+            raise NotFound("party", party_id)
+        if row is not None and (row.party_id, row.amount_micros) != (party_id, amount_micros):
+            raise KeyReused("this idempotency key belongs to another payout, nothing was booked")
+        if row is None:
+            row = PayoutRow(id=payout_id, party_id=party_id, amount_micros=amount_micros, state="new", note="")
+            row.reference, row.created_at, row.sent_at = reference, now(), None
+            session.add(row)
+    if row.state == "new":
+        try:
+            broker.books.ledger.withdraw(payout_id, party_id, amount_micros)
+        except SettlementError:
+            with broker.database.write() as session:
+                session.delete(session.get_one(PayoutRow, payout_id))
+                note(session, party, "payout", party_id, outcome="refused", detail=f"{amount_micros} micro-units")
+            has = format_micros(broker.books.ledger.balance(party_id))
+            raise Conflict(f"{who.name} has {has}, less than {format_micros(amount_micros)}") from None
+        _become(broker, party, payout_id, "booked", f"{amount_micros} micro-units, {payout_id}")
+    return _send(broker, party, payout_id)
+
+
+def mark_sent(broker: Broker, party: Party, payout_id: str) -> wire.Payout:
+    """The operator says that the money has left."""
+    require(party, "operator")
+    found = _view(broker, payout_id)
+    if found.state == "new":
+        raise Conflict("this payout is not booked yet")
+    if found.state != "sent":
+        _become(broker, party, payout_id, "sent", "by hand")
+    return _view(broker, payout_id)
+
+
+def list_payouts(
+    broker: Broker, party: Party, *, party_id: str | None = None, limit: int = 100, before: int | None = None
+) -> wire.PayoutPage:
+    """The operator's, newest first; of one party if she is named."""
+    require(party, "operator")
+    query = select(PayoutRow, PartyRow).join(PartyRow).order_by(PayoutRow.created_at.desc()).limit(limit + 1)
+    if party_id is not None:
+        query = query.where(PayoutRow.party_id == party_id)
+    if before is not None:
+        query = query.where(PayoutRow.created_at < before)
+    with broker.database.read() as session:
+        rows = session.execute(query).all()
+    items = tuple(_wire(broker, row, who) for row, who in rows[:limit])
+    return wire.PayoutPage(items, rows[limit - 1][0].created_at if len(rows) > limit else None)
+
+
+def payouts_csv(broker: Broker, party: Party) -> str:
+    """All of them as a table for the bank; amounts exact."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(_HEADER)
+    for one in list_payouts(broker, party, limit=100_000).items:
+        texts = [f"'{text}" if text.startswith(("=", "+", "-", "@")) else text for text in (one.name, one.reference)]
+        amount = format_micros(one.amount_micros)
+        what = (one.id, one.party_id, texts[0], one.role, amount, one.currency, one.state, texts[1])
+        writer.writerow((*what, one.created_at, one.sent_at or ""))
+    return out.getvalue()
+
+
+def _send(broker: Broker, party: Party, payout_id: str) -> wire.Payout:
+    found = _view(broker, payout_id)
+    if found.state == "sent" or not broker.settings.payout_hook:
+        return found
+    hook: Callable[[wire.Payout], Any] = imported(broker.settings.payout_hook, "payout hook")
+    try:
+        hook(found)
+    except Exception as error:  # the operator's own code: whatever it raises, the money is still to be sent
+        _become(broker, party, payout_id, "failed", f"{type(error).__name__}: {error}"[:300])
+    else:
+        _become(broker, party, payout_id, "sent", "by the payout hook")
+    return _view(broker, payout_id)
+
+
+def _become(broker: Broker, party: Party, payout_id: str, state: str, why: str) -> None:
+    with broker.database.write() as session:
+        row = session.get_one(PayoutRow, payout_id)
+        row.state, row.note = state, why
+        row.sent_at = now() if state == "sent" else None
+        note(session, party, f"payout.{state}", row.party_id, detail=why)
+
+
+def _view(broker: Broker, payout_id: str) -> wire.Payout:
+    with broker.database.read() as session:
+        row = session.get(PayoutRow, payout_id)
+        if row is None:
+            raise NotFound("payout", payout_id)
+        return _wire(broker, row, session.get_one(PartyRow, row.party_id))
+
+
+def _wire(broker: Broker, row: PayoutRow, who: PartyRow) -> wire.Payout:
+    return as_wire(wire.Payout, row, name=who.name, role=who.role, currency=broker.currency)
