@@ -104,7 +104,7 @@ def reissue_key(broker: Broker, party: Party, party_id: str, *, key: str | None 
     at = now()
     with broker.database.write() as session:
         _party_row(session, party_id)
-        if key is not None and session.get(ApiKey, derived_id("k", party.id, key)) is not None:
+        if key is not None and session.get(ApiKey, _keyed_id("k", party, key)) is not None:
             raise Conflict("this was done already; the key was shown that once, so make another one if it is lost")
         live = ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None)
         session.execute(update(ApiKey).where(*live).values(revoked_at=at))
