@@ -502,6 +502,24 @@ def test_a_worker_that_was_replaced_writes_nothing_more(market_anywhere):
     market.check()
 
 
+def test_a_worker_that_gets_the_lease_back_forgets_what_it_was_at(market):
+    """It slept while another had the lease, played on and died: the round in its memory is an old one."""
+    task_id = market.post(round_seconds=0.01)
+    old = Worker(market.broker)
+    until = time.monotonic() + 60
+    while not old._rounds and time.monotonic() < until:
+        old.step()
+    assert old._rounds
+    with market.broker.database.write() as session:  # another has come and gone
+        session.execute(update(Lease).values(holder="", expires_at=0, token=Lease.token + 1))
+    old._lease_until = time.monotonic()
+    assert old._has_lease()
+    assert not old._rounds
+    while market.task(task_id).state != "finished" and time.monotonic() < until:
+        old.step()
+    market.check()
+
+
 def test_of_two_runs_one_gets_the_task_and_the_other_moves_no_money(market_anywhere):
     """A Flower run that was replaced, and does not know, may write neither rows nor entries."""
     from flmarket.broker.database import fenced

@@ -335,12 +335,12 @@ class Worker:
         seconds = self.broker.settings.lease_seconds
         if self._lease_until > time.monotonic() + seconds / 2:
             return True
-        fresh, began = not self._lease_until, time.monotonic()
+        before, began = self._lease.token, time.monotonic()
         if not self._lease.take():
             self._lease_until = 0.0
             return False
         self._lease_until = began + seconds
-        if fresh:
+        if self._lease.token != before:  # it was another's meanwhile, who may have played on
             self._rounds.clear()
             with fenced(self._lease.check):
                 self._audits.requeue()
