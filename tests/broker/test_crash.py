@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -156,6 +157,35 @@ def test_one_worker_at_a_time(small, joined, order):
         session.execute(update(Lease).values(holder=f"{socket.gethostname()}:999999999:dead"))
     second._lease_until = 0.0
     assert Worker(small)._has_lease()  # a holder that is gone is not waited for
+
+
+def test_a_turn_longer_than_the_lease_keeps_it_and_a_lapsed_one_stays_lapsed(broker, monkeypatch):
+    quick = replace(broker, settings=broker.settings.model_copy(update={"lease_seconds": 0.4}))
+    busy, rival = Worker(quick), Worker(quick)
+    inside, go_on, fences = threading.Event(), threading.Event(), []
+
+    def long_turn():
+        inside.set()
+        go_on.wait(20)
+        with broker.database.write():  # raises if the lease is lost
+            fences.append(True)
+        return False
+
+    monkeypatch.setattr(busy, "_turn", long_turn)
+    busy.start()
+    assert inside.wait(20)
+    for _ in range(6):
+        time.sleep(0.2)
+        assert not rival._has_lease()
+    go_on.set()
+    busy.stop()
+    assert fences
+    # without renewal it is another's after its time, and renewing does not bring it back
+    assert busy._lease.take()
+    time.sleep(0.5)
+    assert rival._has_lease()
+    busy._lease.renew()
+    assert not busy._lease.take()
 
 
 def test_an_unexpected_error_fails_the_task_without_telling_strangers_why(small, joined, order, monkeypatch, caplog):

@@ -11,7 +11,7 @@ import secrets
 import socket
 
 import psutil
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import IntegrityError
 
 from flmarket.broker.database import Database, fenced
@@ -58,6 +58,12 @@ class Held:
             return False
         self.token = token
         return True
+
+    def renew(self) -> None:
+        """More time for a lease that is still this process's. It is never taken anew: what lapsed stays lapsed."""
+        mine = Lease.name == self.name, Lease.holder == self.holder, Lease.token == self.token
+        with fenced(None), self.database.write() as session:
+            session.execute(update(Lease).where(*mine).values(expires_at=now() + int(1000 * self.seconds)))
 
     def _is_anothers(self, lease: Lease) -> bool:
         return lease.holder != self.holder and lease.expires_at > now() and may_run(lease.holder)

@@ -36,6 +36,7 @@ from flmarket.market import TooFewBids
 log = logging.getLogger("flmarket.broker")
 
 _STEPS = 5  # of a round, among which the task's seconds for a round are divided
+_LONGEST_TURN = 3600.0  # seconds for which a turn keeps the lease
 _FUNDING_MS = 10_000
 _WAIT_FOR_BIDS_MS = 500
 _PATIENCE = 3.0  # seconds for threads beside the worker's to stop
@@ -182,7 +183,9 @@ class Worker:
         self._stop = threading.Event()
         self._lease = Held(broker.database, WORKER, broker.settings.lease_seconds)
         self._lease_until = 0.0
+        self._at_work_since: float | None = None
         self._thread = threading.Thread(target=self._loop, name="flmarket-worker", daemon=True)
+        self._renewal = threading.Thread(target=self._renew, name="flmarket-lease", daemon=True)
         self._audits = AuditRuns(broker, self._stop, self._lease.check)
         self._check = StandingCheck(broker, self._stop, self._lease.check)
         self._flower = FlowerRuns(broker)
@@ -190,13 +193,15 @@ class Worker:
     def start(self) -> None:
         """Begin to work."""
         self._thread.start()
+        self._renewal.start()
 
     def stop(self) -> None:
         """Finish the step at hand, give the lease back and end."""
         self._stop.set()
         self.broker.wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._renewal):
+            if thread.is_alive():
+                thread.join()
         self._audits.join()
         self._check.join()
         self._flower.join()
@@ -207,6 +212,7 @@ class Worker:
 
     def step(self) -> bool:
         """One turn over all tasks that are due; whether anything was done."""
+        self._at_work_since = time.monotonic()
         try:
             if self._has_lease():
                 with fenced(self._lease.check):
@@ -214,6 +220,8 @@ class Worker:
         except Replaced as replaced:
             log.warning("%s", replaced)
             self._lease_until = 0.0
+        finally:
+            self._at_work_since = None
         self._rounds.clear()  # somebody else may have played on
         self._faults.clear()
         return False
@@ -239,6 +247,19 @@ class Worker:
             if not busy:
                 self.broker.wake.wait(self.broker.settings.worker_pause)
                 self.broker.wake.clear()
+
+    def _renew(self) -> None:
+        """A turn may take longer than the lease, which would then go from process to process and nothing be finished.
+
+        One that takes longer than any should is given up: another process may do better.
+        """
+        while not self._stop.wait(self._lease.seconds / 3):
+            since = self._at_work_since
+            if since is not None and time.monotonic() - since < _LONGEST_TURN:
+                try:
+                    self._lease.renew()
+                except Exception:  # the database may be away for a while
+                    log.warning("the lease could not be renewed", exc_info=True)
 
     def _turn(self) -> bool:
         with self.broker.database.read() as session:
