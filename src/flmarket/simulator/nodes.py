@@ -56,6 +56,7 @@ class Server:
         self.over = False
         self._steps: Generator[str, None, None] | None = None
         self._quiet_round = -1  # nothing broke while this round was collected
+        self._gone: frozenset[str] = frozenset()  # awards that had ended before it was
 
     @property
     def name(self) -> str:
@@ -69,6 +70,8 @@ class Server:
         step = next(self._steps, "over")
         if step == "awards" and self.world.chance.quiet and self.rounds is not None and self.rounds.plan is not None:
             self._quiet_round = self.rounds.plan.index
+            self.world.watch.look(self.world.ledger)
+            self._gone = frozenset(self.world.watch.books.ends)
         if step == "over":
             self.end()
             self.over = True
@@ -90,7 +93,8 @@ class Server:
         if record.index == self._quiet_round and rounds.plan is not None:
             for order in rounds.plan.orders:
                 node = self.world.nodes[1 + order.owner]
-                if watch.books.ends.get(order.award) == "expired" and not node.restored:
+                expired = watch.books.ends.get(order.award) == "expired" and order.award not in self._gone
+                if expired and not node.restored:
                     watch.unpaid(release_id(order), order.owner)
 
     def told(self) -> tuple[int, int, int]:
