@@ -342,10 +342,17 @@ def _served_to(address, person, task_ids):
     return found
 
 
+# which of two headlines a buyer's own accuracy gives her page: a word is common to two by chance, figures are compared
+_VERDICT = re.compile(
+    r'class="verdict \w+"|\b(?:Better|No better) than guessing\b|A larger budget, more rounds or less noise may help\.'
+)
+
+
 def _tokens(documents):
     """All words and figures: names, ids, hashes, amounts; not times, nor numbers so short that they coincide."""
     everything = re.sub(r'"path":\s*\[[^]]*\]', " ", "\n".join(documents.values()))  # nodes of a tree over all entries
     everything = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z?|\d\d:\d\d:\d\d|\b1[67]\d{11,14}\b", " ", everything)
+    everything = _VERDICT.sub(" ", everything)
     return {token for token in re.findall(r"[\w.-]{3,}", everything) if not re.fullmatch(r"\d{3}", token)}
 
 

@@ -330,12 +330,12 @@ def test_a_sale_elsewhere_voids_one_award_and_not_the_run(url, stage):
 
 
 def test_a_registered_cap_cuts_bids(stage):
-    one = stage()
+    one = stage(mechanism={"auction": "all-in"})  # whatever she offers is bought, so all that her cap leaves her
     statements.set_cap(one.broker, one.owners[0], 0.3)
     assert one.finish().state == "finished"
     sold = [award.epsilon for award in one.awards() if award.owner == one.owners[0].id and award.epsilon]
     assert sold
-    assert sum(sold) <= 0.3
+    assert 0.29 < sum(sold) <= 0.3
     one.check()
 
 

@@ -40,7 +40,7 @@ def test_the_order_in_the_docs_is_accepted():
     page = (EXAMPLES.parent / "docs" / "broker.md").read_text()
     (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
     order = TaskRequest.model_validate(tomllib.loads(block))
-    others = {"sampling", "reward", "joint", "market"}  # sections of other kinds than the page's
+    others = {"sampling", "reward", "joint", "market", "secure"}  # sections of other kinds and trust than the page's
     assert set(tomllib.loads(block)) == set(TaskRequest.model_fields) - others
     assert set(tomllib.loads(block)["broker"]) == set(type(order.broker).model_fields)
 

@@ -28,7 +28,7 @@ from flmarket.broker.tables import TaskRow
 from flmarket.broker.work.rounds import play_round
 from flmarket.broker.work.worker import Worker
 from flmarket.engines import play as memory_play
-from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
+from flmarket.errors import InvalidInput
 from flmarket.learning.bundle import Bundle
 from flmarket.ledger import ESCROW, AwardState, Receipt, SealedReceipt
 
@@ -202,8 +202,9 @@ def test_nobody_passes_her_lifetime_cap_over_several_tasks(broker, joined, order
     play(broker)
     view = statements.privacy(broker, owner)
     assert 2.0 < view.spent_epsilon_total <= 2.5
-    with pytest.raises(PrivacyBudgetExhausted):
+    with pytest.raises(Conflict, match="given up"):
         statements.set_cap(broker, owner, 1.0)
+    assert statements.privacy(broker, owner).cap_epsilon_total == 2.5
     statements.set_cap(broker, owner, 5.0)
     assert statements.privacy(broker, owner).left_epsilon_total == pytest.approx(5.0 - view.spent_epsilon_total)
 

@@ -22,7 +22,7 @@ from flmarket.engines import play
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import InvalidInput
 from flmarket.ledger import AwardState, MemoryLedger
-from flmarket.privacy import ZCdp
+from flmarket.privacy import RecordLevel, ZCdp
 
 COMMON = {
     "seed": 7, "trust": "secure-aggregation", "broker": {"open": False}, "secure": {"survivors": 0.7},
@@ -76,7 +76,9 @@ def test_a_task_in_sums_is_the_market_in_sums(kind, tmp_path):
         found = ends(broker.books.ledger, row.id)
         assert found == expected
         assert any(state is AwardState.POSTED for _, state, *_ in found[0])
-        assert all(isinstance(guarantee, ZCdp) for _, guarantee in found[1])
+        losses = [one.loss if isinstance(one, RecordLevel) else one for _, one in found[1]]
+        assert all(isinstance(one, ZCdp) for one in losses)
+        assert all(isinstance(one, RecordLevel) == (kind == "reward") for _, one in found[1])
 
 
 @pytest.mark.parametrize("kind", ["auction", "reward"])

@@ -174,7 +174,7 @@ def test_crashes_at_random(kind, tmp_path, request):
     else:
         make = request.getfixturevalue("postgres")
         Crashing.make_url = lambda self: make()
-    examples = settings(max_examples=8, stateful_step_count=15, deadline=None, derandomize=True)
+    examples = settings(max_examples=8, stateful_step_count=20, deadline=None, derandomize=True)
     Crashing.crashes = 0
     run_state_machine_as_test(Crashing, settings=examples)
     assert Crashing.crashes >= 20

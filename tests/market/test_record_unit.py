@@ -149,12 +149,12 @@ def test_the_noise_of_k_steps_is_that_of_one_release(steps):
     """σ of what leaves, against the closed form; half of it, the planted cheat, would be seen."""
     model = SoftmaxRegression(40, 10, local=LocalTraining(steps=steps, learning_rate=0.25))
     noise, records, epsilon = RecordNoise(clip=2.0, delta=1e-5), 12, 1.7
-    own = Records(np.zeros((records, 40)), np.zeros(records, dtype=np.int64))
     start = np.zeros((1, model.dimension))
     scale = [partial(noise.scale, epsilon)]
     rng = np.random.default_rng(1)
     ends = [
-        descend(model, start, [own], [SimulationNoise(rng)], clip=2.0, scale=scale, blind=True)[0] for _ in range(60)
+        descend(model, start, None, [SimulationNoise(rng)], clip=2.0, sizes=[records], scale=scale)[0]
+        for _ in range(60)
     ]
     sigma = 0.25 * np.sqrt(steps) * np.sqrt(steps) * 2 * 2.0 / records * noise.multiplier(epsilon)
     drawn = np.concatenate(ends) / sigma
@@ -177,9 +177,12 @@ def test_owners_together_are_owners_alone_to_the_last_bit():
         def sources():
             return [SimulationNoise(np.random.default_rng(i)) for i in range(4)]
 
-        together = descend(model, starts, data, sources(), clip=1.0, scale=scale)
+        sizes = [len(own) for own in data]
+        together = descend(model, starts, data, sources(), clip=1.0, sizes=sizes, scale=scale)
         for i in range(4):
-            alone = descend(model, starts[[i]], [data[i]], [sources()[i]], clip=1.0, scale=scale[:1])
+            alone = descend(
+                model, starts[[i]], [data[i]], [sources()[i]], clip=1.0, sizes=sizes[i : i + 1], scale=scale[:1]
+            )
             np.testing.assert_array_equal(alone[0], together[i])
 
 

@@ -18,7 +18,7 @@ from flmarket.market import FileStore, MemoryStore, Rounds
 from flmarket.market.kind import Refused
 from flmarket.market.owner import guarded
 from flmarket.market.summing import VOID
-from flmarket.privacy import SimulationNoise, ZCdp, clip_l2, rho_of_epsilon
+from flmarket.privacy import RecordLevel, SimulationNoise, ZCdp, clip_l2, rho_of_epsilon
 from flmarket.privacy.secure_sum import SecureAggregation, SumTerms, agreed, encode, loss
 
 KINDS = {
@@ -142,7 +142,7 @@ def test_a_round_that_is_void_ends_only_the_awards_of_who_left(kind) -> None:
     assert not rounds.records[1].weights.any()
     assert rounds.records[2].weights.any(), "the next sum is of who is left"
     once = {"reward": lambda i: float(rounds.kind.game.rho[i]) / 3, "joint": lambda i: float(rounds.kind.rho[0])}[kind]
-    booked = {int(r.award_id.rsplit("/", 1)[1]): r.guarantee.rho for r in rounds.ledger.releases()}
+    booked = {int(r.award_id.rsplit("/", 1)[1]): inner(r.guarantee).rho for r in rounds.ledger.releases()}
     assert booked == {i: pytest.approx(once(i) * (1 if i in gone else 2)) for i in users}, "without the void round"
 
 
@@ -184,13 +184,25 @@ def test_after_a_crash_the_same_model_and_the_same_books(kind, name, tmp_path, m
     assert sorted((r.award_id, r.mechanism, str(r.guarantee)) for r in ledger.releases()) == given
 
 
+def inner(event):
+    """ρ of an update, or of a record, which the reward game sells."""
+    return event.loss if isinstance(event, RecordLevel) else event
+
+
+def like(event, rho):
+    return RecordLevel(ZCdp(rho)) if isinstance(event, RecordLevel) else ZCdp(rho)
+
+
 CHEATS = {
     "more weight": lambda order, t: replace(order, share=replace(t, weight=min(1.0, t.weight * 2)).to_json()),
     "half the noise": lambda order, t: replace(order, share=replace(t, noise=t.noise / 2).to_json()),
     "lower threshold": lambda order, t: replace(
         order, share=replace(t, threshold=t.threshold - 1, honest=t.honest - 1).to_json()
     ),
-    "less loss": lambda order, t: replace(order, loss=ZCdp(order.loss.rho * 0.5)),
+    "less loss": lambda order, t: replace(order, loss=like(order.loss, inner(order.loss).rho * 0.5)),
+    "another unit": lambda order, t: replace(
+        order, loss=inner(order.loss) if isinstance(order.loss, RecordLevel) else RecordLevel(order.loss)
+    ),
     "no share": lambda order, t: replace(order, share=""),
     "fewer records": lambda order, t: replace(order, records=max(1, order.records // 2)),
 }
@@ -207,7 +219,7 @@ def test_the_guard_refuses_a_share_that_costs_more_than_it_says(kind, how) -> No
         if step == "awards":
             break
     # hers who has the least room
-    order = max(rounds.plan.orders, key=lambda one: SumTerms.from_json(one.share).weight / np.sqrt(one.loss.rho))
+    order = max(rounds.plan.orders, key=lambda one: SumTerms.from_json(one.share).weight / np.sqrt(inner(one.loss).rho))
     guard = rounds.owners.guard(order.owner)
     guard.offer(rounds.kind.announcement(0), next(b for b in rounds.plan.bids if b.owner == order.owner))
     worse = CHEATS[how](order, SumTerms.from_json(order.share))

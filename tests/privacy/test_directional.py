@@ -46,7 +46,10 @@ def check_moments(mechanism, dimension, radius, rng, draws, epsilons=EPSILONS):
     # Across, the squared length of the mean error is energy/draws times a chi-square per degree of freedom, roughly.
     excess = (mean**2).sum(axis=1) * draws / expected
     assert (excess < 1 + 7 * np.sqrt(2 / dimension) + 25 / dimension).all(), ("biased across the input", excess)
-    spread = energies.std(axis=0) / np.sqrt(len(energies)) + 1e-9 * expected
+    # Where few large errors make most of the energy, a sample with too few of them has too small a spread as well; the
+    # variance is then in proportion to the mean, so it is brought to the expected one.
+    short = np.sqrt(np.maximum(1.0, expected / energies.mean(axis=0)))
+    spread = short * energies.std(axis=0) / np.sqrt(len(energies)) + 1e-9 * expected
     assert (np.abs(energies.mean(axis=0) - expected) < 5 * spread).all(), ("energy", energies.mean(axis=0), expected)
 
 
@@ -77,7 +80,7 @@ def test_a_hundred_thousand_draws_at_650_dimensions(kind, rng):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dimension", "draws"), [(1, 3000), (10, 3000), (100, 3000), (650, 1500)])
+@pytest.mark.parametrize(("dimension", "draws"), [(1, 6000), (10, 3000), (100, 3000), (650, 1500)])
 def test_real_releases_are_unbiased_with_the_energy_of_the_closed_form(kind, dimension, draws):
     """Candidates that are written out, and candidates that are rows of rotations."""
     check_moments(kind(clip=2.0), dimension, 0.9, SecureNoise(), draws, np.array([0.5, 2.0, 8.0]))

@@ -98,7 +98,7 @@ class PrivacyAccount:
         total = self._total
         if isinstance(total, ApproxTotal):
             return amount(total.rho) if total == ApproxTotal(rho=total.rho) else inf
-        return amount(total) if isinstance(self._cap, ZCdp) else inf
+        return amount(total) if isinstance(self._inner, ZCdp) else inf
 
     @property
     def remaining(self) -> float:

@@ -93,7 +93,7 @@ def test_the_form_asks_for_what_the_kind_and_the_model_need(window):
         if kind == "auction":
             told.to_contain_text("200.00 a round")
         else:
-            told.to_contain_text("compares budgets of auctions only")
+            told.to_contain_text("compares budgets of auctions of single updates only")
             told.to_contain_text("Deposit now, total")
     for model in ("mlp", "softmax"):
         page.get_by_label("Model").select_option(model)
@@ -121,7 +121,7 @@ def test_an_owner_learns_what_an_epsilon_means_bids_and_takes_the_statement(wind
     page = seen.page
     seen.sign_in("owner")
     page.get_by_role("navigation").get_by_role("link", name="Bid helper").click()
-    page.get_by_label("Task").select_option(label=_option(page, "Biopsy triage, autumn"))
+    page.get_by_label("Task", exact=True).select_option(label=_option(page, "Biopsy triage, autumn"))
     page.get_by_label("Most privacy you sell in a round", exact=True).fill("0.5")
     helper = page.locator("#help")
     expect(helper).to_contain_text("What you will have given up")
@@ -289,7 +289,9 @@ def _bound(text):
 
 def _option(page, start):
     return next(
-        text for text in page.get_by_label("Task").locator("option").all_inner_texts() if text.startswith(start)
+        text
+        for text in page.get_by_label("Task", exact=True).locator("option").all_inner_texts()
+        if text.startswith(start)
     )
 
 

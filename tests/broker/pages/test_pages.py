@@ -241,7 +241,7 @@ def test_the_form_posts_every_kind_and_pages_tell_of_it(kind, small, joined, pla
         token = csrf_of(client)
         typed = ORDER | {"kind": kind, "rounds": "2", "name": f"A {kind}"} | fields
         told = client.get("/tasks/new/explore", params=typed).text
-        assert ("compares budgets of auctions only" in told) == (kind != "auction")
+        assert ("compares budgets of auctions of single updates only" in told) == (kind != "auction")
         assert "Deposit now, total" in told
         for name in fields:
             wrong = client.post("/tasks/new", data=typed | {"csrf_token": token, name: "-1"})

@@ -44,7 +44,8 @@ _CONFLICTS = (SettlementError, PrivacyBudgetExhausted, MechanismViolation, DataU
 
 def file_response(*media_types: str) -> dict[int | str, dict[str, Any]]:
     """How a route that answers with a file is described."""
-    return {200: {"description": "The file", "content": {one: {"schema": {"type": "string"}} for one in media_types}}}
+    content = {one: {"schema": {"type": "object" if one == "application/json" else "string"}} for one in media_types}
+    return {200: {"description": "The file", "content": content}}
 
 
 def attachment(content: str | bytes, media_type: str, name: str) -> Response:

@@ -169,7 +169,7 @@
   document.addEventListener("click", (event) => {
     const toggle = event.target.closest("[data-toggle-theme]");
     if (toggle) { setScheme(scheme() === "dark" ? "light" : "dark"); return; }
-    const fill = event.target.closest("[data-fill]");
+    const fill = event.target.closest("button[data-fill]");
     if (fill) {
       const field = document.getElementById(fill.dataset.fill);
       field.value = fill.dataset.value;
