@@ -211,7 +211,7 @@ def test_a_bad_order_is_explained_and_costs_nothing(visit, demo):
 
 # what each kind's form asks for, and what its pages must say
 FORMS = {
-    "auction": ({}, "ε = ", "20.00</b> a round"),
+    "auction": ({"budget": "100"}, "ε = ", "100.00</b> a round"),  # for 20 `posted` buys nothing of 5 such owners
     "sampling": (
         {"expected": "10", "hard_cap": "20", "first_rate": "0.1", "scheme": "optimal"},
         "no bound",
