@@ -120,7 +120,7 @@ def best_gain(auction, bids, budget):
     return found
 
 
-@pytest.mark.parametrize("menu", ["general", "private"])
+@pytest.mark.parametrize("menu", ["mixed", "general"])
 def test_a_menu_that_looks_at_her_own_report_is_caught(monkeypatch, rng, menu):
     auction = auctions.get("posted", menu=menu)
     bids = populations.get("flm21-high").sample(rng, 20, 6)
@@ -150,17 +150,18 @@ def test_what_a_turn_knows_is_a_function_of_earlier_turns(size, seed, explorers)
         np.testing.assert_array_equal(mine[: turn + 1], theirs[: turn + 1])
 
 
+@pytest.mark.parametrize("menu", ["mixed", "general"])
 @given(case=profiles())
-def test_earlier_owners_do_not_feel_later_reports(case):
-    bids, budget = case
-    order, first = np.argsort(-bids.data_size, kind="stable"), min(load_menu("general").explorers, bids.n // 4)
+def test_earlier_owners_do_not_feel_later_reports(menu, case):
+    (bids, budget), auction = case, auctions.get("posted", menu=menu)
+    order, first = np.argsort(-bids.data_size, kind="stable"), min(load_menu(menu).explorers, bids.n // 4)
     order = np.concatenate([order[bids.n - first :], order[: bids.n - first]])
-    before = auctions.get("posted").run(bids, budget)
+    before = auction.run(bids, budget)
     last = order[-1]
     rate = bids.valuations.rate.copy()
     rate[last] = rate[last] * 3 + 1
     changed = Valuations(bids.valuations.kind, rate, grid=bids.valuations.grid, values=bids.valuations.values)
-    after = auctions.get("posted").run(BidProfile(changed, bids.privacy_budget, bids.data_size), budget)
+    after = auction.run(BidProfile(changed, bids.privacy_budget, bids.data_size), budget)
     np.testing.assert_array_equal(before.payment[order[:-1]], after.payment[order[:-1]])
 
 
@@ -275,7 +276,7 @@ def test_cost_type_owners(rng):
 
 def test_menus_survive_a_file(tmp_path):
     seen = Seen(40, (0.5, 2.0), (0.6, 1.9))
-    for menu in (load_menu("private"), dataclasses.replace(load_menu("general"), seen=seen)):
+    for menu in (load_menu("general"), dataclasses.replace(load_menu("mixed"), seen=seen)):
         changed = dataclasses.replace(menu, unit=2.0, reserve=0.25)
         changed.save(tmp_path / "menu.json")
         assert load_menu(str(tmp_path / "menu.json")) == changed
@@ -308,7 +309,7 @@ def test_a_network_by_hand():
 @pytest.mark.parametrize("change", [{"layers": ()}, {"layers": (((1.0,),),)}, {"explorers": -1}, {"reserve": 2.0}])
 def test_a_network_of_another_shape_is_refused(change):
     with pytest.raises(ConfigError, match="menu"):
-        dataclasses.replace(load_menu("general"), **change)
+        dataclasses.replace(load_menu("mixed"), **change)
 
 
 def test_bidders_unlike_the_history_bring_a_warning(rng):
@@ -365,7 +366,7 @@ def test_training_sees_the_auction_that_it_trains(rng):
     """At a temperature of almost nothing, soft choices are the mechanism's own."""
     bids = populations.get("flm22-iid").sample(rng, 40, 10)
     budget = rng.uniform(0.1, 2.0, 40) * bids.full_cost.sum(-1)
-    menu = load_menu("general")
+    menu = load_menu("mixed")
     trainer = Trainer([Source("flm22-iid")], explorers=menu.explorers, profiles=4, held_out=2)
     soft, _, queue = trainer.served(*_tensors(menu), bids, budget, 1e-7, slice(None))
     hard = PostedAuction(menu).run(bids, budget).epsilon

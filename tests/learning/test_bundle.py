@@ -156,7 +156,6 @@ def test_a_network_of_ones_own_needs_leave_and_then_answers_alike(tmp_path):
 
 def test_the_best_model_is_chosen_on_validation_records_and_test_records_decide_nothing():
     market = {
-        "seed": 8,
         "task": {"rounds": 8, "bidders_per_round": 20, "budget_factor": 1.0, "learning_rate": 3.0},
         "data": {"owners": 30, "partition": "equal", "validation": 60},
         "owners": {"privacy_budget": [0.5, 1.0]},

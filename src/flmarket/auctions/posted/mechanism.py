@@ -28,7 +28,6 @@ from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, O
 from flmarket.errors import InvalidInput
 
 DEFAULT_MENU = "general"
-PRIVATE_MENU = "private"
 
 # Up to so many owners are served one by one; beyond, in so many blocks.
 MAX_STEPS = 400
@@ -332,6 +331,6 @@ def _best_choice(
     return np.where(sells, CATALOGUE[pick], 0.0), paid, records
 
 
-def posted_private(menu: str | AnyMenu = PRIVATE_MENU, prior_size: float = 100.0) -> PostedPrivateSizes:
+def posted_private(menu: str | AnyMenu = DEFAULT_MENU, prior_size: float = 100.0) -> PostedPrivateSizes:
     """The auction with a shipped menu by name, a menu file, or a menu."""
     return PostedPrivateSizes(load_menu(menu) if isinstance(menu, str) else menu, prior_size)
