@@ -24,9 +24,22 @@ from flmarket.market.masking import (
     Reply,
     Summing,
     exchange,
+    primitives,
 )
-from flmarket.market.masking.masker import Advert, SealedShare, agree_text, shares_text
-from flmarket.market.masking.primitives import derived, identity_key, packed, sealed, secret_key, signed, unpacked
+from flmarket.market.masking.masker import (
+    ADVERTS,
+    DEALT,
+    NUMBERS,
+    REVEALED,
+    SIGNED,
+    TAGS,
+    Advert,
+    Dealt,
+    Pair,
+    agree_text,
+    shares_text,
+)
+from flmarket.market.masking.primitives import Table, identity_key, mac, packed, sealed, unpacked
 
 MALLORY = b"m" * 32
 
@@ -42,48 +55,58 @@ def at(stage: str, *, colluders: int = 0) -> tuple[Party, Summing]:
     return party, summing
 
 
-def rows_of(value: object) -> list[Any]:
-    assert isinstance(value, list)
-    return value
-
-
 def flipped(text: bytes) -> bytes:
     return text[:-1] + bytes([text[-1] ^ 1])
 
 
-def altered(question: bytes, owner: int, column: int, change: Callable[[bytes], bytes] = flipped) -> bytes:
-    """A question in whose row of one owner one column is changed."""
-    rows = rows_of(unpacked(question))
+def altered(table: Table, text: bytes, owner: int, column: int) -> bytes:
+    """A table in whose row of one owner one column is changed."""
+    rows = [list(row) for row in table.unpack(text)]
     for row in rows:
         if row[0] == owner:
-            row[column] = change(row[column])
-    return packed(rows)
+            row[column] = flipped(row[column])
+    return table.pack(rows)
+
+
+def adverts(question: bytes) -> tuple[bytes, list[Any]]:
+    """The broker's key and the rows of a question for shares."""
+    desk, table = unpacked(question)  # type: ignore[misc]
+    return desk, ADVERTS.unpack(table)
+
+
+def advert(masker: Masker) -> tuple[Any, ...]:
+    """A row of such a question, as from one who knows nobody."""
+    key, seed, signature, names = unpacked(masker.answer(KEYS, masker.terms.text))  # type: ignore[misc]
+    assert names == b""
+    return masker.owner, key, seed, signature, bytes(16)
+
+
+def sets(*owners: int) -> bytes:
+    return NUMBERS.pack((owner,) for owner in owners)
 
 
 # what a hostile broker can try on an owner
 
 
-@pytest.mark.parametrize("column", [1, 2, 3, 4])
+@pytest.mark.parametrize("column", [1, 2, 3])
 def test_an_altered_key_commitment_or_signature(column: int) -> None:
     party, summing = at(SHARES)
-    question = altered(summing.questions()[1], 7, column)
+    desk, table = unpacked(summing.questions()[1])  # type: ignore[misc]
     with pytest.raises(Tampered, match="owner 7") as caught:
-        party.answer(1, SHARES, question)
+        party.answer(1, SHARES, packed((desk, altered(ADVERTS, table, 7, column))))
     assert (caught.value.owner, caught.value.what) == (7, "key")
 
 
 def test_an_invented_owner() -> None:
     party, summing = at(SHARES)
-    rows = rows_of(unpacked(summing.questions()[1]))
+    desk, rows = adverts(summing.questions()[1])
     with pytest.raises(Tampered, match=r"owner 99 .* not on the roster"):
-        party.answer(1, SHARES, packed([*rows, [99, *rows[0][1:]]]))
+        party.answer(1, SHARES, packed((desk, ADVERTS.pack([*rows, (99, b"k" * 32, *rows[0][2:])]))))
     # in the place of one who is there: keys that the broker made, signed by a key of its own
     other = Masker(4, MALLORY, replace(party.terms, roster=((1, party.terms.keys[1]), (4, identity_key(MALLORY)),
                    *party.terms.roster[2:])), b"r" * 32)  # fmt: skip
-    forged = unpacked(other.answer(KEYS, other.terms.pack()))
-    assert isinstance(forged, list)
     with pytest.raises(Tampered, match=r"owner 4 .* did not sign"):
-        party.answer(1, SHARES, packed([[4, *forged], *rows[1:]]))
+        party.answer(1, SHARES, packed((desk, ADVERTS.pack([advert(other), *rows[1:]]))))
     with pytest.raises(Tampered, match=r"owner 4 .* another key in her place"):
         Masker(4, party.identities[4], other.terms, b"r" * 32)
 
@@ -91,76 +114,98 @@ def test_an_invented_owner() -> None:
 def test_keys_of_another_round_or_of_other_terms() -> None:
     party, summing = at(SHARES)
     for changed in ({"round_index": 5}, {"survivors": 5}, {"bits": 31}, {"terms": b"u" * 32}, {"task": "other"}):
-        old = Masker(7, party.identities[7], replace(party.terms, **changed), b"r" * 32)
-        parts = unpacked(old.answer(KEYS, old.terms.pack()))
-        rows = unpacked(summing.questions()[1])
-        assert isinstance(rows, list)
-        assert isinstance(parts, list)
+        old = advert(Masker(7, party.identities[7], replace(party.terms, **changed), b"r" * 32))
+        desk, rows = adverts(summing.questions()[1])
         with pytest.raises(Tampered, match=r"owner 7 .* for this round"):
-            party.answer(1, SHARES, packed([[7, *parts] if row[0] == 7 else row for row in rows]))
+            party.answer(1, SHARES, packed((desk, ADVERTS.pack(old if row[0] == 7 else row for row in rows))))
 
 
 def test_one_owner_s_keys_in_two_places_or_her_own_ones_returned() -> None:
-    party, _ = at(SHARES)
+    party, summing = at(SHARES)
+    desk, rows = adverts(summing.questions()[1])
     twin = Masker(4, party.identities[4], party.terms, party.maskers[1].root)
-    row = unpacked(twin.answer(KEYS, party.terms.pack()))  # derived from owner 1's root: the same keys, signed by 4
-    assert isinstance(row, list)
-    others = [
-        [owner, *unpacked(party.maskers[owner].answer(KEYS, party.terms.pack()))]  # type: ignore[misc]
-        for owner in (7, 10, 13)
-    ]
+    row = advert(twin)  # derived from owner 1's root: the same keys, signed by 4
     with pytest.raises(Tampered, match=r"owner 4 .* owner 1 has the same"):
-        party.answer(1, SHARES, packed([[4, *row], *others]))
+        party.answer(1, SHARES, packed((desk, ADVERTS.pack([row, *rows[1:]]))))
+    with pytest.raises(Tampered, match=r"owner 1 .* twice"):
+        party.answer(1, SHARES, packed((desk, ADVERTS.pack([(1, *row[1:]), *rows[1:]]))))
+
+
+def test_keys_of_small_order_and_a_broker_without_one() -> None:
+    party, summing = at(SHARES)
+    desk, rows = adverts(summing.questions()[1])
+    with pytest.raises(SumVoid, match="broker's key"):
+        party.answer(1, SHARES, packed((bytes(32), ADVERTS.pack(rows))))
+    party, summing = at(KEYS)
+    bad, mallory = bytes(32), party.maskers[7]
+    seed = unpacked(mallory.answer(KEYS, party.terms.text))[1]  # type: ignore[index]
+    signature = primitives.signed(mallory.identity, Advert(7, bad, seed, b"").text(party.terms))  # type: ignore[arg-type]
+    with pytest.raises(Tampered, match=r"owner 7 .* small order"):
+        summing.take(7, packed((bad, seed, signature, b"")))
+    party, summing = at(SHARES)
+    row = (7, bad, seed, signature, bytes(16))
+    with pytest.raises(Tampered, match=r"owner 7 .* small order"):
+        party.answer(1, SHARES, packed((desk, ADVERTS.pack(row if one[0] == 7 else one for one in rows))))
 
 
 def test_too_few_neighbours() -> None:
     party, summing = at(SHARES)
-    rows = rows_of(unpacked(summing.questions()[1]))
+    desk, rows = adverts(summing.questions()[1])
     with pytest.raises(SumVoid, match="keys of 2 neighbours"):
-        party.answer(1, SHARES, packed(rows[:2]))
+        party.answer(1, SHARES, packed((desk, ADVERTS.pack(rows[:2]))))
     with pytest.raises(Tampered, match="there twice"):
-        party.answer(1, SHARES, packed([*rows, rows[0]]))
+        party.answer(1, SHARES, packed((desk, ADVERTS.pack([*rows, rows[0]]))))
 
 
-@pytest.mark.parametrize("column", [1, 2, 3])
+@pytest.mark.parametrize("column", [1, 2, 3, 4])
 def test_an_altered_share(column: int) -> None:
     party, summing = at(INPUT)
     with pytest.raises(Tampered, match="owner 10") as caught:
-        party.answer(1, INPUT, altered(summing.questions()[1], 10, column))
+        party.answer(1, INPUT, altered(DEALT, summing.questions()[1], 10, column))
     assert (caught.value.owner, caught.value.what) == (10, "share")
 
 
 def test_a_share_that_was_meant_for_another_or_comes_from_another_round() -> None:
     party, summing = at(INPUT)
-    to_one, to_four = (unpacked(summing.questions()[owner]) for owner in (1, 4))
-    assert isinstance(to_one, list)
-    assert isinstance(to_four, list)
+    to_one, to_four = (DEALT.unpack(summing.questions()[owner]) for owner in (1, 4))
     elsewhere = next(row for row in to_four if row[0] == 10)
     with pytest.raises(Tampered, match=r"owner 10 .* not what she sealed"):
-        party.answer(1, INPUT, packed([elsewhere if row[0] == 10 else row for row in to_one]))
-    swapped = [[10 if row[0] == 7 else 7 if row[0] == 10 else row[0], *row[1:]] for row in to_one]
+        party.answer(1, INPUT, DEALT.pack(elsewhere if row[0] == 10 else row for row in to_one))
+    swapped = [(10 if row[0] == 7 else 7 if row[0] == 10 else row[0], *row[1:]) for row in to_one]
     with pytest.raises(Tampered, match="not what she sealed"):
-        party.answer(1, INPUT, packed(swapped))
+        party.answer(1, INPUT, DEALT.pack(swapped))
 
 
-def test_a_dealer_who_commits_to_another_share_than_she_deals() -> None:
-    party = Party(5, survivors=4)
-    liar = party.maskers[7]
+def dealing(party: Party, owner: int, change: Callable[[Masker, dict[int, Dealt]], None]) -> Any:
+    """What asks all, while one owner deals what `change` makes of it."""
+    liar = party.maskers[owner]
 
     def ask(stage: str, questions: Mapping[int, bytes]) -> Iterator[Mapping[int, Reply]]:
-        for owner, question in questions.items():
-            answer, vector = party.answer(owner, stage, question)
-            if owner == 7 and stage == SHARES:
-                table = rows_of(unpacked(answer)[0])  # type: ignore[index]
-                dealt = {row[0]: SealedShare(*row[1:]) for row in table}
-                key, kept = liar._transit(liar.peers[1], 7, 1), flipped(dealt[1].mask_key)
-                dealt[1] = SealedShare(sealed(key, bytes(66), kept + dealt[1].seed), kept, dealt[1].seed)
-                table = [[holder, *one.parts()] for holder, one in sorted(dealt.items())]
-                answer = packed((table, signed(liar.identity, shares_text(liar.terms, 7, dealt))))
-            yield {owner: (answer, vector)}
+        for one, question in questions.items():
+            answer, vector = party.answer(one, stage, question)
+            if one == owner and stage == SHARES:
+                table, box, _ = unpacked(answer)  # type: ignore[misc]
+                dealt = {holder: Dealt(*parts) for holder, *parts in DEALT.unpack(table)}
+                change(liar, dealt)
+                table = DEALT.pack((holder, *parts) for holder, parts in dealt.items())
+                answer = packed((table, box, mac(liar.desk, shares_text(table, box))))
+            yield {one: (answer, vector)}
+
+    return ask
+
+
+@pytest.mark.parametrize("name", ["box", "seed", "pair"])
+def test_a_dealer_who_commits_to_another_share_or_key_than_hers(name: str) -> None:
+    party = Party(5, survivors=4)
+
+    def change(liar: Masker, dealt: dict[int, Dealt]) -> None:
+        wrong = dealt[1]._replace(**{name: flipped(getattr(dealt[1], name))})
+        parts = primitives.opened(liar.pairs[1].seal, wrong.text, b"".join(dealt[1][1:]), 1)
+        assert parts is not None
+        dealt[1] = wrong._replace(text=sealed(liar.pairs[1].seal, parts, b"".join(wrong[1:]), 1))
 
     with pytest.raises(Tampered, match=r"owner 7 .* committed to another"):
-        exchange(Summing(party.terms), ask)
+        exchange(Summing(party.terms), dealing(party, 7, change))
 
 
 def test_the_same_question_gets_the_same_bytes_and_another_one_nothing() -> None:
@@ -177,7 +222,7 @@ def test_the_same_question_gets_the_same_bytes_and_another_one_nothing() -> None
             else:
                 assert party.answer(owner, stage, question) == first[owner]
             with pytest.raises(FlmarketError):
-                party.answer(owner, stage, packed([]))
+                party.answer(owner, stage, b"?")
             later = STAGES[STAGES.index(stage) + 2 : STAGES.index(stage) + 3]
             for skipped in later:
                 with pytest.raises(SumVoid, match="was not asked for"):
@@ -214,52 +259,70 @@ def test_a_mask_is_used_once_whatever_is_put_in() -> None:
 def test_a_set_of_survivors_that_is_not_agreed_on(survivors: tuple[int, ...], words: str) -> None:
     party, _ = at(AGREE)
     with pytest.raises(SumVoid, match=words):
-        party.answer(1, AGREE, packed(survivors))
+        party.answer(1, AGREE, sets(*survivors))
 
 
 def test_a_survivor_whose_shares_this_owner_never_got() -> None:
     # the broker hides owner 13's shares from owner 1 alone, to cut their mask out, and says that both survived
     party, summing = at(INPUT)
-    rows = rows_of(unpacked(summing.questions()[1]))
-    party.answer(1, INPUT, packed([row for row in rows if row[0] != 13]))
+    rows = DEALT.unpack(summing.questions()[1])
+    party.answer(1, INPUT, DEALT.pack(row for row in rows if row[0] != 13))
     with pytest.raises(Tampered, match=r"owner 13 .* dealt nothing"):
-        party.answer(1, AGREE, packed((1, 4, 7, 10, 13)))
+        party.answer(1, AGREE, sets(1, 4, 7, 10, 13))
+
+
+def consents(answers: Mapping[int, bytes], owner: int) -> list[tuple[int, bytes]]:
+    """What others said to one owner."""
+    said = {one: dict(TAGS.unpack(unpacked(text)[0])) for one, text in answers.items()}  # type: ignore[index, arg-type]
+    return [(one, tags[owner]) for one, tags in sorted(said.items()) if one != owner]
 
 
 def test_two_views_of_who_survived_unmask_nobody() -> None:
     party, _ = at(AGREE)
     one, other = (1, 4, 7, 10), (1, 4, 7, 10, 13)
-    signatures = {}
-    for owner in (1, 4, 7):
-        (signatures[owner],) = unpacked(party.answer(owner, AGREE, packed(one))[0])  # type: ignore[misc]
+    said = {owner: party.answer(owner, AGREE, sets(*one))[0] for owner in (1, 4, 7)}
     with pytest.raises(SumVoid, match="has answered another question"):
-        party.answer(1, AGREE, packed(other))
-    for owner in (10, 13):
-        (signatures[owner],) = unpacked(party.answer(owner, AGREE, packed(other))[0])  # type: ignore[misc]
-    rows = sorted(signatures.items())
+        party.answer(1, AGREE, sets(*other))
+    said |= {owner: party.answer(owner, AGREE, sets(*other))[0] for owner in (10, 13)}
     for owner in (1, 4, 7):
-        with pytest.raises(Tampered, match=r"owner 10 .* not hers on this set") as caught:
-            party.answer(owner, UNMASK, packed([row for row in rows if row[0] in one]))
-        assert caught.value.what == "signature"
-        with pytest.raises(SumVoid, match="3 owners signed"):
-            party.answer(owner, UNMASK, packed(rows[:3]))
+        rows = [row for row in consents(said, owner) if row[0] in one]
+        with pytest.raises(Tampered, match=r"owner 10 .* not hers to this set") as caught:
+            party.answer(owner, UNMASK, TAGS.pack(rows))
+        assert caught.value.what == "consent"
+        with pytest.raises(SumVoid, match="3 owners agree"):
+            party.answer(owner, UNMASK, TAGS.pack(rows[:2]))
     # three colluders sign both sets: with 2T > n + c that many are no longer allowed for, and the arithmetic shows why
     with pytest.raises(InvalidInput, match="survivors"):
         replace(party.terms, colluders=3)
 
 
+def test_a_consent_is_good_for_one_owner_from_one_owner() -> None:
+    party, summing = at(UNMASK)
+    to_one, to_four = (TAGS.unpack(summing.questions()[owner]) for owner in (1, 4))
+    mine = dict(to_four)[1]
+    for rows in (
+        [(owner, dict(to_four).get(owner, mine)) for owner, _ in to_one],  # said to another
+        [(owner, mine) for owner, _ in to_one],  # her own, returned
+        [(owner, bytes(16)) for owner, _ in to_one],
+    ):
+        with pytest.raises(Tampered, match="not hers to this set"):
+            party.answer(1, UNMASK, TAGS.pack(rows))
+    # one that is wrong does no harm where there are enough without it
+    party.answer(1, UNMASK, TAGS.pack([(to_one[0][0], bytes(16)), *to_one[1:]]))
+
+
 def test_both_kinds_of_share_of_one_owner() -> None:
     party, summing = at(UNMASK)
-    answer = unpacked(party.answer(1, UNMASK, summing.questions()[1])[0])
-    assert isinstance(answer, list)
-    assert [(row[0], row[1]) for row in answer] == [(owner, 1) for owner in (1, 4, 7, 10, 13)]  # one kind each
+    answer = REVEALED.unpack(party.answer(1, UNMASK, summing.questions()[1])[0])
+    assert [(row[0], row[1]) for row in answer] == [(owner, b"\x01") for owner in (1, 4, 7, 10, 13)]  # one kind each
     without = (1, 4, 7, 10)
-    rows = [(owner, signed(party.identities[owner], agree_text(party.terms, without))) for owner in without]
-    for asked in (packed(rows), packed([*rows, rows[0]])):
-        with pytest.raises(SumVoid, match="has answered another question"):
-            party.answer(1, UNMASK, asked)
-    with pytest.raises(Tampered, match="not hers on this set"):
-        party.answer(4, UNMASK, packed(rows))
+    text = agree_text(party.terms, without)
+    rows = [(one, party.maskers[one].pairs[4].consent(one, 4, text)) for one in (7, 10)]
+    with pytest.raises(SumVoid, match="has answered another question"):
+        party.answer(1, UNMASK, TAGS.pack([]))
+    assert not party.maskers[1].pairs
+    with pytest.raises(Tampered, match="not hers to this set"):
+        party.answer(4, UNMASK, TAGS.pack(rows))
 
 
 # what a hostile owner can try on the broker
@@ -274,7 +337,7 @@ def test_an_altered_answer_is_refused_and_the_others_go_on(stage: str) -> None:
     party, summing = at(stage)
     came = replies(party, summing)
     for owner, (answer, vector) in came.items():
-        for bad in (flipped(answer), b"", packed([]), packed([b"x"]), packed(7)):
+        for bad in (flipped(answer), b"x", packed([]), packed([b"x"]), packed(7)):
             if owner == 7 and bad != answer:
                 with pytest.raises(Tampered, match="owner 7") as caught:
                     summing.take(7, bad, vector)
@@ -319,34 +382,52 @@ def test_a_number_beyond_the_modulus() -> None:
 
 def test_a_share_that_is_not_the_one_that_was_dealt() -> None:
     party, summing = at(UNMASK)
-    rows = rows_of(unpacked(replies(party, summing)[7][0]))
+    rows = REVEALED.unpack(replies(party, summing)[7][0])
     for change in (
         lambda row: [row[0], row[1], flipped(row[2])],
-        lambda row: [row[0], 1 - row[1], row[2]],
+        lambda row: [row[0], flipped(row[1]), row[2]],
         lambda row: [99, row[1], row[2]],
         lambda row: [row[0], row[1], row[2][:-1]],
+        lambda row: rows[1],
     ):
         with pytest.raises(Tampered, match="share of owner 7"):
-            summing.take(7, packed([change(rows[0]), *rows[1:]]))
+            summing.take(7, REVEALED.pack([change(rows[0]), *rows[1:]]))
+    with pytest.raises(Tampered, match=r"share of owner 7 .* each neighbour"):
+        summing.take(7, REVEALED.pack(rows[1:]))
 
 
-@pytest.mark.parametrize("gone", [(), (7,)])  # her seed is recovered if she stays, her key if she goes
+@pytest.mark.parametrize("gone", [(), (7,)])  # her seed is recovered if she stays, the keys in her box if she goes
 def test_shares_of_another_seed_or_key_void_the_sum_and_name_the_dealer(gone: tuple[int, ...]) -> None:
     party = Party(5, survivors=4)
     party.gone = {INPUT: gone}
     liar, deals = party.maskers[7], party.maskers[7]._dealt
 
-    def dealt(peers: Mapping[int, Advert]) -> dict[int, SealedShare]:
+    def dealt(pairs: Mapping[int, Pair]) -> Any:
         right, liar.root = liar.root, b"another root of all her secrets!"
-        liar._cipher = secret_key(derived(right, liar.terms.digest, "cipher"))
-        found, liar.root = deals(peers), right
-        return found
+        (own, found, _), liar.root = deals(pairs), right
+        return own, found, deals(pairs)[2]  # the box is hers, its key is not what she shares
 
     liar._dealt = dealt  # type: ignore[method-assign]
     found = exchange(Summing(party.terms), party.ask)
     assert found.is_void
     assert "share of owner 7 is refused: her shares are not of" in found.why
     assert [one.owner for one in found.problems] == [7]
+
+
+def test_a_box_with_another_key_than_that_of_the_mask() -> None:
+    party = Party(5, survivors=4)
+    party.gone = {INPUT: (7,)}
+    liar, deals = party.maskers[7], party.maskers[7]._dealt
+
+    def dealt(pairs: Mapping[int, Pair]) -> Any:
+        own, found, _ = deals(pairs)
+        inside = b"".join(flipped(pairs[peer].mask) for peer in sorted(pairs))
+        return own, found, sealed(liar._secret(b"box"), inside, party.terms.digest)
+
+    liar._dealt = dealt  # type: ignore[method-assign]
+    found = exchange(Summing(party.terms), party.ask)
+    assert found.is_void
+    assert "share of owner 7 is refused: her shares are not of the keys that she committed to" in found.why
 
 
 # a round that is said to be void
@@ -370,7 +451,7 @@ def given_up(*, colluders: int = 0) -> tuple[Party, Summing, dict[int, bytes]]:
 
 
 def voids(said: Mapping[int, bytes]) -> bytes:
-    return packed([(owner, rows_of(unpacked(text))[0]) for owner, text in sorted(said.items())])
+    return SIGNED.pack(sorted(said.items()))
 
 
 def test_enough_statements_free_an_owner_and_her_secrets_are_gone() -> None:
@@ -387,14 +468,14 @@ def test_who_signed_the_void_signs_no_survivors_and_the_other_way_round() -> Non
     owner = max(said)
     for restarted in (party, party.restarted()):
         with pytest.raises(SumVoid, match="is past the stage 'agree'"):
-            restarted.answer(owner, AGREE, packed(sorted(party.inputs)))
+            restarted.answer(owner, AGREE, sets(*sorted(party.inputs)))
         with pytest.raises(SumVoid, match="is past the stage 'unmask'"):
-            restarted.answer(owner, UNMASK, packed(()))
+            restarted.answer(owner, UNMASK, b"")
     party, summing = at(UNMASK)
     for restarted in (party, party.restarted()):
         with pytest.raises(SumVoid, match="is past the stage 'void'"):
             restarted.answer(1, VOID, party.terms.digest)
-    assert set(summing.signatures) == set(party.inputs)
+    assert set(summing.tags) == set(party.inputs)
 
 
 def test_who_signed_the_void_before_her_input_sends_none() -> None:
@@ -411,15 +492,15 @@ def test_a_broker_s_word_too_few_forged_or_other_rounds_statements_free_nobody()
     assert need == 4 == len(said)
     few = dict(list(said.items())[: need - 1])
     elsewhere = Masker(owner, party.identities[owner], replace(party.terms, round_index=9), b"r" * 32)
-    elsewhere.answer(KEYS, elsewhere.terms.pack())
+    elsewhere.answer(KEYS, elsewhere.terms.text)
     stale = elsewhere.answer(VOID, elsewhere.terms.digest)
     for question, words in (
-        (packed(()), "0 owners signed"),
+        (b"", "0 owners signed"),
         (voids(few), f"{need - 1} owners signed"),
-        (voids(few | {owner: packed((bytes(64),))}), "not hers"),
+        (voids(few | {owner: bytes(64)}), "not hers"),
         (voids(few | {owner: stale}), "not hers"),
         (voids(few | {99: said[owner]}), "not on the roster"),
-        (packed([*rows_of(unpacked(voids(few))), rows_of(unpacked(voids(few)))[0]]), "there twice"),
+        (voids(few) + SIGNED.pack([next(iter(few.items()))]), "there twice"),
     ):
         with pytest.raises((SumVoid, Tampered), match=words):
             party.answer(owner, VOIDED, question)

@@ -15,7 +15,7 @@ from flmarket.bids import Valuations
 from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted, SumVoid, Tampered
 from flmarket.learning import Purpose, SoftmaxRegression
 from flmarket.ledger import Award, Head, MemoryLedger, ReplayRefused
-from flmarket.market import Refused
+from flmarket.market import Refused, kinds
 from flmarket.market.owner import (
     LARGEST_PARAMETER,
     Guard,
@@ -192,6 +192,11 @@ def test_what_an_order_must_not_be(guard):
     second.journal.claim = lambda order, seconds: False
     assert guarded(partial(second.admit, order(), start)).replayed
     assert second.account.books.releases == 0
+    assert code(partial(guard().admit, order(records=1, price_micros=10**7), start)) is None  # one record is enough
+    # what was claimed is refused by name, before prices and escrow are looked at
+    again = guard()
+    again.admit(order(), start)
+    assert guarded(partial(again.admit, order(price_micros=0), start)).replayed
     # what she cannot train any more
     third = guard()
     object.__setattr__(third.owner, "model", SoftmaxRegression(FEATURES + 1, 2))
@@ -293,6 +298,23 @@ def test_what_was_kept_leaves_and_nothing_in_its_place(guard):
     hers.owner.noise(order())
     hers._private = lambda work, vector: pytest.fail("made again")
     np.testing.assert_array_equal(hers.release(order()), kept)
+
+
+def test_what_trains_with_noise_of_its_own_is_kept_and_returned(guard, monkeypatch):
+    hers = guard()
+    work = hers.admit(order(), np.zeros(LENGTH))
+    monkeypatch.setattr(type(kinds.of("auction").side), "noises_itself", lambda side, call: True)
+    hers._private = lambda work, vector: pytest.fail("noise was added twice")
+    left = hers.finish(work, np.full(LENGTH, 0.25))
+    np.testing.assert_array_equal(left, np.full(LENGTH, 0.25))
+    np.testing.assert_array_equal(hers.release(order()), left)
+
+
+def test_a_share_that_was_made_is_the_same_once_more(guard):
+    hers, shared = guard(), replace(order(), share="{}")
+    hers.journal.released = lambda order: np.arange(LENGTH)
+    np.testing.assert_array_equal(hers.contribution(shared, np.zeros(LENGTH)), np.arange(LENGTH))
+    assert hers.account.books.releases == 0
 
 
 def test_a_share_in_a_sum_is_kept_to_the_last_bit(guard, monkeypatch):

@@ -44,19 +44,22 @@ def test_room_is_made_where_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "room", lambda: 2)
     first = open_record(tmp_path / "a", PureDp(1.0))
     first.account.charge("t/0/0", "buyer", PureDp(0.25))
-    for name in ("b", "c"):
-        open_record(tmp_path / name, PureDp(1.0))
+    open_record(tmp_path / "b", PureDp(1.0))
+    assert first.account.spent == 0.25
+    assert not first.account.would_exceed(PureDp(0.1))
+    open_record(tmp_path / "c", PureDp(1.0))
     with pytest.raises(sqlite3.ProgrammingError):  # closed
         first.account.would_exceed(PureDp(0.1))
     assert open_record(tmp_path / "a", PureDp(1.0)).account.spent == 0.25
 
 
 def test_real_owners_synchronise_and_simulated_ones_do_not(tmp_path):
-    def level(found):
-        return found.account._connection.execute("pragma synchronous").fetchone()[0]
+    def levels(found):
+        files = (found.account._connection, found.journal._connection)
+        return [file.execute("pragma synchronous").fetchone()[0] for file in files]
 
-    assert level(open_record(tmp_path / "real", PureDp(1.0))) == 2
-    assert level(open_record(tmp_path / "simulated", PureDp(1.0), synchronised=False)) == 0
+    assert levels(open_record(tmp_path / "real", PureDp(1.0))) == [2, 1]  # full; normal, and full for a mask
+    assert levels(open_record(tmp_path / "simulated", PureDp(1.0), synchronised=False)) == [0, 0]
 
 
 # what a journal promises, in memory and on disk
@@ -208,7 +211,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch)
         assert connection.execute("pragma user_version").fetchone() == (0,)
     connection.close()
     made = OwnerJournal(path)
-    assert made._connection.execute("pragma user_version").fetchone() == (4,)
+    assert made._connection.execute("pragma user_version").fetchone() == (5,)
     assert made.claim(order(), 1.0)
     made.close()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from flmarket.market.masking import INPUT, Masker, MaskTerms, Reply
+from flmarket.market.masking.masker import next_link
 from flmarket.market.masking.primitives import identity_key
 
 
@@ -22,6 +24,21 @@ class Party:
         self.inputs = {owner: rng.integers(0, 2**bits, length, dtype=np.uint64) for owner in self.identities}
         self.gone: dict[str, Collection[int]] = {}
         self.seen: dict[str, dict[int, Reply]] = {}
+
+    def later(self, rounds: int = 1) -> Party:
+        """The same owners in a later round, with what they know of each other from this one."""
+        again, rng = object.__new__(Party), np.random.default_rng(rounds)
+        again.__dict__.update(self.__dict__)
+        again.terms = replace(self.terms, round_index=self.terms.round_index + rounds)
+        again.maskers = {
+            owner: Masker(
+                owner, self.identities[owner], again.terms, rng.bytes(32),
+                {peer: next_link(chain, rounds - 1) for peer, chain in masker.met.items()},
+            )
+            for owner, masker in self.maskers.items()
+        }  # fmt: skip
+        again.gone, again.seen = {}, {}
+        return again
 
     def plain(self, owners: Iterable[int]) -> np.ndarray:
         """What the sum of these owners should be, in Python's own numbers."""
@@ -48,7 +65,8 @@ class Party:
         again = object.__new__(Party)
         again.__dict__.update(self.__dict__)
         again.maskers = {
-            owner: Masker.restore(self.identities[owner], masker.state()) for owner, masker in self.maskers.items()
+            owner: Masker.restore(self.identities[owner], masker.state(), masker.known)
+            for owner, masker in self.maskers.items()
         }
         again.seen = {}
         return again

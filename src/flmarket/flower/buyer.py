@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import Strategy
 
@@ -29,6 +29,7 @@ from flmarket import aggregation, auctions, privacy
 from flmarket.aggregation import Aggregation
 from flmarket.aggregation.robust import RobustAggregation
 from flmarket.bids import Auction
+from flmarket.engines.flower.strategy import MarketLoop
 from flmarket.errors import InvalidInput
 from flmarket.files import write_file
 from flmarket.flower.app_round import AppAuction, AppOwners, Evaluate, Nodes
@@ -160,7 +161,7 @@ class Result(strategy.Result):
         return f"{super().__repr__()}\nMarket {self.task}:\n\t{paid} awards paid, {format_micros(self.spent_micros)}\n"
 
 
-class MarketStrategy(Strategy):
+class MarketStrategy(MarketLoop):
     """Any Flower strategy, with a market between it and its clients.
 
     `release` names the tensors that are sold, by patterns (`["head.*", "*lora_*"]`); without it they are all of
@@ -281,30 +282,6 @@ class MarketStrategy(Strategy):
         finally:
             if isinstance(books, str) and isinstance(ledger, SqlLedger):
                 ledger.close()
-
-    # Flower's own loop asks these; `start` plays the market's instead
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Nobody: `start` plays the market's own round."""
-        return []
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Nothing: `start` plays the market's own round."""
-        return None, None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Nobody: the buyer evaluates on records of her own."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing to aggregate."""
-        return None
 
 
 def _said(loss: Event) -> str:

@@ -52,9 +52,9 @@ from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, ZCdp
 KEPT = 8
 FEWEST_OPEN, MOST_OPEN = 64, 10_000  # records that stay open
 _FILES = 6  # that two databases with a write-ahead log have open
-_VERSION = 4
-# Version 1 had no heads and no deadlines, version 3 no masks. Offers of versions 1 and 2 were for announcements with
-# other terms: they are made again.
+_VERSION = 5
+# Version 1 had no heads and no deadlines, version 3 no masks, version 4 no chains. Offers of versions 1 and 2 were for
+# announcements with other terms: they are made again.
 _SCHEMA = """
 drop table if exists offers;
 create table offers (task text, round integer, body text not null, primary key (task, round));
@@ -66,6 +66,7 @@ create table heads (task text primary key, size integer not null, head text not 
 _MASKS = """
 create table if not exists masks (id text primary key, task text not null, state blob not null, masked blob)
 """
+_CHAINS = "create table if not exists chains (task text primary key, links blob not null)"
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,14 @@ class Journal(Protocol):
     def mask(self, release: str) -> Mask | None:
         """What she has said in a masked sum so far."""
 
-    def keep_mask(self, order: Order, before: Mask | None, after: Mask) -> bool:
-        """Put what she is about to say in the place of what she said before; False if that is not there any more."""
+    def keep_mask(self, order: Order, before: Mask | None, after: Mask, chains: bytes | None = None) -> bool:
+        """Put what she is about to say in the place of what she said before; False if that is not there any more.
+
+        With it goes what she shares with other owners from then on, if that changes.
+        """
+
+    def chains(self, task: str) -> bytes:
+        """What she shares with owners whom she has met in a task's sums (`flmarket.market.masking.guarding`)."""
 
     def own_model(self, task: str, round_index: int) -> FloatArray | None:
         """Her own model as training left it in a round, if it is still kept."""
@@ -235,6 +242,7 @@ class MemoryJournal:
         self.offers: dict[tuple[str, int], Offer] = {}
         self.own: dict[tuple[str, int], FloatArray] = {}
         self.masks: dict[str, Mask] = {}
+        self.links: dict[str, bytes] = {}
         self._claims: set[str] = set()
         self._latest: tuple[Order, FloatArray] | None = None
 
@@ -280,12 +288,18 @@ class MemoryJournal:
         """See `Journal`."""
         return self.masks.get(release)
 
-    def keep_mask(self, order: Order, before: Mask | None, after: Mask) -> bool:
+    def keep_mask(self, order: Order, before: Mask | None, after: Mask, chains: bytes | None = None) -> bool:
         """See `Journal`."""
         stands = self.mask(release_id(order)) == before
         if stands:
             self.masks[release_id(order)] = after
+            if chains is not None:
+                self.links[order.task] = chains
         return stands
+
+    def chains(self, task: str) -> bytes:
+        """See `Journal`."""
+        return self.links.get(task, b"")
 
     def own_model(self, task: str, round_index: int) -> FloatArray | None:
         """See `Journal`."""
@@ -402,10 +416,11 @@ class OwnerJournal:
             row = connection.execute("select state, masked from masks where id = ?", (release,)).fetchone()
         return None if row is None else Mask(row[0], row[1] or b"")
 
-    def keep_mask(self, order: Order, before: Mask | None, after: Mask) -> bool:
+    def keep_mask(self, order: Order, before: Mask | None, after: Mask, chains: bytes | None = None) -> bool:
         """Put what she is about to say in the place of what she said before; False if that is not there any more.
 
-        Synchronised with the disk. Of masked inputs the latest `KEPT` of a task stay.
+        With it goes what she shares with other owners from then on, if that changes. Synchronised with the disk. Of
+        masked inputs the latest `KEPT` of a task stay.
         """
         release, values = release_id(order), (after.state, after.masked or None)
         with self._lock:
@@ -418,6 +433,8 @@ class OwnerJournal:
                     else:
                         made = "update masks set state = ?, masked = ? where id = ? and state = ?"
                         changed = connection.execute(made, (*values, release, before.state)).rowcount
+                    if changed and chains is not None:
+                        connection.execute("insert or replace into chains values (?, ?)", (order.task, chains))
                     connection.execute(
                         "update masks set masked = null where masked is not null and task = ?1 and rowid not in "
                         "(select rowid from masks where task = ?1 and masked is not null order by rowid desc limit ?2)",
@@ -426,6 +443,12 @@ class OwnerJournal:
             finally:
                 self._connection.execute("pragma synchronous = normal")
         return changed == 1
+
+    def chains(self, task: str) -> bytes:
+        """What she shares with owners whom she has met in a task's sums."""
+        with self._lock, self._connection as connection:
+            row = connection.execute("select links from chains where task = ?", (task,)).fetchone()
+        return b"" if row is None else bytes(row[0])
 
     def own_model(self, task: str, round_index: int) -> FloatArray | None:
         """Her own model as training left it in a round, if it is still kept."""
@@ -454,7 +477,7 @@ class OwnerJournal:
                 self._connection.execute("begin immediate")
                 (version,) = self._connection.execute("pragma user_version").fetchone()
                 steps = [*_SCHEMA.strip().split(";\n")] if version < 2 else ["delete from offers"] * (version < 3)
-                for statement in (*steps, _MASKS):
+                for statement in (*steps, _MASKS, _CHAINS):
                     self._connection.execute(statement)
                 self._connection.execute(f"pragma user_version = {_VERSION}")
                 self._connection.execute("commit")

@@ -77,6 +77,12 @@ class PrivacyAccount:
         self._limit_units = 0 if self._limit == inf else floor(self._limit * (1 + ROUNDING_ALLOWANCE) * 2.0**100)
         self._releases = 0
 
+    def __copy__(self) -> PrivacyAccount:
+        made = object.__new__(PrivacyAccount)
+        for name in PrivacyAccount.__slots__:
+            setattr(made, name, getattr(self, name))
+        return made
+
     @property
     def cap(self) -> Cap:
         """The most that may ever be spent."""

@@ -11,7 +11,7 @@ fits under no other cap.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
 from typing import Any, Literal, TypeVar
@@ -152,7 +152,7 @@ def event_to_dict(event: Event | Cap) -> dict[str, Any]:
         raise InvalidInput("event", event, "one of " + ", ".join(cls.__name__ for cls in _NAMES))
     if isinstance(event, RecordLevel):
         return {"kind": _NAMES[RecordLevel], "loss": event_to_dict(event.loss)}
-    return {"kind": _NAMES[type(event)], **asdict(event)}
+    return {"kind": _NAMES[type(event)], **{name: getattr(event, name) for name in type(event).__slots__}}
 
 
 def event_from_dict(data: Mapping[str, Any]) -> Event:
@@ -173,17 +173,19 @@ _Value = TypeVar("_Value")
 
 
 def _from_dict(data: Mapping[str, Any], kinds: Mapping[str, type[_Value]]) -> _Value:
-    if not isinstance(data, Mapping) or "kind" not in data:
+    if (type(data) is not dict and not isinstance(data, Mapping)) or "kind" not in data:
         raise InvalidInput("event", data, "a dictionary with a kind")
-    if not isinstance(data["kind"], str) or data["kind"] not in kinds:
-        raise UnknownName("event kind", data["kind"], "one of " + ", ".join(kinds))
-    fields = {key: value for key, value in data.items() if key != "kind"}
-    if kinds[data["kind"]] is RecordLevel and fields.keys() == {"loss"}:
+    fields = dict(data)
+    kind = fields.pop("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise UnknownName("event kind", kind, "one of " + ", ".join(kinds))
+    made = kinds[kind]
+    if made is RecordLevel and fields.keys() == {"loss"}:
         inside = fields["loss"]
         if not isinstance(inside, Mapping) or inside.get("kind") == _NAMES[RecordLevel]:
             raise InvalidInput("event", dict(data), "one loss inside, of a record")
         fields = {"loss": event_from_dict(inside)}
     try:
-        return kinds[data["kind"]](**fields)
+        return made(**fields)
     except TypeError:
-        raise InvalidInput("event", dict(data), f"the fields of a {data['kind']} event, no more, no fewer") from None
+        raise InvalidInput("event", dict(data), f"the fields of a {kind} event, no more, no fewer") from None

@@ -17,7 +17,8 @@ from flmarket.ledger.journal import BANK
 from flmarket.market import Guard, Rounds
 from flmarket.market.kind import Silent, release_id
 from flmarket.market.masking import AGREE, INPUT, KEYS, SHARES, STAGES, UNMASK, Summing
-from flmarket.market.masking.guarding import SumGuard, identity_of, mask_terms, public_identity
+from flmarket.market.masking.guarding import _LINKS, SumGuard, identity_of, mask_terms, public_identity
+from flmarket.market.masking.masker import NUMBERS, Advert
 from flmarket.market.masking.primitives import identity_key, packed
 from flmarket.market.owner import guarded
 from flmarket.market.record import Mask, OwnerJournal
@@ -99,6 +100,8 @@ def test_the_model_of_a_market_in_memory_and_nobody_sees_a_part(secure, stage):
         journal = OwnerJournal(ready.folder / "owners" / f"owner-{owner}.journal.sqlite")
         rows = journal._connection.execute("select vector from releases").fetchall()
         parts |= {np.frombuffer(row[0]).astype(np.uint32).tobytes() for row in rows}
+        ((links,),) = journal._connection.execute("select links from chains").fetchall()
+        assert [first for first, _, _ in _LINKS.unpack(links)] == [2] * 5, "the next round's, and no other"
         journal.close()
     assert len(parts) == 12
     sent = [
@@ -126,6 +129,23 @@ def test_direct_calls_give_the_same_as_no_masks(dropout, secure):
     assert [record.state for record in masked.records] == [record.state for record in plain.records]
     paid = {state for record in plain.records for state in record.state}
     assert (AwardState.POSTED in paid) == (dropout < 0.5)
+
+
+@pytest.mark.parametrize(("lasts", "met"), [(64, 1), (1, 3)])
+def test_owners_meet_in_the_first_round_and_when_chains_have_lasted(lasts, met, secure, monkeypatch):
+    real, made = Advert.checked, []
+
+    def checked(advert, terms):
+        made.append(advert.owner)
+        return real(advert, terms)
+
+    monkeypatch.setattr(Advert, "checked", checked)
+    monkeypatch.setattr("flmarket.market.masking.guarding.LASTS", lasts)
+    spec = secure(rounds=3)
+    rounds = Rounds(spec.kind(), MaskedOwners(spec), new_task(None, spec.name), MemoryStore())
+    rounds.play()
+    assert [set(record.state) for record in rounds.records] == [{AwardState.POSTED}] * 3
+    assert len(made) == 3 * 6 + met * 6 * 5  # the broker in every round, each owner of each other when they meet
 
 
 @pytest.mark.parametrize("at", STAGES)
@@ -323,20 +343,20 @@ def test_terms_roster_and_company_are_checked_before_any_key_is_given(desk):
         ({"roster": tuple((roster | {0: mallory}).items())}, Tampered, "owner 0"),
     ]:
         with pytest.raises(error, match=words):
-            ask(desk, 0, KEYS, replace(terms, **changes).pack())
+            ask(desk, 0, KEYS, replace(terms, **changes).text)
     invented = (*terms.roster[:5], (77, mallory))
     with pytest.raises(Tampered, match="owner 77"):
-        ask(desk, 0, KEYS, replace(terms, roster=invented).pack())
+        ask(desk, 0, KEYS, replace(terms, roster=invented).text)
     share = json.loads(orders[0].share)
     for change in ({"weight": 0.9}, {"noise": share["noise"] / 2}, {"honest": 6}, {"contributors": 60}):
-        refused = guarded(lambda c=change: ask(desk, 0, KEYS, terms.pack(), share=json.dumps(share | c)))
+        refused = guarded(lambda c=change: ask(desk, 0, KEYS, terms.text, share=json.dumps(share | c)))
         assert refused.code in ("terms", "masking"), change
     guards[0].owner = replace(guards[0].owner, least_honest=6)
     with pytest.raises(SumVoid, match="honest owners"):
-        ask(desk, 0, KEYS, terms.pack())
+        ask(desk, 0, KEYS, terms.text)
     guards[0].owner = replace(guards[0].owner, least_honest=2, identity=b"")
     with pytest.raises(SumVoid, match="no key"):
-        ask(desk, 0, KEYS, terms.pack())
+        ask(desk, 0, KEYS, terms.text)
     assert guards[0].journal.mask(release_id(orders[0])) is None
     assert not guards[0].account.released(release_id(orders[0]))
 
@@ -369,7 +389,7 @@ def test_bad_shares_are_found_before_anything_is_charged(desk):
     questions = exchanged(desk, INPUT)
     guards, orders, _, _ = desk
     with pytest.raises(SumVoid, match="neighbours"):
-        ask(desk, 0, INPUT, packed([]))
+        ask(desk, 0, INPUT, b"")
     with pytest.raises(Tampered):
         ask(desk, 0, INPUT, questions[1])
     assert not guards[0].account.released(release_id(orders[0]))
@@ -394,7 +414,7 @@ def test_a_machine_that_dies_before_the_mask_is_stored_masks_the_same_numbers_on
 
 def test_two_sets_at_the_same_time_get_one_signature(desk, monkeypatch):
     questions = exchanged(desk, AGREE)
-    other = packed(tuple(range(5)))
+    other = NUMBERS.pack((one,) for one in range(5))
     assert other != questions[0]
     real, raced = OwnerJournal.mask, []
 

@@ -252,7 +252,33 @@ def _stage(answer: Message, order: Order, stage: str, length: int) -> Reply | Re
         return Refused(MASKING, f"the answer of owner {order.owner} is malformed: {problem}")
 
 
-class KindStrategy(Strategy):
+class MarketLoop(Strategy):
+    """A strategy whose `start` plays the market's own rounds, so that Flower's loop has nothing to ask."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: `start` plays the market's own round."""
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Nothing: `start` plays the market's own round."""
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: the buyer evaluates on records of her own, owners' metrics would be releases without noise."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing to aggregate."""
+        return None
+
+
+class KindStrategy(MarketLoop):
     """Plays a market kind on a grid, with a ledger for the money and a store for what a crash must not lose.
 
     `bid_seconds` and `train_seconds` are the deadlines. `nodes` waits for so many nodes before the first round.
@@ -287,28 +313,6 @@ class KindStrategy(Strategy):
     def timings(self) -> list[dict[str, float]]:
         """Seconds of each round that this object played, by step."""
         return [] if self.rounds is None else self.rounds.timings
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Nobody: `start` plays the market's own round."""
-        return []
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Nothing: `start` plays the market's own round."""
-        return None, None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Nobody: the buyer evaluates on records of her own, owners' metrics would be releases without noise."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing to aggregate."""
-        return None
 
     def summary(self) -> None:
         """One line on what is about to run."""

@@ -15,41 +15,57 @@ of them is unmasked.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import cache
 
 import numpy as np
 
 from flmarket.errors import InvalidInput, SumVoid, Tampered
 from flmarket.market.masking.masker import (
+    ADVERTS,
     AGREE,
+    BOX,
+    DEALT,
     INPUT,
     KEYS,
+    NONE,
+    NUMBERS,
+    REVEALED,
+    SEED,
     SHARES,
+    SIGNED,
     STAGES,
+    TAGS,
     UNMASK,
     VOID,
     VOIDED,
     Advert,
-    SealedShare,
-    agree_text,
+    Dealt,
     commitment,
-    input_text,
-    pair_key,
-    rows,
+    desk_key,
+    input_tag,
+    numbers,
+    pair_commitment,
     seed_commitment,
     self_key,
     shares_text,
     void_text,
 )
 from flmarket.market.masking.primitives import (
-    SHARE,
+    KEY,
+    Secret,
+    Table,
     Words,
     add_masks,
+    agreed,
     is_signed,
+    mac,
+    opened,
     packed,
     public_key,
     recovered,
+    same,
     secret_key,
     unpacked,
     weights,
@@ -58,6 +74,7 @@ from flmarket.market.masking.terms import MaskTerms, items
 
 _log = logging.getLogger(__name__)
 DONE = "done"
+_DESKS = Table(KEY)  # owner: the key of her tags for the broker
 Reply = tuple[bytes, Words | None]
 Ask = Callable[[str, Mapping[int, bytes]], Iterable[Mapping[int, Reply]]]
 
@@ -65,53 +82,81 @@ Ask = Callable[[str, Mapping[int, bytes]], Iterable[Mapping[int, Reply]]]
 class Summing:
     """One round's sum, from the first stage to the last. `problems` says what was refused, whose, and why."""
 
-    def __init__(self, terms: MaskTerms) -> None:
+    def __init__(self, terms: MaskTerms, desk: bytes = b"") -> None:
         self.terms, self.stage = terms, KEYS
         self.problems: list[Tampered] = []
         self.adverts: dict[int, Advert] = {}
-        self.dealt: dict[int, dict[int, SealedShare]] = {}
+        self.tags: dict[int, dict[int, bytes]] = {}  # by owner, on her advert for others or on a set for others
+        self.dealt: dict[int, dict[int, Dealt]] = {}
+        self.boxes: dict[int, bytes] = {}
         self.survivors: tuple[int, ...] = ()
         self.signatures: dict[int, bytes] = {}
         self.is_void, self.why = False, ""
         self.total: Words = np.zeros(terms.length, dtype=terms.dtype)
         self._came: set[int] = set()
         self._revealed: dict[int, dict[int, bytes]] = {}
+        self._desk = desk or os.urandom(KEY)
+        self._keys: dict[int, bytes] = {}
+        self._neighbours = cache(terms.neighbours)
+        self._secret: Secret | None = None
 
     @property
     def left(self) -> list[int]:
         """Who is asked at this stage: all who answered the last."""
+        return sorted(self._asked())
+
+    def _asked(self) -> Iterable[int]:
         before: dict[str, Iterable[int]] = {
             KEYS: self.terms.keys, SHARES: self.adverts, INPUT: self.dealt, AGREE: self.survivors,
-            UNMASK: self.signatures, VOID: self.survivors, VOIDED: self.signatures,
+            UNMASK: self.tags, VOID: self.survivors, VOIDED: self.signatures,
         }  # fmt: skip
-        return sorted(before.get(self.stage, ()))
+        return before.get(self.stage, ())
 
     def questions(self) -> dict[int, bytes]:
         """What each owner who is left is asked now, but for those who have answered."""
         terms, asked = self.terms, [owner for owner in self.left if owner not in self._came]
         if self.stage == SHARES:
-            return {owner: self._around(owner, self.adverts, lambda one, at: one.parts()) for owner in asked}
+            desk, known = public_key(self._private()), sorted(self.adverts.items())
+            tables = {
+                owner: ADVERTS.pack((*one, self.tags[at].get(owner, NONE)) for at, one in known if at != owner)
+                for owner in asked
+            }
+            return {owner: packed((desk, table)) for owner, table in tables.items()}
         if self.stage == INPUT:
-            return {owner: self._around(owner, self.dealt, lambda one, at: one[at].parts()) for owner in asked}
+            return {
+                owner: DEALT.pack((at, *self.dealt[at][owner]) for at in self._neighbours(owner) if at in self.dealt)
+                for owner in asked
+            }
+        if self.stage == UNMASK:
+            consents = sorted(self.tags.items())
+            return {owner: TAGS.pack((at, tags[owner]) for at, tags in consents if at != owner) for owner in asked}
         same = {
-            KEYS: terms.pack(),
-            AGREE: packed(self.survivors),
-            UNMASK: packed(sorted(self.signatures.items())[: terms.survivors]),
+            KEYS: terms.text,
+            AGREE: NUMBERS.pack((one,) for one in self.survivors),
             VOID: terms.digest,
-            VOIDED: packed(sorted(self.signatures.items())[: terms.voiders]),
+            VOIDED: SIGNED.pack(sorted(self.signatures.items())[: terms.voiders]),
         }
         return dict.fromkeys(asked, same[self.stage])
 
-    def _around(self, owner: int, known: Mapping[int, Any], parts: Callable[[Any, int], tuple[bytes, ...]]) -> bytes:
-        around = self.terms.neighbours(owner)
-        return packed([(one, *parts(known[one], owner)) for one in around if one in known])
+    def _private(self) -> Secret:
+        """The broker's own key for this round, by which owners' tags for it are made."""
+        if self._secret is None:
+            self._secret = secret_key(self._desk)
+        return self._secret
+
+    def _key(self, owner: int) -> bytes:
+        """Of one owner's tags for the broker."""
+        if owner not in self._keys:
+            secret = agreed(self._private(), self.adverts[owner].key)
+            self._keys[owner] = desk_key(self.terms, secret, owner)
+        return self._keys[owner]
 
     def take(self, owner: int, answer: bytes, vector: Words | None = None) -> None:
         """One owner's answer to this stage; Tampered if it is not in order, and then she is gone."""
-        if owner not in self.left or owner in self._came:
+        if owner not in self._asked() or owner in self._came:
             raise Tampered(owner, self.stage, "she was not asked, or answered before")
         taken = {
-            KEYS: self._take_keys, SHARES: self._take_shares, AGREE: self._take_signature, UNMASK: self._take_revealed,
+            KEYS: self._take_keys, SHARES: self._take_shares, AGREE: self._take_consents, UNMASK: self._take_revealed,
             VOID: self._take_signature, VOIDED: self._take_nothing,
         }  # fmt: skip
         try:
@@ -124,55 +169,67 @@ class Summing:
         self._came.add(owner)
 
     def _take_keys(self, owner: int, answer: bytes) -> None:
-        advert = Advert.checked(owner, unpacked(answer), self.terms)
+        key, seed, signature, tags = items(unpacked(answer), bytes, bytes, bytes, bytes)
+        if len(key) != KEY or len(seed) != KEY:
+            raise Tampered(owner, "key", f"keys have {KEY} bytes")
+        advert, said = Advert(owner, key, seed, signature).checked(self.terms), dict(TAGS.unpack(tags))
         for other in self.adverts.values():
-            if {advert.cipher_key, advert.mask_key} & {other.cipher_key, other.mask_key}:
+            if advert.key == other.key:
                 raise Tampered(owner, "key", f"owner {other.owner} has the same")
-        self.adverts[owner] = advert
+        self.adverts[owner], self.tags[owner] = advert, said
+        try:
+            self._key(owner)
+        except ValueError:
+            del self.adverts[owner], self.tags[owner]
+            raise Tampered(owner, "key", "it is of small order") from None
 
     def _take_shares(self, owner: int, answer: bytes) -> None:
-        table, signature = items(unpacked(answer), list, bytes)
-        dealt = {int(row[0]): SealedShare.of(owner, row[1:]) for row in rows(packed(table))}
-        holders = {owner, *self.terms.neighbours(owner)} & set(self.adverts)
-        if set(dealt) != holders or len(table) != len(holders):
+        table, box, tag = items(unpacked(answer), bytes, bytes, bytes)
+        if not same(tag, mac(self._key(owner), shares_text(table, box))):
+            raise Tampered(owner, "share", "these are not what she dealt")
+        found = DEALT.unpack(table)
+        dealt = {holder: Dealt(*parts) for holder, *parts in found}
+        holders = {owner, *self._neighbours(owner)} & self.adverts.keys()
+        if dealt.keys() != holders or len(found) != len(holders):
             raise Tampered(owner, "share", "not one for each of her neighbours and herself")
-        if not is_signed(self.terms.keys[owner], signature, shares_text(self.terms, owner, dealt)):
-            raise Tampered(owner, "share", "her registered key did not sign these")
-        self.dealt[owner] = dealt
+        self.dealt[owner], self.boxes[owner] = dealt, box
 
     def _take_input(self, owner: int, answer: bytes, vector: Words | None) -> None:
-        (signature,) = items(unpacked(answer), bytes)
         terms = self.terms
         if vector is None or vector.shape != (terms.length,) or vector.dtype != terms.dtype:
             raise Tampered(owner, "input", f"not {terms.length} numbers below 2^{terms.bits}")
-        if (vector >> terms.dtype(terms.bits - 1) > 1).any():
+        if terms.bits < 8 * vector.dtype.itemsize and int(vector.max()) >> terms.bits:
             raise Tampered(owner, "input", f"not {terms.length} numbers below 2^{terms.bits}")
-        if not is_signed(terms.keys[owner], signature, input_text(terms, owner, vector)):
-            raise Tampered(owner, "input", "her registered key did not sign it")
+        if not same(answer, input_tag(self._key(owner), np.ascontiguousarray(vector))):
+            raise Tampered(owner, "input", "it is not what she masked")
         self.total += vector
 
+    def _take_consents(self, owner: int, answer: bytes) -> None:
+        """The broker cannot check what owners say to each other, only that it is from her, and for everybody."""
+        tags, tag = items(unpacked(answer), bytes, bytes)
+        if not same(tag, mac(self._key(owner), b"agree" + tags)):
+            raise Tampered(owner, "consent", "it is not what she said")
+        found = dict(TAGS.unpack(tags))
+        if found.keys() != set(self.survivors) - {owner}:
+            raise Tampered(owner, "consent", "not one for each other survivor")
+        self.tags[owner] = found
+
     def _take_signature(self, owner: int, answer: bytes) -> None:
-        (signature,) = items(unpacked(answer), bytes)
-        terms, void = self.terms, self.stage == VOID
-        text = void_text(terms, owner) if void else agree_text(terms, self.survivors)
-        if not is_signed(terms.keys[owner], signature, text):
-            said = "the round's being void" if void else "this set of survivors"
-            raise Tampered(owner, "signature", f"it is not hers on {said}")
-        self.signatures[owner] = signature
+        if not is_signed(self.terms.keys[owner], answer, void_text(self.terms, owner)):
+            raise Tampered(owner, "signature", "it is not hers on the round's being void")
+        self.signatures[owner] = answer
 
     def _take_nothing(self, owner: int, answer: bytes) -> None:
         """She has taken her charge back."""
 
     def _take_revealed(self, owner: int, answer: bytes) -> None:
         """Every share is the one that its dealer committed to, and of the kind that is due."""
-        alive, found = set(self.survivors), {}
-        for row in rows(answer):
-            dealer, kind, share = items(row, int, int, bytes)
+        alive, found = set(self.survivors), dict[int, bytes]()
+        for dealer, kind, share in REVEALED.unpack(answer):
             one = self.dealt.get(dealer, {}).get(owner)
-            if one is None or dealer in found or kind != int(dealer in alive) or len(share) != SHARE:
+            if one is None or dealer in found or kind != (SEED if dealer in alive else BOX):
                 raise Tampered(owner, "share", f"not one of the kind that is due of owner {dealer}")
-            name, kept = ("seed", one.seed) if kind else ("mask", one.mask_key)
-            if commitment(self.terms, name, dealer, owner, share) != kept:
+            if commitment(self.terms, kind, dealer, owner, share) != (one.seed if kind == SEED else one.box):
                 raise Tampered(owner, "share", f"it is not the one that owner {dealer} dealt her")
             found[dealer] = share
         if any(owner in dealt and dealer not in found for dealer, dealt in self.dealt.items()):
@@ -183,7 +240,7 @@ class Summing:
     def close(self) -> None:
         """The stage is over: who did not answer is gone. SumVoid if too few are left."""
         if self.stage == INPUT:
-            self.survivors = tuple(sorted(self._came))
+            self.survivors, self.tags = tuple(sorted(self._came)), {}
         if self.stage in (VOID, VOIDED):
             enough = self.stage == VOID and len(self.signatures) >= self.terms.voiders
             self.stage, self._came = VOIDED if enough else DONE, set()
@@ -211,22 +268,28 @@ class Summing:
         """Take all masks off: survivors' own ones, and those between them and whoever dealt and then went."""
         terms, alive, masks = self.terms, set(self.survivors), list[tuple[bytes, int]]()
         known: dict[tuple[int, ...], dict[int, int]] = {}
-        for dealer in sorted(self.dealt):
+        for dealer, dealt in sorted(self.dealt.items()):
             secret = self._recovered(dealer, known)
             if dealer in alive:
                 if seed_commitment(terms, dealer, secret) != self.adverts[dealer].seed:
                     raise self._blamed(dealer, "her shares are not of the seed that she committed to")
                 masks.append((self_key(terms, dealer, secret), -1))
                 continue
-            private = secret_key(secret)
-            if public_key(private) != self.adverts[dealer].mask_key:
-                raise self._blamed(dealer, "her shares are not of her key")
-            for peer in terms.neighbours(dealer):
+            for peer, key in self._inside(dealer, secret).items():
                 if peer in alive:
-                    key = pair_key(terms, private, self.adverts[peer].mask_key, dealer, peer)
+                    if pair_commitment(terms, dealer, peer, key) != dealt[peer].pair:
+                        raise self._blamed(dealer, "her shares are not of the keys that she committed to")
                     masks.append((key, -1 if peer < dealer else 1))
         add_masks(self.total, masks)
-        self.total &= terms.dtype(2**terms.bits - 1)
+        terms.reduce(self.total)
+
+    def _inside(self, dealer: int, secret: bytes) -> dict[int, bytes]:
+        """The keys in the box of one who dealt and then went, by neighbour."""
+        peers = sorted(self.dealt[dealer].keys() - {dealer})
+        inside = opened(secret, self.boxes[dealer], self.terms.digest)
+        if inside is None or len(inside) != KEY * len(peers):
+            raise self._blamed(dealer, "her shares are not of the key of her box")
+        return {peer: inside[KEY * at : KEY * (at + 1)] for at, peer in enumerate(peers)}
 
     def _recovered(self, dealer: int, known: dict[tuple[int, ...], dict[int, int]]) -> bytes:
         parts = self._revealed.get(dealer, {})
@@ -249,24 +312,31 @@ class Summing:
 
     def state(self) -> bytes:
         """After a stage: everything that the rest of the round needs."""
-        adverts = [(owner, *advert.parts()) for owner, advert in self.adverts.items()]
+        adverts = ADVERTS.pack((*advert, NONE) for advert in self.adverts.values())
+        tags = [(owner, TAGS.pack(found.items())) for owner, found in self.tags.items()]
         dealt = [
-            (owner, [(holder, *one.parts()) for holder, one in held.items()]) for owner, held in self.dealt.items()
+            (owner, DEALT.pack((holder, *one) for holder, one in held.items()), self.boxes[owner])
+            for owner, held in self.dealt.items()
         ]
-        signed = sorted(self.signatures.items())
-        rest = (self.stage, adverts, dealt, self.survivors, signed, self.total.tobytes(), int(self.is_void))
-        return packed((self.terms.pack(), *rest))
+        signed, survivors = SIGNED.pack(sorted(self.signatures.items())), NUMBERS.pack((one,) for one in self.survivors)
+        desk = self._desk + _DESKS.pack(self._keys.items())
+        rest = (self.stage, desk, adverts, tags, dealt, survivors, signed, self.total.tobytes())
+        return packed((self.terms.text, *rest, int(self.is_void)))
 
     @classmethod
     def restore(cls, state: bytes) -> Summing:
         """What `state` gave, from the same disk."""
-        terms, stage, adverts, dealt, survivors, signed, total, void = items(
-            unpacked(state), bytes, str, list, list, list, list, bytes, int
+        terms, stage, desk, adverts, tags, dealt, survivors, signed, total, void = items(
+            unpacked(state), bytes, str, bytes, bytes, list, list, bytes, bytes, bytes, int
         )
-        found = cls(MaskTerms.unpack(terms))
-        found.stage, found.survivors, found.signatures = stage, tuple(survivors), dict(signed)
-        found.adverts = {one[0]: Advert(*one) for one in adverts}
-        found.dealt = {owner: {one[0]: SealedShare(*one[1:]) for one in held} for owner, held in dealt}
+        found = cls(MaskTerms.unpack(terms), desk[:KEY])
+        found._keys = dict(_DESKS.unpack(desk[KEY:]))
+        found.stage, found.survivors, found.signatures = stage, numbers(survivors), dict(SIGNED.unpack(signed))
+        found.adverts = {one[0]: Advert(*one[:4]) for one in ADVERTS.unpack(adverts)}
+        found.tags = {owner: dict(TAGS.unpack(table)) for owner, table in tags}
+        for owner, table, box in dealt:
+            found.dealt[owner] = {holder: Dealt(*parts) for holder, *parts in DEALT.unpack(table)}
+            found.boxes[owner] = box
         found.total += np.frombuffer(total, dtype=found.total.dtype)
         found.is_void = bool(void)
         return found

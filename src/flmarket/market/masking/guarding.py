@@ -16,6 +16,9 @@ She takes a charge back in one case only: her input left, and as many owners as 
 that they will open nothing (`masker`, `voided`). A broker's word that a round is void is nothing to her: it has her
 masked input, and could have it opened later. Her part itself is forgotten with her secrets; the award stays used.
 
+Chains with owners whom she has met (`masker`) are kept for a task, under their registered keys, and stored with her
+shares: from then on this round's links are nowhere.
+
 What would break it: a list of peers' keys that comes from the broker. Simulated owners take the roster's word.
 """
 
@@ -32,12 +35,14 @@ from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput, SumVoid, Tampered
 from flmarket.ledger import HoldReceipt
 from flmarket.market.kind import Announcement, Order, release_id
-from flmarket.market.masking.masker import INPUT, KEYS, VOIDED, Masker
-from flmarket.market.masking.primitives import Words, digest, identity_key
+from flmarket.market.masking.masker import INPUT, KEYS, LASTS, SHARES, VOIDED, Masker, next_link
+from flmarket.market.masking.primitives import KEY, Table, Words, digest, identity_key
 from flmarket.market.masking.terms import MaskTerms
 from flmarket.market.owner import Guard, Owner
 from flmarket.market.record import Mask
 from flmarket.privacy.secure_sum import SumTerms
+
+_LINKS = Table(KEY, KEY)  # first round in which it is used: the other's registered key, the link of the chain
 
 
 def mask_terms(call: Announcement, order: Order, identities: Mapping[int, bytes]) -> MaskTerms:
@@ -86,6 +91,8 @@ class SumGuard:
         while True:
             before = self.journal.mask(release)
             masker = self._begun(order, stage, question) if before is None else self._restored(before)
+            if stage in (KEYS, SHARES) and stage not in masker.said:
+                masker.known = self._known(masker.terms)
             if masker.terms != mask_terms(call, order, masker.terms.keys):
                 raise SumVoid("the terms of the sum are not those of the announcement and the order")
             if before is None:
@@ -103,7 +110,10 @@ class SumGuard:
                 masked = words.tobytes()
             else:
                 answer = masker.answer(stage, question)
-            if self.journal.keep_mask(order, before, Mask(masker.state(), b"" if stage == VOIDED else masked)):
+            after, chains = Mask(masker.state(), b"" if stage == VOIDED else masked), None
+            if masker.met:
+                chains = self._chains(masker)
+            if self.journal.keep_mask(order, before, after, chains):
                 if stage == VOIDED:  # also if it is said again: a crash may have come between
                     self.guard.account.take_back(release)
                 return answer, words
@@ -120,6 +130,22 @@ class SumGuard:
         else:
             root = secrets.token_bytes(32)
         return Masker(self.owner.number, identity, asked, root)
+
+    def _known(self, terms: MaskTerms) -> dict[int, bytes]:
+        """This round's links of her chains with owners on the roster."""
+        now, owners, found = terms.round_index, {key: owner for owner, key in terms.roster}, dict[int, bytes]()
+        for first, key, chain in _LINKS.unpack(self.journal.chains(terms.task)):
+            if key in owners and first <= now and first // LASTS == now // LASTS:
+                found[owners[key]] = next_link(chain, now - first)
+        return found
+
+    def _chains(self, masker: Masker) -> bytes:
+        """The next round's links with all whom she has met now, and what there is with others."""
+        terms = masker.terms
+        links = {key: (first, key, chain) for first, key, chain in _LINKS.unpack(self.journal.chains(terms.task))}
+        for owner, chain in masker.met.items():
+            links[terms.keys[owner]] = terms.round_index + 1, terms.keys[owner], chain
+        return _LINKS.pack(link for link in links.values() if link[0] // LASTS == terms.round_index // LASTS)
 
     def _agree(self, terms: MaskTerms) -> None:
         """Enough honest company, and nobody whom she does not know."""

@@ -1,14 +1,16 @@
 """The cryptography that masking stands on, each piece under the one name by which the protocol uses it.
 
-X25519 for a secret between two owners, HKDF-SHA256 for what is derived from it, ChaCha20 on the whole 256-bit key for
-masks, ChaCha20-Poly1305 for shares in transit, Ed25519 for identities, SHA-256 for commitments: all from
-`cryptography`, none of our own making. Shamir's sharing is over the field of 2^256 + 297, the least prime above what 32
-bytes can say, so that a key is one element of it.
+X25519 for a secret between two owners who meet, HKDF-SHA256 and keyed BLAKE2b (RFC 7693) for what is derived
+from it and for tags, AES-256 in counter mode for masks, ChaCha20-Poly1305 for what is sealed, Poly1305 for masked
+inputs, Ed25519 for identities, SHA-256 for commitments: all from `cryptography` and Python's `hashlib`, none of our own
+making. Shamir's sharing is over the field of 2^256 + 297, the least prime above what 32 bytes can say, so that a key is
+one element of it.
 
-What would break it: using a derived key twice for different texts. Every derivation names its purpose, both owners and
-the digest of the round's terms, and a round's secrets all come from one root that is drawn for it, so a key seals one
-text and one mask. What is derived again from the same root is the same, bit for bit: that is how an owner repeats
-herself after a crash.
+What would break it: using a derived key twice for different texts. Every derivation names its purpose and the digest
+of the round's terms, and a round's secrets all come from one root that is drawn for it, so a key seals one text and
+one mask. What is derived again from the same root is the same, bit for bit: that is how an owner repeats herself after
+a crash. A counter-mode stream differs from random words by the birthday bound of its 128-bit blocks: at 10^6 numbers
+an advantage of 2^-93, at the most that terms allow 2^-78.
 
 Shamir, How to share a secret (CACM 1979).
 """
@@ -16,7 +18,11 @@ Shamir, How to share a secret (CACM 1979).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -29,21 +35,25 @@ try:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    from cryptography.hazmat.primitives.poly1305 import Poly1305
 except ImportError:
     raise MissingDependency("cryptography", "secure") from None
 
 Words = NDArray[np.unsignedinteger[Any]]
 Value = int | bytes | str | Sequence[Any]
 Secret = X25519PrivateKey
+Dealing = dict[int, tuple[bytes, bytes]]  # shares of two secrets, by holder
 
 KEY, SHARE = 32, 33
 PRIME = 2**256 + 297
 _BLOCK = 1 << 16  # words masked at a time: what a processor's cache holds
 _ZEROS = bytes(8 * _BLOCK)
 _DEEPEST = 6
+_NONCES = [use.to_bytes(12) for use in range(4)]
+_FROM_ZERO = modes.CTR(bytes(16))
 
 
 # texts
@@ -99,12 +109,51 @@ def digest(*parts: Value) -> bytes:
     return hashlib.sha256(packed(parts)).digest()
 
 
+class Table:
+    """Rows of an owner's number and fields of fixed sizes, as bytes: one table, one text."""
+
+    def __init__(self, *sizes: int) -> None:
+        self._row = Struct(">Q" + "".join(f"{size}s" for size in sizes))
+
+    def pack(self, rows: Iterable[Sequence[Any]]) -> bytes:
+        """As it travels."""
+        make = self._row.pack
+        return b"".join([make(*row) for row in rows])
+
+    def unpack(self, text: bytes) -> list[tuple[Any, ...]]:
+        """What `pack` made; a text that is no whole number of rows is refused."""
+        if len(text) % self._row.size:
+            raise InvalidInput("text", text[:40], f"rows of {self._row.size} bytes")
+        return list(self._row.iter_unpack(text))
+
+
 # keys
 
 
 def derived(secret: bytes, terms: bytes, *purpose: Value, length: int = KEY) -> bytes:
     """A key for one purpose in one round."""
     return HKDF(hashes.SHA256(), length, terms, packed(purpose)).derive(secret)
+
+
+def mac(key: bytes, text: bytes) -> bytes:
+    """BLAKE2b under a key: a tag that only who has it can make, and a key for the purpose that the text names."""
+    return hashlib.blake2b(text, key=key, digest_size=KEY).digest()
+
+
+def two_keys(key: bytes, text: bytes) -> tuple[bytes, bytes]:
+    """BLAKE2b under a key, of which each half is a key."""
+    both = hashlib.blake2b(text, key=key).digest()
+    return both[:KEY], both[KEY:]
+
+
+def same(one: bytes, other: bytes) -> bool:
+    """Whether two tags are the same, without telling by time where they differ."""
+    return hmac.compare_digest(one, other)
+
+
+def tagged(key: bytes, words: Words) -> bytes:
+    """Poly1305 of a long text. A key tags one text, ever."""
+    return Poly1305.generate_tag(key, words.data.cast("B"))
 
 
 def secret_key(private: bytes) -> Secret:
@@ -122,14 +171,21 @@ def agreed(private: Secret, public: bytes) -> bytes:
     return private.exchange(X25519PublicKey.from_public_bytes(public))
 
 
+@lru_cache(maxsize=1024)
+def _signer(private: bytes) -> tuple[Ed25519PrivateKey, bytes]:
+    """A key ready for use, and its public half: making it costs as much as signing."""
+    key = Ed25519PrivateKey.from_private_bytes(private)
+    return key, key.public_key().public_bytes_raw()
+
+
 def identity_key(private: bytes) -> bytes:
     """The public half of an Ed25519 key."""
-    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return _signer(private)[1]
 
 
 def signed(private: bytes, text: bytes) -> bytes:
     """A signature, always the same for the same text."""
-    return Ed25519PrivateKey.from_private_bytes(private).sign(text)
+    return _signer(private)[0].sign(text)
 
 
 def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
@@ -141,15 +197,15 @@ def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
     return True
 
 
-def sealed(key: bytes, text: bytes, beside: bytes) -> bytes:
-    """A text encrypted and authenticated, with what goes beside it in the open. A key seals one text, ever."""
-    return ChaCha20Poly1305(key).encrypt(bytes(12), text, beside)
+def sealed(key: bytes, text: bytes, beside: bytes, use: int = 0) -> bytes:
+    """A text encrypted and authenticated, with what goes beside it in the open. A key seals one text for each use."""
+    return ChaCha20Poly1305(key).encrypt(_NONCES[use], text, beside)
 
 
-def opened(key: bytes, text: bytes, beside: bytes) -> bytes | None:
-    """The text that was sealed, or None if it or what goes beside it is another."""
+def opened(key: bytes, text: bytes, beside: bytes, use: int = 0) -> bytes | None:
+    """The text that was sealed, or None if it, its use or what goes beside it is another."""
     try:
-        return ChaCha20Poly1305(key).decrypt(bytes(12), text, beside)
+        return ChaCha20Poly1305(key).decrypt(_NONCES[use], text, beside)
     except InvalidTag:
         return None
 
@@ -157,53 +213,61 @@ def opened(key: bytes, text: bytes, beside: bytes) -> bytes | None:
 # masks
 
 
+def _keystream(key: bytes) -> CipherContext:
+    return Cipher(algorithms.AES(key), _FROM_ZERO).encryptor()
+
+
 def stream(key: bytes, length: int) -> bytes:
-    """ChaCha20's key stream on the whole key."""
-    return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(length))
+    """The key stream of AES in counter mode on the whole 256-bit key."""
+    return _keystream(key).update(bytes(length))
 
 
 def add_masks(total: Words, keys: Sequence[tuple[bytes, int]]) -> None:
     """Add (+1) or subtract (−1) each key's mask, in place, modulo the words' own size."""
-    ciphers = [(Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor(), sign) for key, sign in keys]
-    size = total.dtype.itemsize
+    ciphers = [(_keystream(key).update, np.add if sign > 0 else np.subtract) for key, sign in keys]
+    size, dtype = total.dtype.itemsize, total.dtype
     for start in range(0, len(total), _BLOCK):
         part = total[start : start + _BLOCK]
         zeros = _ZEROS[: len(part) * size]
-        for cipher, sign in ciphers:
-            mask = np.frombuffer(cipher.update(zeros), dtype=total.dtype)
-            (np.add if sign > 0 else np.subtract)(part, mask, out=part)
+        for update, combine in ciphers:
+            combine(part, np.frombuffer(update(zeros), dtype=dtype), out=part)
 
 
 # shares
 
 
-def shares(secret: bytes, holders: Sequence[int], threshold: int, randomness: bytes) -> dict[int, bytes]:
-    """Shamir's shares for holders (numbers of at least 1): any `threshold` give the secret, fewer say nothing.
+def shares(secrets: tuple[bytes, bytes], holders: Sequence[int], threshold: int, randomness: bytes) -> Dealing:
+    """Shamir's shares of two secrets for holders (numbers of at least 1): any `threshold` give a secret, fewer nothing.
 
     `randomness` is 64 bytes for each coefficient, so that none is off uniform by more than 2^−255.
     """
-    if not 1 <= threshold <= len(holders) or len(randomness) != 64 * (threshold - 1):
-        raise InvalidInput("threshold", threshold, f"1 to {len(holders)}, with 64 bytes for each but one")
-    parts = [randomness[at : at + 64] for at in range(0, len(randomness), 64)]
-    coefficients = [int.from_bytes(part) % PRIME for part in parts]
-    found = {}
+    if not 1 <= threshold <= len(holders) or len(randomness) != 128 * (threshold - 1):
+        raise InvalidInput("threshold", threshold, f"1 to {len(holders)}, with 128 bytes for each but one")
+    drawn = [int.from_bytes(randomness[at : at + 64]) % PRIME for at in range(0, len(randomness), 64)]
+    # Both polynomials at once, one above the other: nothing is reduced before the end, so this is how wide they get.
+    width = 8 * SHARE + threshold * max(holders).bit_length() + 8
+    parts, low = [one | other << width for one, other in zip(drawn[::2], drawn[1::2], strict=True)], (1 << width) - 1
+    last, found = int.from_bytes(secrets[0]) | int.from_bytes(secrets[1]) << width, {}
     for holder in holders:
         value = 0
-        for one in coefficients:
-            value = (value + one) * holder % PRIME
-        found[holder] = ((value + int.from_bytes(secret)) % PRIME).to_bytes(SHARE)
+        for one in parts:
+            value = (value + one) * holder
+        value += last
+        found[holder] = ((value & low) % PRIME).to_bytes(SHARE), ((value >> width) % PRIME).to_bytes(SHARE)
     return found
 
 
 def weights(holders: Sequence[int]) -> dict[int, int]:
-    """Lagrange's coefficients at 0 for shares of these holders."""
-    found = {}
-    for one in holders:
-        above, below = 1, 1
-        for other in holders:
-            if other != one:
-                above, below = above * other % PRIME, below * (other - one) % PRIME
-        found[one] = above * pow(below, -1, PRIME) % PRIME
+    """Lagrange's coefficients at 0 for shares of these holders: all inverses by one."""
+    whole = prod(holders)
+    below = [one * prod([other - one for other in holders if other != one]) % PRIME for one in holders]
+    before = [1]
+    for one in below:
+        before.append(before[-1] * one % PRIME)
+    inverse, found = pow(before[-1], -1, PRIME), dict[int, int]()
+    for at in range(len(below) - 1, -1, -1):
+        found[holders[at]] = whole * before[at] * inverse % PRIME
+        inverse = inverse * below[at] % PRIME
     return found
 
 

@@ -32,12 +32,13 @@ from typing import Any
 import numpy as np
 
 from flmarket.errors import InvalidInput
-from flmarket.market.masking.primitives import KEY, Value, digest, packed, unpacked
+from flmarket.market.masking.primitives import KEY, Table, Value, Words, digest, packed, unpacked
 
 COMPLETE = 60
 MOST_OWNERS = 10_000
 LEAST_BITS, MOST_BITS = 2, 62
 LONGEST = 100_000_000
+_ROSTER = Table(KEY)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class MaskTerms:
     def __post_init__(self) -> None:
         owners, keys = [owner for owner, _ in self.roster], [key for _, key in self.roster]
         n = len(owners)
-        if not 2 <= n <= MOST_OWNERS or owners != sorted(set(owners)) or owners[0] < 0:
+        if not 2 <= n <= MOST_OWNERS or owners != sorted(set(owners)) or not 0 <= owners[0] <= owners[-1] < 2**63:
             raise InvalidInput("roster", n, f"2 to {MOST_OWNERS} owners, each once, in order")
         if len(set(keys)) < n or any(len(key) != KEY for key in keys):
             raise InvalidInput("roster", n, "a registered key of her own for every owner")
@@ -75,26 +76,31 @@ class MaskTerms:
 
     @cached_property
     def digest(self) -> bytes:
-        """What everybody signs."""
-        return digest("flmarket masked sum 1", self.pack())
+        """What everybody goes by."""
+        return digest("flmarket masked sum 2", self.text)
 
-    def pack(self) -> bytes:
+    @cached_property
+    def text(self) -> bytes:
         """As it travels."""
         numbers = (self.round_index, self.bits, self.length, self.survivors, self.colluders)
-        return packed((self.task, self.terms, numbers, self.roster))
+        return packed((self.task, self.terms, numbers, _ROSTER.pack(self.roster)))
 
     @classmethod
     def unpack(cls, text: bytes) -> MaskTerms:
-        """What `pack` made."""
-        task, terms, numbers, roster = items(unpacked(text), str, bytes, list, list)
+        """What `text` is."""
+        task, terms, numbers, roster = items(unpacked(text), str, bytes, list, bytes)
         index, bits, length, survivors, colluders = items(numbers, int, int, int, int, int)
-        known = tuple((owner, key) for owner, key in (items(one, int, bytes) for one in roster))
-        return cls(task, index, terms, bits, length, survivors, colluders, known)
+        return cls(task, index, terms, bits, length, survivors, colluders, tuple(_ROSTER.unpack(roster)))
 
     @property
     def dtype(self) -> type[np.uint32] | type[np.uint64]:
         """The words that inputs are masked in."""
         return np.uint32 if self.bits <= 32 else np.uint64
+
+    def reduce(self, words: Words) -> None:
+        """Words modulo 2^b, in place."""
+        if self.bits < 8 * words.dtype.itemsize:
+            words &= self.dtype(2**self.bits - 1)
 
     @cached_property
     def keys(self) -> dict[int, bytes]:
