@@ -13,7 +13,7 @@ from flmarket.errors import FlmarketError, InvalidInput, SettlementError
 from flmarket.ledger import AwardState, Entry, Head, LedgerCorrupt, MemoryLedger, Receipt, Release, Resolution
 from flmarket.ledger.entry import EntryKind, Line, fits, sealed
 from flmarket.ledger.merkle import TILE, Tree, checked_consistency, checked_inclusion, digest, tiles
-from flmarket.ledger.receipt import SealedReceipt, make_receipt, seal
+from flmarket.ledger.receipt import SealedReceipt, make_receipt, read_receipts, seal
 from flmarket.privacy import ApproxDp, PureDp, RecordLevel, ZCdp
 
 
@@ -339,6 +339,19 @@ def test_sealed_receipts_are_read_strictly():
     for wrong in (*bad, {name: good[name] for name in good if name != "state"}, {}, [], None, "x"):
         with pytest.raises(InvalidInput):
             SealedReceipt.from_dict(wrong)
+
+
+def test_receipts_are_found_in_what_markets_hand_out_and_in_nothing_else():
+    receipt = seal(log_of(HELD, given(1.0), PAID), award="x", owner="y")
+    good = receipt.to_dict()
+    for wrapped in (good, [good], {"items": [{"document": good}]}, {"receipts": [good]}):
+        assert read_receipts(wrapped) == [receipt]
+    nested, boxed = good, good
+    for _ in range(5_000):
+        nested, boxed = [nested], {"items": boxed}
+    for wrong in ("x", "", [], ["x"], [good, "x"], {}, 3, None, nested, boxed, [[]], {"items": []}):
+        with pytest.raises(InvalidInput):
+            read_receipts(wrong)
 
 
 def test_a_loss_of_records_fits_one_of_records_only():

@@ -240,6 +240,8 @@ LIES = {
         "release", "a33", owner="owner-3", spent_pico=0, limit_pico=1, detail=RELEASED
     ),
     "money to where it came from": Line("hold", "x", "escrow", "escrow", 5, "owner-3", 0, detail='{"epsilon":"0.0"}'),
+    "a deposit that somebody pays": Line("deposit", "x", "buyer", "owner-9", 0),
+    "a withdrawal to somebody": Line("withdrawal", "x", "owner-1", "owner-9", 1),
     "money from no name": Line("withdrawal", "x", "", "bank", 0),
     "money to no name": Line("deposit", "x", "bank", "", 5),
     "money to nobody": Line("deposit", "x", "bank", None, 5),
@@ -279,6 +281,16 @@ def test_truths_pass_the_same_way(memory):
     ):
         true = sealed(Line(EntryKind(kind), *terms), entries[-1].seq + 1, 1, entries[-1].hash)
         Replay().feed([*entries, true]).finish()
+
+
+def test_escrow_is_what_open_awards_hold(memory):
+    from flmarket.ledger.replay import Replay
+
+    replay = Replay().feed(memory.entries())
+    replay.finish()
+    replay.balances["escrow"] += 1
+    with pytest.raises(LedgerCorrupt, match="escrow holds"):
+        replay.finish()
 
 
 def test_a_release_after_the_payment_is_named(award):

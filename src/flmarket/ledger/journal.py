@@ -194,9 +194,10 @@ class Award:
         state: AwardState = AwardState.PENDING,
         reason: str = "",
     ) -> None:
-        values = (id, round_index, buyer, owner, as_loss(loss), price_micros, state, reason)
-        for name, value in zip(self.__dataclass_fields__, values, strict=True):
-            object.__setattr__(self, name, value)
+        self.__dict__.update(
+            id=id, round_index=round_index, buyer=buyer, owner=owner, loss=as_loss(loss), price_micros=price_micros,
+            state=state, reason=reason,
+        )  # fmt: skip
 
     @property
     def epsilon(self) -> float:

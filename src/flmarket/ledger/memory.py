@@ -123,10 +123,17 @@ class Ledger(ABC):
 
     def receipt(self, award_id: str, size: int | None = None) -> Receipt:
         """All entries of an award with proofs that they are in the log of `size` entries; can be checked without it."""
-        tree, entries = self._tree(size), self._award_entries([award_id])
-        if not entries:
-            raise SettlementError(f"there is no award {award_id}")
-        return make_receipt(award_id, entries, tree)
+        return self.receipts([award_id], size)[award_id]
+
+    def receipts(self, award_ids: Iterable[str], size: int | None = None) -> dict[str, Receipt]:
+        """The receipts of many awards, each as `receipt` makes it, for little more than one."""
+        found: dict[str, list[Entry]] = {award_id: [] for award_id in award_ids}
+        tree = self._tree(size)
+        for entry in self._award_entries(found):
+            found[entry.line.ref].append(entry)
+        if missing := next((award_id for award_id, entries in found.items() if not entries), None):
+            raise SettlementError(f"there is no award {missing}")
+        return {award_id: make_receipt(award_id, entries, tree) for award_id, entries in found.items()}
 
     def hold_receipts(
         self, award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
@@ -172,8 +179,8 @@ class Ledger(ABC):
         """Micro-units in an account; an account never used holds 0."""
 
     @abstractmethod
-    def balances(self) -> Mapping[str, int]:
-        """All accounts ever used."""
+    def balances(self, accounts: Iterable[str] | None = None) -> Mapping[str, int]:
+        """All accounts ever used, or those of some that were."""
 
     @abstractmethod
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
@@ -244,9 +251,10 @@ class MemoryLedger(Ledger):
         """Of many owners at once: a copy of the account of each who registered a cap."""
         return {owner: copy(self._accounts[owner]) for owner in owners if owner in self._accounts}
 
-    def balances(self) -> Mapping[str, int]:
-        """All accounts ever used."""
-        return dict(self._balances)
+    def balances(self, accounts: Iterable[str] | None = None) -> Mapping[str, int]:
+        """All accounts ever used, or those of some that were."""
+        known = self._balances
+        return dict(known) if accounts is None else {name: known[name] for name in accounts if name in known}
 
     def balance(self, account: str) -> int:
         """Micro-units in an account; an account never used holds 0."""
@@ -275,9 +283,9 @@ class MemoryLedger(Ledger):
         result = change(draft)
         time_us = self._clock()
         self._journal += ((time_us, line) for line in draft.new)
-        self._lines.update(draft.lines.maps[0])
-        self._balances.update(draft.balances.maps[0])
-        self._accounts.update(draft.accounts.maps[0])
+        self._lines.update(draft.lines.new)
+        self._balances.update(draft.balances.new)
+        self._accounts.update(draft.accounts.new)
         return result
 
     def _history(self, owner: str) -> Iterator[Event]:

@@ -408,14 +408,15 @@ def seal(receipt: Receipt, *, award: str, owner: str) -> SealedReceipt:
     return SealedReceipt(award, owner, found.loss, found.price_micros, found.state.value, entries, receipt.head)
 
 
-def read_receipts(data: object) -> list[Receipt | SealedReceipt]:
+def read_receipts(data: object, *, levels: int = 8) -> list[Receipt | SealedReceipt]:
     """All receipts in anything that a market hands out: one by itself, some in a list, an answer of the HTTP interface,
-    a model's receipts.json. Checks their form, not their truth; InvalidInput if there is none, or something else."""
-    if isinstance(data, Mapping):
+    a model's receipts.json. Checks their form, not their truth; InvalidInput if there is none, or something else.
+    What is wrapped more than `levels` times is something else."""
+    if levels and isinstance(data, Mapping):
         for inside in ("items", "receipts", "document"):
             if inside in data:
-                return read_receipts(data[inside])
+                return read_receipts(data[inside], levels=levels - 1)
         return [SealedReceipt.from_dict(data) if "sealed" in data else Receipt.from_dict(data)]
-    if not isinstance(data, list) or not 0 < len(data) <= _MOST:
+    if not levels or not isinstance(data, list) or not 0 < len(data) <= _MOST:
         raise InvalidInput("receipt", type(data).__name__, f"a receipt, or 1 to {_MOST} of them")
-    return [receipt for one in data for receipt in read_receipts(one)]
+    return [receipt for one in data for receipt in read_receipts(one, levels=levels - 1)]

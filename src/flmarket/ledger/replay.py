@@ -5,23 +5,42 @@ that is there, awards that are held and open, privacy totals that the guarantees
 rules that wrote them, other than the privacy account. The first entry that fails is named.
 """
 
+import json
 from collections.abc import Iterable
 
-from flmarket.errors import FlmarketError
-from flmarket.ledger.entry import GENESIS, Entry, EntryKind, Line, cap_of, fits, loss_of, pico, release_of
-from flmarket.ledger.journal import BANK, ESCROW, FEES, MAX_MICROS, NOTHING, LedgerCorrupt
+from flmarket.errors import FlmarketError, InvalidInput
+from flmarket.ledger.entry import (
+    GENESIS,
+    ROW,
+    Entry,
+    EntryKind,
+    Row,
+    cap_of,
+    checked_row,
+    fits,
+    line_of,
+    loss_of,
+    pico,
+    row_hash,
+)
+from flmarket.ledger.journal import BANK, ESCROW, FEES, MAX_MICROS, NOTHING, LedgerCorrupt, Release
 from flmarket.ledger.merkle import Head, Tree, node_hash
-from flmarket.privacy import Event, PrivacyAccount
+from flmarket.privacy import Event, PrivacyAccount, event_from_dict
 
+_read = json.JSONDecoder().decode
+_DEBIT, _CREDIT = ROW.index("debit"), ROW.index("credit")
+_HOLD, _POSTED, _CAP, _RELEASE = (
+    kind.value for kind in (EntryKind.HOLD, EntryKind.POSTED, EntryKind.CAP, EntryKind.RELEASE)
+)
 # kind → the side that is fixed, and the account that stands there
 _FIXED = {
-    EntryKind.DEPOSIT: ("debit", BANK),
-    EntryKind.WITHDRAWAL: ("credit", BANK),
-    EntryKind.FEE: ("credit", FEES),
-    EntryKind.HOLD: ("credit", ESCROW),
-    EntryKind.POSTED: ("debit", ESCROW),
-    EntryKind.VOIDED: ("debit", ESCROW),
-    EntryKind.EXPIRED: ("debit", ESCROW),
+    EntryKind.DEPOSIT.value: (_DEBIT, BANK),
+    EntryKind.WITHDRAWAL.value: (_CREDIT, BANK),
+    EntryKind.FEE.value: (_CREDIT, FEES),
+    EntryKind.HOLD.value: (_CREDIT, ESCROW),
+    EntryKind.POSTED.value: (_DEBIT, ESCROW),
+    EntryKind.VOIDED.value: (_DEBIT, ESCROW),
+    EntryKind.EXPIRED.value: (_DEBIT, ESCROW),
 }
 
 
@@ -33,33 +52,41 @@ class Replay:
         self.leaves: list[bytes] = []
         self._nodes: dict[int, list[bytes]] = {}
         self._last = GENESIS
-        self._seen: set[tuple[EntryKind, str]] = set()
-        self._held: dict[str, Line] = {}  # awards still open
-        self._owner: dict[str, str | None] = {}  # of every award
-        self._loss: dict[str, Event] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._held: dict[str, tuple[str, int, str | None]] = {}  # buyer, price and owner of awards still open
+        self._sold: dict[str, tuple[str | None, Event]] = {}  # owner and loss of every award
         self._posted: set[str] = set()
         self._accounts: dict[str, PrivacyAccount] = {}
         self._events: dict[str, list[Event]] = {}
 
     def feed(self, entries: Iterable[Entry]) -> "Replay":
         """Check further entries, in order."""
-        for entry in entries:
-            if entry.seq != len(self.leaves):
-                raise LedgerCorrupt(f"missing; number {entry.seq} follows", len(self.leaves))
-            if entry.previous != self._last:
-                raise LedgerCorrupt("does not name its predecessor's hash", entry.seq)
-            if entry.computed_hash() != entry.hash:
-                raise LedgerCorrupt("the content does not match the hash", entry.seq)
-            problem = self._problem(entry.line)
+        return self.feed_rows(entry.row() for entry in entries)
+
+    def feed_rows(self, rows: Iterable[Row]) -> "Replay":
+        """The same of entries as stores keep them."""
+        for row in rows:
+            seq = row[0]
+            try:
+                checked_row(row)
+            except InvalidInput as error:
+                raise LedgerCorrupt(f"cannot be read: {error}", seq if isinstance(seq, int) else None) from None
+            if seq != len(self.leaves):
+                raise LedgerCorrupt(f"missing; number {seq} follows", len(self.leaves))
+            if row[2] != self._last:
+                raise LedgerCorrupt("does not name its predecessor's hash", seq)
+            if row_hash(row) != row[3]:
+                raise LedgerCorrupt("the content does not match the hash", seq)
+            problem = self._problem(row)
             if problem:
-                raise LedgerCorrupt(problem, entry.seq)
-            self._last = entry.hash
-            self.leaves.append(bytes.fromhex(entry.hash))
+                raise LedgerCorrupt(problem, seq)
+            self._last = row[3]
+            self.leaves.append(bytes.fromhex(row[3]))
         return self
 
     def finish(self, known: Head | None = None) -> Head:
         """The head of the whole log; with `known`, also check that the log begins as that earlier head says."""
-        pending = sum(line.amount_micros for line in self._held.values())
+        pending = sum(price for _, price, _ in self._held.values())
         if self.balances.get(ESCROW, 0) != pending:
             raise LedgerCorrupt(f"escrow holds {self.balances.get(ESCROW, 0)} for pending awards of {pending}")
         if known is not None:
@@ -88,66 +115,69 @@ class Replay:
             self._nodes[level] = known
         return known
 
-    def _problem(self, line: Line) -> str:
-        """Why a line may not follow the ones before, or nothing."""
-        if (line.kind, line.ref) in self._seen:
-            return f"a second {line.kind} of {line.ref}"
-        self._seen.add((line.kind, line.ref))
+    def _problem(self, row: Row) -> str:
+        """Why an entry may not follow the ones before, or nothing."""
+        kind, ref = row[4], row[5]
+        if (kind, ref) in self._seen:
+            return f"a second {kind} of {ref}"
+        self._seen.add((kind, ref))
         try:
-            return self._money(line) if line.kind in _FIXED else self._privacy(line)
+            return self._money(row) if kind in _FIXED else self._privacy(row)
         except (FlmarketError, KeyError, TypeError, ValueError) as error:
             return f"cannot be read: {error}"
 
-    def _money(self, line: Line) -> str:
-        side, account = _FIXED[line.kind]
-        debit, credit, amount = line.debit, line.credit, line.amount_micros
-        if getattr(line, side) != account or not debit or not credit or debit == credit:
-            return f"a {line.kind} from {debit} to {credit}"
+    def _money(self, row: Row) -> str:
+        kind, ref, debit, credit, amount, owner = row[4:10]
+        place, account = _FIXED[kind]
+        if row[place] != account or not debit or not credit or debit == credit:
+            return f"a {kind} from {debit} to {credit}"
         if not 0 <= amount <= MAX_MICROS:
             return f"an amount of {amount}"
-        if line.kind is EntryKind.HOLD:
-            self._loss[line.ref] = loss_of(line.terms)
-            self._held[line.ref], self._owner[line.ref] = line, line.owner
+        if kind == _HOLD:
+            loss = loss_of(_read(row[13]))
+            self._held[ref] = debit, amount, owner
+            self._sold[ref] = owner, loss
         elif account == ESCROW:
-            problem = self._resolution(line)
+            problem = self._resolution(kind, ref, credit, amount, owner)
             if problem:
                 return problem
-        self.balances[debit] = self.balances.get(debit, 0) - amount
-        self.balances[credit] = self.balances.get(credit, 0) + amount
-        return f"{debit} is overdrawn by {-self.balances[debit]}" if self.balances[debit] < 0 and debit != BANK else ""
+        balances = self.balances
+        left = balances[debit] = balances.get(debit, 0) - amount
+        balances[credit] = balances.get(credit, 0) + amount
+        return f"{debit} is overdrawn by {-left}" if left < 0 and debit != BANK else ""
 
-    def _resolution(self, line: Line) -> str:
-        held = self._held.pop(line.ref, None)
+    def _resolution(self, kind: str, ref: str, credit: str, amount: int, owner: str | None) -> str:
+        held = self._held.pop(ref, None)
         if held is None:
-            return f"award {line.ref} is not open"
-        payee = held.owner if line.kind is EntryKind.POSTED else held.debit
-        if (line.credit, line.amount_micros, line.owner) != (payee, held.amount_micros, held.owner):
-            return f"award {line.ref} is {line.kind} on other terms than it was held"
-        if line.kind is EntryKind.POSTED:
-            self._posted.add(line.ref)
-            sold = self._loss[line.ref] != NOTHING and held.owner in self._accounts
-            if sold and (EntryKind.RELEASE, line.ref) not in self._seen:
-                return f"award {line.ref} is paid without a release"
+            return f"award {ref} is not open"
+        buyer, price, seller = held
+        if (credit, amount, owner) != (seller if kind == _POSTED else buyer, price, seller):
+            return f"award {ref} is {kind} on other terms than it was held"
+        if kind == _POSTED:
+            self._posted.add(ref)
+            if owner in self._accounts and (_RELEASE, ref) not in self._seen and self._sold[ref][1] != NOTHING:
+                return f"award {ref} is paid without a release"
         return ""
 
-    def _privacy(self, line: Line) -> str:
-        owner = line.owner
-        if not owner or line.amount_micros or line.debit is not None or line.credit is not None:
-            return f"a {line.kind} that names no owner, or moves money"
-        if line.kind is EntryKind.CAP:
-            account = PrivacyAccount(cap_of(line))
+    def _privacy(self, row: Row) -> str:
+        kind, ref, debit, credit, amount, owner, _, spent, limit, _ = row[4:]
+        if not owner or amount or debit is not None or credit is not None:
+            return f"a {kind} that names no owner, or moves money"
+        account = self._accounts.get(owner)
+        if kind == _CAP:
+            account = self._accounts[owner] = PrivacyAccount(cap_of(line_of(row)))
             for event in self._events.get(owner, ()):
                 account.compose(event)
-            self._accounts[owner] = account
         else:
-            if self._owner.get(line.ref) != owner or line.ref in self._posted:
-                return f"a release for award {line.ref}, which {owner} does not have or was paid for before"
-            release = release_of(line)
-            event = release.guarantee
-            if not fits(release, self._loss[line.ref]):
-                return f"a release of {event} for award {line.ref}, which is for {self._loss[line.ref]}"
+            seller, loss = self._sold.get(ref, (None, NOTHING))
+            if seller != owner or ref in self._posted:
+                return f"a release for award {ref}, which {owner} does not have or was paid for before"
+            terms = _read(row[13])
+            event = event_from_dict(terms["guarantee"])
+            if not fits(Release(ref, terms["mechanism"], event), loss):
+                return f"a release of {event} for award {ref}, which is for {loss}"
             self._events.setdefault(owner, []).append(event)
-            if owner in self._accounts:
-                self._accounts[owner].compose(event)
-        totals = pico(self._accounts[owner]) if owner in self._accounts else (None, None)
-        return "" if totals == (line.spent_pico, line.limit_pico) else f"states other totals of {owner} than {totals}"
+            if account is not None:
+                account.compose(event)
+        totals = (None, None) if account is None else pico(account)
+        return "" if totals == (spent, limit) else f"states other totals of {owner} than {totals}"

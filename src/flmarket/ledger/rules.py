@@ -5,11 +5,11 @@ the new lines and the balances and accounts after them; the store then commits a
 keep the books in a database check the same invariants again there, in other words (`migrations`).
 """
 
-from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
 from itertools import chain
+from typing import Generic, TypeVar, overload
 
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
 from flmarket.ledger.entry import (
@@ -46,6 +46,33 @@ LONGEST_NAME, LONGEST_REASON = 200, 500
 _NAMED = (EntryKind.DEPOSIT, EntryKind.WITHDRAWAL, EntryKind.FEE, EntryKind.HOLD)
 
 Key = tuple[EntryKind, str]
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Layer(Generic[K, V]):
+    """What a draft writes (`new`) over the books as they were, which stay so."""
+
+    __slots__ = ("_books", "new")
+
+    def __init__(self, books: Mapping[K, V]) -> None:
+        self._books = books
+        self.new: dict[K, V] = {}
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """The value, the draft's own if it has one."""
+        found = self.new.get(key)
+        return self._books.get(key, default) if found is None else found
+
+    def __contains__(self, key: K) -> bool:
+        return key in self.new or key in self._books
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.new[key] = value
 
 
 class Draft:
@@ -60,10 +87,9 @@ class Draft:
     ) -> None:
         """`accounts` holds the owners with a registered cap; `history` gives all stored releases of an owner."""
         self.new: list[Line] = []
-        # writes go to the first mapping; the books behind it stay as they are
-        self.lines = ChainMap(dict[Key, Line](), lines)
-        self.balances = ChainMap(dict[str, int](), balances)
-        self.accounts = ChainMap(dict[str, PrivacyAccount](), accounts)
+        self.lines = Layer(lines)
+        self.balances = Layer(balances)
+        self.accounts = Layer(accounts)
         self._history = history
 
     def deposit(self, id: str, account: str, amount_micros: int) -> None:
@@ -122,7 +148,8 @@ class Draft:
         reason = _readable(resolution.reason)
         detail = canonical({"reason": reason}) if reason else "{}"
         self._move(Line(RESOLUTIONS[state], award.id, ESCROW, payee, award.price_micros, award.owner, detail=detail))
-        return replace(award, state=state, reason=reason)
+        terms = award.id, award.round_index, award.buyer, award.owner, award.loss, award.price_micros
+        return Award(*terms, state, reason)
 
     def release(self, release: Release) -> None:
         """Charge the owner's registered cap and record what she gave away."""
@@ -155,8 +182,11 @@ class Draft:
         held = self.lines.get((EntryKind.HOLD, award_id))
         if held is None:
             raise SettlementError(f"there is no award {award_id}")
-        ends = (self.lines.get((kind, award_id)) for kind in RESOLUTIONS.values())
-        return award_of(held, next(filter(None, ends), None))
+        for kind in RESOLUTIONS.values():
+            ended = self.lines.get((kind, award_id))
+            if ended is not None:
+                return award_of(held, ended)
+        return award_of(held, None)
 
     def _give(self, award: Award, release: Release) -> None:
         mechanism = checked_name("mechanism", release.mechanism)
@@ -235,5 +265,5 @@ def _totals(account: PrivacyAccount | None) -> tuple[int, int] | tuple[None, Non
 
 def _readable(reason: str) -> str:
     """A reason often quotes somebody's error: it is shortened and cleaned, never a ground to refuse the resolution."""
-    text = "".join(c if c.isprintable() else " " for c in str(reason))
+    text = reason if reason.isprintable() else "".join(c if c.isprintable() else " " for c in reason)
     return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"

@@ -8,12 +8,13 @@ Breaks if the database loses committed transactions: SQLite on a network file sy
 `synchronous_commit` off.
 """
 
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, Select, func, insert, select
+from sqlalchemy import Connection, Engine, Select, func, insert, select
 
 from flmarket.errors import ConfigError, InvalidInput, SettlementError
 from flmarket.ledger import store
@@ -21,13 +22,18 @@ from flmarket.ledger.entry import (
     GENESIS,
     OF_AWARDS,
     RESOLUTIONS,
+    ROW,
     Entry,
     EntryKind,
     Line,
+    Row,
     award_of,
     cap_of,
+    checked_row,
+    line_of,
     release_of,
-    sealed,
+    row_hash,
+    row_of,
 )
 from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, LedgerCorrupt, Release, now_us
 from flmarket.ledger.memory import Ledger, Wanted
@@ -38,18 +44,40 @@ from flmarket.ledger.store import accounts, entries, nodes
 from flmarket.privacy import PrivacyAccount
 
 CHUNK = 2000  # rows or ids at a time; SQLite takes at most 32,766 parameters
-_NAMES = ("seq", "time_us", "previous", "hash", *Line.__slots__)
 _WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
-_COLUMNS = tuple(entries.c[name] for name in _NAMES)
+_COLUMNS = tuple(entries.c[name] for name in ROW)
+_SELECT = f"SELECT {', '.join(ROW)} FROM {entries.name}"  # noqa: S608  # our own names
 _RESOLVED = [kind.value for kind in RESOLUTIONS.values()]
 
 
-def entry_of(row: Row[Any]) -> Entry:
+def entry_of(row: Row) -> Entry:
     """A stored row as an entry; what no writer of ours can have stored is corrupt."""
-    try:
-        return Entry.from_dict(row._asdict())
-    except InvalidInput as error:
-        raise LedgerCorrupt(f"cannot be read: {error}", row.seq if isinstance(row.seq, int) else None) from None
+    with _readable(row):
+        return Entry.from_row(row)
+
+
+def stored_line(row: Row) -> Line:
+    """What a stored row says, without its place in the log."""
+    with _readable(row):
+        checked_row(row)
+        return line_of(row)
+
+
+class _readable:
+    """Refuses a row as corrupt, instead of as somebody's bad input."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, InvalidInput):
+            seq = self._row[0]
+            raise LedgerCorrupt(f"cannot be read: {error}", seq if isinstance(seq, int) else None) from None
 
 
 def size(connection: Connection) -> int:
@@ -66,12 +94,22 @@ def entries_between(connection: Connection, start: int, stop: int | None) -> Seq
     return [entry_of(row) for row in connection.execute(query)]
 
 
+def rows_from(connection: Connection, start: int) -> Sequence[Row]:
+    """At most a chunk of the log, as it lies there."""
+    query = f"{_SELECT} WHERE seq >= {int(start)} ORDER BY seq LIMIT {CHUNK}"
+    try:
+        return connection.exec_driver_sql(query).cursor.fetchall()
+    except sqlite3.OperationalError:  # text that is none; whether that is so shows when it is read as it lies there
+        with store.bad_text_readable(connection):
+            return connection.exec_driver_sql(query).cursor.fetchall()
+
+
 def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
     """All lines with these ids."""
     found: dict[Key, Line] = {}
     for some in chunks(refs):
         for row in connection.execute(select(*_COLUMNS).where(entries.c.ref.in_(some))):
-            line = entry_of(row).line
+            line = stored_line(row)
             found[line.kind, line.ref] = line
     return found
 
@@ -135,28 +173,28 @@ def append(connection: Connection, lines: Sequence[Line], time_us: int) -> int:
     """Add lines to the log, hashed, with the nodes of the tree that they complete; returns the new size."""
     start = size(connection)
     last = connection.execute(select(entries.c.hash).where(entries.c.seq == start - 1)).scalar() if start else GENESIS
-    rows, previous = [], str(last)
+    rows: list[Row] = []
+    previous = str(last)
     for seq, line in enumerate(lines, start):
-        entry = sealed(line, seq, time_us, previous)
-        rows.append(entry.to_dict())
-        previous = entry.hash
+        row = row_of(line, seq, time_us, previous)
+        previous = row_hash(row)
+        rows.append((*row[:3], previous, *row[4:]))
     _insert(connection, rows)
     for level, position, node in tiles(start, len(rows), lambda *run: hashes(connection, *run)):
         connection.execute(insert(nodes), {"level": level, "position": position, "hash": node.hex()})
     return start + len(rows)
 
 
-def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
+def _insert(connection: Connection, rows: list[Row]) -> None:
     """In PostgreSQL all rows in one statement, a column at a time: its triggers settle balances once a statement."""
-    into = f"INSERT INTO {entries.name} ({', '.join(_NAMES)})"
+    into = f"INSERT INTO {entries.name} ({', '.join(ROW)})"
     if connection.dialect.name == "postgresql":
-        arrays = ", ".join(f"%s::{'bigint' if name in _WHOLE else 'text'}[]" for name in _NAMES)
-        columns = tuple([row[name] for row in rows] for name in _NAMES)
+        arrays = ", ".join(f"%s::{'bigint' if name in _WHOLE else 'text'}[]" for name in ROW)
+        columns = tuple(list(column) for column in zip(*rows, strict=True))
         connection.exec_driver_sql(f"{into} SELECT * FROM unnest({arrays})", columns)  # noqa: S608  # our own names
     else:
-        marks = ", ".join("?" for _ in _NAMES)
-        values = [tuple(row[name] for name in _NAMES) for row in rows]
-        connection.exec_driver_sql(f"{into} VALUES ({marks})", values)
+        marks = ", ".join("?" for _ in ROW)
+        connection.exec_driver_sql(f"{into} VALUES ({marks})", rows)
 
 
 def chunks(values: Iterable[str]) -> Iterator[list[str]]:
@@ -254,10 +292,10 @@ class SqlLedger(Ledger):
         with store.reading(self.engine) as connection:
             return {owner: copy(known.account) for owner, known in self._accounts(connection, set(owners)).items()}
 
-    def balances(self) -> Mapping[str, int]:
-        """All accounts ever used."""
+    def balances(self, accounts: Iterable[str] | None = None) -> Mapping[str, int]:
+        """All accounts ever used, or those of some that were."""
         with store.reading(self.engine) as connection:
-            return {BANK: 0, ESCROW: 0} | balances(connection)
+            return ({BANK: 0, ESCROW: 0} if accounts is None else {}) | balances(connection, accounts)
 
     def balance(self, account: str) -> int:
         """Micro-units in an account; an account never used holds 0."""
@@ -279,15 +317,16 @@ class SqlLedger(Ledger):
 
         Balances and inner nodes of the tree, which the database keeps beside the log, must be what the log makes them.
         """
-        with store.reading(self.engine) as connection, store.bad_text_readable(connection):
+        with store.reading(self.engine) as connection:
             replay, start, more = Replay(), 0, True
             while more:
-                found = entries_between(connection, start, None)
-                replay.feed(found)
+                found = rows_from(connection, start)
+                replay.feed_rows(found)
                 more = len(found) == CHUNK
                 start += len(found)
             head = replay.finish(known)
-            kept = balances(connection)
+            with store.bad_text_readable(connection):
+                kept = balances(connection)
             for account in sorted({*kept, *replay.balances}):
                 has, said = kept.get(account, 0), replay.balances.get(account, 0)
                 if has != said:
@@ -331,7 +370,7 @@ class SqlLedger(Ledger):
         # only now that it is committed
         first = end - len(draft.new)
         caps = {line.owner: seq for seq, line in enumerate(draft.new, first) if line.kind is EntryKind.CAP}
-        for owner, account in draft.accounts.maps[0].items():
+        for owner, account in draft.accounts.new.items():
             self._counted[owner] = _Counted(caps[owner] if owner in caps else counted[owner].cap_seq, end, account)
         return result
 
@@ -344,12 +383,13 @@ class SqlLedger(Ledger):
             if known is None or known.cap_seq != entry.seq:
                 known = _Counted(entry.seq, 0, PrivacyAccount(cap_of(entry.line)))
             # a copy: other threads may be counting from the same account
-            found[owner] = replace(known, account=copy(known.account))
+            found[owner] = _Counted(known.cap_seq, known.size, copy(known.account))
         for start in {known.size for known in found.values() if known.size < end}:
             group = [owner for owner, known in found.items() if known.size == start]
             for entry in owner_lines(connection, group, EntryKind.RELEASE, start):
                 found[str(entry.line.owner)].account.compose(release_of(entry.line).guarantee)
-        self._counted |= (found := {owner: replace(known, size=end) for owner, known in found.items()})
+        found = {owner: _Counted(known.cap_seq, end, known.account) for owner, known in found.items()}
+        self._counted |= found
         return found
 
     def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
