@@ -96,6 +96,12 @@ def test_a_sound_mechanism_is_shown_as_such(sound: AuditReport, tmp_path: Path) 
     assert "she did no better than that" in text
     assert "What the buyer gets" not in text  # not measured here
     assert "✗" not in text
+    assert "for each owner." in text
+    log = replace(sound.truthful.search, by_menu=750)
+    menus = replace(sound, truthful=replace(sound.truthful, search=log))
+    text = Page(write_audit(menus, tmp_path / "b.html").read_text()).text
+    assert "for each of 50 owners; for the 750 others the best item of the menu" in text
+    assert "for each owner." not in text
 
 
 def test_a_contradicted_claim_is_loud_and_hostile_text_is_escaped(tmp_path: Path) -> None:

@@ -8,9 +8,13 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from flmarket import BidProfile, Valuations, auctions
+from flmarket.audit.first_best import first_best, optimal_bound
 from flmarket.errors import InvalidInput
+from flmarket.experiments import compare_population
 from flmarket.report import Comparison, ComparisonRow, Curve, CurveSet, write_comparison, write_curves
 
 HOSTILE = "<script>$a_b$</script>"
@@ -119,3 +123,17 @@ def test_bad_input_is_refused(comparison: Comparison, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="curves"):
         CurveSet("t", "x", "y", ())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_held_against_the_second_best_where_rates_have_a_law() -> None:
+    settings = {"auction_names": ["all-in"], "factors": [0.4], "owners": 3, "seed": 5}
+    found = compare_population(population="flm21-high", aggregation_names=["opt-aggr"], profiles=130, **settings)
+    bids = BidProfile.sample(np.random.default_rng(5), 130, 3, "flm21-high")[:100]
+    budget = 0.4 * bids.full_cost.sum(axis=-1)
+    bound = optimal_bound(auctions.get("all-in").run(bids, budget).epsilon, bids.data_size)
+    virtual = Valuations(bids.valuations.kind, 2 * bids.valuations.rate - 0.5)
+    best = first_best(BidProfile(virtual, bids.privacy_budget, bids.data_size), budget)[1]
+    sold = np.isfinite(bound)
+    assert found.rows[0].over_second_best == pytest.approx(bound[sold].mean() / best[sold].mean(), rel=1e-9)
+    other = compare_population(population="jdp", aggregation_names=["opt-aggr"], profiles=5, **settings)
+    assert other.rows[0].over_second_best is None

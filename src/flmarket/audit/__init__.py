@@ -16,7 +16,7 @@ from flmarket.audit.privacy import PrivacyAudit, ReleasesAudit, audit_privacy, a
 from flmarket.audit.rules import BudgetUse, Rationality, Structure
 from flmarket.audit.sampled import SamplingAudit, audit_sampling
 from flmarket.audit.search import STRENGTHS, Strength
-from flmarket.audit.second_best import Efficiency, bayesian_bound, rate_law, second_best
+from flmarket.audit.second_best import Efficiency, bayesian_bound, over_second_best, rate_law, second_best
 from flmarket.audit.truthfulness import Regret, SearchLog, Truthfulness
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "certify",
     "check_claims",
     "first_best",
+    "over_second_best",
     "private_fields",
     "rate_law",
     "replay",

@@ -68,6 +68,13 @@ def second_best(
     return first_best(BidProfile(virtual, bids.privacy_budget, bids.data_size), budget, rng=rng)
 
 
+def over_second_best(bound: ArrayLike, estimate: ArrayLike) -> float | None:
+    """The mean error bound over the mean of `second_best` on the same profiles, those in which somebody sold."""
+    reached, yardstick = np.asarray(bound), np.asarray(estimate)
+    sold = np.isfinite(reached)
+    return float(reached[sold].mean() / yardstick[sold].mean()) if sold.any() else None
+
+
 def _rates(bids: BidProfile) -> FloatArray:
     if bids.valuations.grid is not None:
         raise InvalidInput(

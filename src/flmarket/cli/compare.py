@@ -132,11 +132,17 @@ def _spread(values: Sequence[float]) -> str:
 
 def _by_factor(comparison: Comparison, factors: Sequence[float]) -> object:
     title = f"{comparison.title}: mean over {comparison.profiles:,} profiles per budget factor (lower is better)"
-    listing = table(title, "auction", "aggregation", *(f"{factor:g}" for factor in factors), "nobody bought", text=2)
+    held = ("over second best",) if any(row.over_second_best is not None for row in comparison.rows) else ()
+    listing = table(
+        title, "auction", "aggregation", *(f"{factor:g}" for factor in factors), *held, "nobody bought", text=2
+    )
     for pair in dict.fromkeys((row.auction, row.aggregation) for row in comparison.rows):
         rows = [row for row in comparison.rows if (row.auction, row.aggregation) == pair]
         marks = [("[bold]{:.2f}[/]" if comparison.leads(row) else "{:.2f}") + " !" * row.overspends for row in rows]
         cells = [mark.format(row.error_bound_mean) for mark, row in zip(marks, rows, strict=True)]
+        if held:
+            ratios = [row.over_second_best for row in rows if row.over_second_best is not None]
+            cells.append(f"{np.mean(ratios):.3f}" if ratios else "–")
         listing.add_row(*pair, *cells, f"{np.mean([row.invalid_rate for row in rows]):.1%}")
     if any(row.overspends for row in comparison.rows):
         listing.caption = "! spends more than the budget"

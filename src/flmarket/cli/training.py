@@ -14,6 +14,7 @@ from flmarket.auctions.posted import LINEAR, NetworkMenu, read_menu
 from flmarket.bids import BidProfile
 from flmarket.cli.output import print_json, print_path, progress, screen
 from flmarket.errors import InvalidInput, MissingDependency
+from flmarket.populations import get as get_population
 from flmarket.populations import read_bids
 
 
@@ -21,8 +22,8 @@ from flmarket.populations import read_bids
 class MenuOptions:
     """How a posted menu is fitted."""
 
-    profiles: int = 768
-    steps: int = 1400
+    profiles: int = 384
+    steps: int = 2400
     unit: float | None = None
     explorers: int | None = None
     aggregation: str = "opt-aggr"
@@ -48,7 +49,8 @@ def train_menu(
     history, unit, words = None, options.unit, [f"--population {name}" for name in populations]
     if bids is not None:
         history, words = read_bids(bids), [f"--bids {bids.name}"]
-        unit = _typical_value(history) if unit is None else unit
+    if unit is None and len(populations) < 2:  # bidders of one kind, so it is known what their money is worth
+        unit = _typical_value(history or get_population(populations[0]).sample(np.random.default_rng(0), None, 1000))
     sources = [Source(None, history, owners=options.owners)] if history else []
     sources += [Source(name, owners=options.owners) for name in populations]
     # before anybody has spoken, a menu without a unit of money does not know what a record is worth
@@ -62,7 +64,7 @@ def train_menu(
     )  # fmt: skip
     before, began = trainer.loss(LINEAR), time.process_time()
     words += [f"--profiles {options.profiles} --steps {options.steps} --explorers {explorers} --seed {seed}"]
-    words += [f"--unit {unit:g}"] if unit is not None else []
+    words += [f"--unit {options.unit:g}"] if options.unit is not None else []
     words += [f"--aggregation {options.aggregation}"] if options.aggregation != "opt-aggr" else []
     words += [f"--owners {options.owners}"] if options.owners != 10 else []
     words += [f"--start {options.start.name}"] if options.start is not None else []

@@ -31,6 +31,7 @@ class ComparisonRow:
     invalid_rate: float
     spent_share: float
     winners_share: float
+    over_second_best: float | None = None  # on some of the profiles; None where nobody knows the law of rates
 
     @property
     def overspends(self) -> bool:

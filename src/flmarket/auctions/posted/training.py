@@ -41,10 +41,10 @@ from flmarket.errors import InvalidInput
 
 # A round in which nobody sells has no finite bound; it counts as a very bad one, so that the search avoids it.
 NOBODY = 60.0
-# Training looks at every fourth ε of the catalogue, another fourth in every step.
-COARSE = 4
+# Training looks at every eighth ε of the catalogue, another eighth in every step; towards the end at every fourth.
+COARSE, FINER, FROM = 8, 4, 0.7
 OBJECTIVES = ("opt-aggr", "conventional", "secure-opt")
-_HIDDEN = (32, 24)
+_HIDDEN = (48, 48)
 _RELATIVE_STEP = 1e-4
 _REPORTS = 20
 
@@ -168,7 +168,7 @@ class Trainer:
         objective: Objective | None = None,
         unit: float | None = None,
         explorers: int = 0,
-        profiles: int = 768,
+        profiles: int = 384,
         held_out: int = 600,
         seed: int = 0,
     ) -> None:
@@ -198,7 +198,7 @@ class Trainer:
     def train(
         self,
         *,
-        steps: int = 1400,
+        steps: int = 2400,
         start: NetworkMenu | None = None,
         rate: float = 4e-3,
         temperature: tuple[float, float] = (0.05, 0.005),
@@ -213,20 +213,22 @@ class Trainer:
             done = step / steps
             warm, cool = min(1.0, (step + 1) / 30), 0.02 ** max(0.0, (done - 0.4) / 0.6)
             descent.param_groups[0]["lr"] = rate * warm * cool
-            tau = first * (last / first) ** min(1.0, done / 0.7)
+            tau, spacing = first * (last / first) ** min(1.0, done / FROM), COARSE if done < FROM else FINER
             descent.zero_grad()
             for source, scale in zip(self._sources, self._scales, strict=True):
                 weight = 1.0 if len(self._sources) == 1 else 1.0 / (scale * len(self._sources))
-                (weight * self._soft_loss(layers, reserve, source, tau)).backward()  # type: ignore[no-untyped-call]
+                (weight * self._soft_loss(layers, reserve, source, tau, spacing)).backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_([*layers, reserve], 1.0)
             descent.step()
             if (step + 1) % max(1, steps // _REPORTS) == 0 or step + 1 == steps:
                 menu = _menu(shape, layers, reserve)
                 yield Progress(step + 1, self.loss(menu), menu)
 
-    def _soft_loss(self, layers: list[torch.Tensor], reserve: torch.Tensor, source: Source, tau: float) -> torch.Tensor:
+    def _soft_loss(
+        self, layers: list[torch.Tensor], reserve: torch.Tensor, source: Source, tau: float, spacing: int
+    ) -> torch.Tensor:
         bids, budget = source.draw(self._rng, self._profiles)
-        levels = slice(int(self._rng.integers(COARSE)), None, COARSE)
+        levels = slice(int(self._rng.integers(spacing)), None, spacing)
         epsilon, sold, queue = self.served(layers, reserve, bids, budget, tau, levels)
         return self._objective.soft(epsilon.T, sold.T, queue.size.T).mean()
 
