@@ -158,7 +158,7 @@ def test_a_key_revoked_while_it_mints_mints_nothing(small, joined):
     with pytest.raises(Unauthenticated):
         parties.issue_key(small, caller, caller.id, label="late")
     with pytest.raises(Unauthenticated):
-        sessions._start(small, caller, "sign-in.key")
+        sessions.start_session(small, caller, "sign-in.key")
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -5,8 +5,8 @@ import pytest
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.office import audits, offers, parties, payouts, tasks
-from flmarket.broker.requests import AuditRequest
+from flmarket.broker.office import audits, notices, offers, parties, payouts, sessions, tasks, users
+from flmarket.broker.requests import AuditRequest, HookRequest, UserRequest
 from flmarket.broker.settings import Settings
 from flmarket.broker.work.worker import Worker
 
@@ -34,6 +34,17 @@ MATRIX = {
     "GET /me/keys": everybody(200),
     "POST /me/keys": everybody(201),
     "DELETE /me/keys/{key_id}": only("buyer", others=404),
+    "GET /me/sessions": everybody(200),
+    "DELETE /me/sessions/{session_id}": only("buyer", status=204, others=404),
+    "GET /me/users": everybody(200),
+    "POST /me/users": everybody(201),
+    "PUT /me/users/{user_id}": only("buyer", others=404),
+    "DELETE /me/users/{user_id}": only("buyer", others=404),
+    "GET /me/hooks": everybody(200),
+    "POST /me/hooks": everybody(201),
+    "POST /me/hooks/{hook_id}/test": only("buyer", status=202, others=404),
+    "DELETE /me/hooks/{hook_id}": only("buyer", others=404),
+    "GET /me/notices": everybody(200),
     "GET /market": everybody(200),
     "GET /catalogue": everybody(200),
     "GET /listings/{task_id}": everybody(200),
@@ -72,6 +83,8 @@ MATRIX = {
     "PUT /operator/parties/{party_id}/node": only("operator", status=409),  # a buyer has no node
     "DELETE /operator/parties/{party_id}/node": OPERATOR,
     "POST /operator/parties/{party_id}/keys": only("operator", status=201),
+    "POST /operator/parties/{party_id}/users": only("operator", status=201),
+    "POST /operator/parties/{party_id}/hooks": only("operator", status=201),
     "POST /operator/parties/{party_id}/deposits": only("operator", status=201),
     "POST /operator/parties/{party_id}/payouts": only("operator", status=201),
     "GET /operator/payouts": OPERATOR,
@@ -95,9 +108,13 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
     Worker(broker).run_until_idle()
     spare = parties.issue_key(broker, buyer, buyer.id, label="spare")
     audit = audits.start_audit(broker, buyer, AuditRequest(auction="m1", profiles=1))
+    sessions.redeem_link(broker, sessions.make_link(broker, buyer.id))
     victim = joined(broker, "buyer", "victim").party.id
     ids = {
         "payout_id": payouts.pay_out(broker, people["operator"].party, victim, 1).id,
+        "session_id": sessions.list_sessions(broker, buyer).items[0].id,
+        "user_id": users.add_user(broker, buyer, buyer.id, UserRequest(name="Cleo", email="cleo@example.org")).id,
+        "hook_id": notices.create_hook(broker, buyer, buyer.id, HookRequest(address="https://example.org/")).hook.id,
         "task_id": task.id,
         "key_id": spare.id,
         "audit_id": audit.id,
@@ -117,6 +134,11 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
         "POST /operator/parties": {"role": "owner", "name": "new"},
         "PUT /operator/parties/{party_id}/node": {"node_id": "5"},
         "POST /operator/parties/{party_id}/keys": {},
+        "POST /me/users": lambda n: {"name": "Anna", "email": f"anna{n}@example.org"},
+        "PUT /me/users/{user_id}": {"rights": "viewer"},
+        "POST /operator/parties/{party_id}/users": {"name": "Bert", "email": "bert@example.org"},
+        "POST /me/hooks": {"address": "https://example.org/hook"},
+        "POST /operator/parties/{party_id}/hooks": {"address": "https://example.org/hook"},
         "POST /operator/parties/{party_id}/deposits": {"amount_micros": 1},
         "POST /operator/parties/{party_id}/payouts": {"amount_micros": 1},
     }
@@ -138,11 +160,13 @@ def test_who_may_do_what(scene, entry):
     method, path = entry.split(" ")
     path = path.format(**ids)
     body = bodies.get(entry)
+    body = body(99) if callable(body) else body
     assert http.request(method, path, json=body).status_code == 401
     wrong = {"Authorization": "Bearer flm_aaaa_bbbb"}
     assert http.request(method, path, json=body, headers=wrong).status_code == 401
     # the one who may comes last, because she may change things
     for name in sorted(PARTIES, key=lambda one: MATRIX[entry][one] < 300):
+        body = bodies[entry](PARTIES.index(name)) if callable(bodies.get(entry)) else body
         answer = http.request(method, path, json=body, headers=people[name].headers)
         assert answer.status_code == MATRIX[entry][name], (name, answer.text)
 

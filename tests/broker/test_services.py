@@ -353,6 +353,10 @@ def test_the_explorer_uses_the_mechanisms_own_model(small, joined, order):
         task=order(mechanism={"auction": "m2"}), budgets_micros=[60_000_000], profiles=40, accuracy=True
     )
     assert "overspend" in explore.explore(small, buyer, over).points[0].failed
+    assert all(point.over_second_best is None for point in found.points)  # nobody asked
+    asked = request.model_copy(update={"second_best": True, "profiles": 4, "budgets_micros": budgets[:2]})
+    held = [point.over_second_best for point in explore.explore(small, buyer, asked).points]
+    assert all(1.0 < ratio < 3.0 for ratio in held)
 
 
 def test_the_bid_helper_says_what_a_bid_earns(small, joined):

@@ -58,7 +58,7 @@ def home(tmp_path, monkeypatch):
     for registry in (models, datasets._registry):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     yield tmp_path
-    for name in ("my_xor_network", "my_points"):
+    for name in ("my_xor_network", "own_points"):
         sys.modules.pop(name, None)
 
 
@@ -96,20 +96,20 @@ def case(name, home):
         (home / "clinics.toml").write_text(toml_text(files))
         return {"data": files}, {"data_sets": ("clinics.toml",)}, "clinics", home / f"test.{name}", "grade"
     network = write_network(home)
-    (home / "my_points.py").write_text(TORCH_LOADER)
-    import my_points
+    (home / "own_points.py").write_text(TORCH_LOADER)
+    import own_points
 
     raw = home / "raw.npz"
-    x, y = my_points.points(1, 71)
+    x, y = own_points.points(1, 71)
     np.savez(raw, x=x, y=y)
     sections = {
         "model": {"name": network},
         "training": {"local_epochs": 2, "batch_size": 16, "local_learning_rate": 0.3},
     }
     if name == "torch":
-        sections["data"] = {"name": "my_points:load"}
-        return sections, {"data_sets": ("my_points:load",), "models": (network,)}, "my_points:load", raw, "y"
-    x, y = my_points.points(0, 240)  # xor: the same points as arrays in files
+        sections["data"] = {"name": "own_points:load"}
+        return sections, {"data_sets": ("own_points:load",), "models": (network,)}, "own_points:load", raw, "y"
+    x, y = own_points.points(0, 240)  # xor: the same points as arrays in files
     np.savez(home / "train.npz", x=x, y=y)
     files = {"train": "train.npz", "test": "raw.npz", "scaling": "standard"}
     (home / "square.toml").write_text(toml_text(files))
@@ -217,7 +217,7 @@ def test_a_remote_buyer_names_no_file_and_no_code_and_is_charged_nothing(home, o
     _, offered, name, *_ = case("csv", home)
     broker, buyer = opened(offered)
     before = broker.books.ledger.balance(buyer.id)
-    for told in ("train.csv", "clinics.toml", f"{home}/clinics.toml", "../clinics", "my_points:load", "breast-cancer"):
+    for told in ("train.csv", "clinics.toml", f"{home}/clinics.toml", "../clinics", "own_points:load", "breast-cancer"):
         with pytest.raises(InvalidInput, match=r"data\.name.*clinics"):
             tasks.post_task(broker, buyer, order({}, told))
     for key, value in (("train", "/etc/passwd"), ("test", "test.csv"), ("label", "grade")):
@@ -227,7 +227,7 @@ def test_a_remote_buyer_names_no_file_and_no_code_and_is_charged_nothing(home, o
             TaskRequest.model_validate(sent)
     assert broker.books.ledger.balance(buyer.id) == before
     assert not list(broker.books.ledger.awards())
-    assert "my_points" not in sys.modules
+    assert "own_points" not in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from sqlalchemy import func, select
+from starlette.middleware.gzip import GZipMiddleware
 
 from flmarket import __version__
 from flmarket.broker.core import Broker
@@ -19,6 +20,7 @@ from flmarket.broker.tables import Lease, TaskRow
 from flmarket.broker.web import api, pages, problems, streams
 from flmarket.broker.web.auth import CurrentBroker, Gate, get_gate
 from flmarket.broker.web.middleware import BodyLimit, Observe
+from flmarket.broker.web.oidc import Provider
 from flmarket.broker.work.worker import Worker
 from flmarket.client import wire
 
@@ -118,12 +120,13 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.broker, app.state.gate = broker, gate
+    app.state.broker, app.state.gate, app.state.oidc = broker, gate, Provider.of(broker.settings)
     problems.install(app)
     app.include_router(_health_routes)
     for router in (*api.ROUTERS, streams.router):
         app.include_router(router, prefix=API)
     pages.mount(app)
     app.add_middleware(BodyLimit, most=broker.settings.max_body_bytes)
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)  # not of event streams
     app.add_middleware(Observe, metrics=broker.metrics)
     return app

@@ -24,6 +24,11 @@ def slot_account(task_id: str, slot: int) -> str:
     return f"{task_id}/owner-{slot}"
 
 
+def is_simulated(account: str) -> bool:
+    """Whether an account is a simulated owner's."""
+    return "/owner-" in account
+
+
 def shown_epsilon(loss: Event) -> float:
     """A loss as the ε that rows and pages show: pure, or at δ = 1e-5 for noise that has no pure one; ∞ for none."""
     if isinstance(loss, RecordLevel):

@@ -19,7 +19,7 @@ from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
 from flmarket.broker.requests import TaskRequest
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import Fact, Role, Secret
+from flmarket.broker.tables import Fact, Rights, Role, Secret
 from flmarket.engines import Simulation, Spec
 from flmarket.engines.config import DataFile, DataSection
 from flmarket.errors import ConfigError, FlmarketError, InvalidInput
@@ -30,18 +30,27 @@ _KEPT = 16  # simulations
 
 @dataclass(frozen=True)
 class Party:
-    """Who is asking; `key_id` is the key that she, or the session she is in, came with."""
+    """Who is asking; `key_id` is the key that she, or the session she is in, came with. A key has all rights of its
+    party; of a person who signed in as herself, `user_id` and `rights` say who she is and what she may."""
 
     id: str
     role: Role
     name: str
     key_id: str | None = field(default=None, compare=False)
+    user_id: str | None = field(default=None, compare=False)
+    rights: Rights = field(default="admin", compare=False)
 
 
 def require(party: Party, *roles: Role) -> None:
     """Forbidden unless the party has one of the roles."""
     if party.role not in roles:
         raise Forbidden(f"this is for {' and '.join(f'{role}s' for role in roles)}; {party.id} is a {party.role}")
+
+
+def require_admin(party: Party) -> None:
+    """Forbidden unless she may act on her party's people, keys and hooks."""
+    if party.rights != "admin":
+        raise Forbidden(f"this is for your organisation's admins; you are a {party.rights}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,9 @@ class Metrics:
         self.round_seconds = Histogram("flmarket_round_seconds", "Time to play a round.", registry=self.registry)
         self.paid = Counter("flmarket_paid_micros_total", "Paid to owners, in micro-units.", registry=self.registry)
         self.tasks = Gauge("flmarket_tasks", "Tasks by state.", ["state"], registry=self.registry)
+        self.notices = Counter(
+            "flmarket_notices_total", "Attempts at webhooks and mails.", ["kind", "outcome"], registry=self.registry
+        )
         self.streams = Gauge("flmarket_event_streams", "Open event streams.", registry=self.registry)
 
     def count_round(self, *, valid: bool, paid_micros: int) -> None:
@@ -88,7 +100,7 @@ class Recent:
 
     def __init__(self, seconds: float = 1.0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._clock = seconds, clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a value may be made of others
         self._values: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
@@ -102,6 +114,28 @@ class Recent:
                     found = self._values[key] = (self._clock() + self.seconds, value)
         result: Value = found[1]
         return result
+
+
+class Settled:
+    """What follows from something that does not change any more; the most recently used are kept."""
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._values: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value under a key, which names all that it follows from."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                known: Value = self._values[key]
+                return known
+        made = make()
+        with self._lock:
+            self._values[key] = made
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return made
 
 
 class Simulations:
@@ -206,6 +240,7 @@ class Broker:
     metrics: Metrics
     wake: threading.Event = field(default_factory=threading.Event)
     recent: Recent = field(default_factory=Recent)
+    settled: Settled = field(default_factory=Settled)
     currency: str = "units"
 
     @classmethod

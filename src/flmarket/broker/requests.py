@@ -397,12 +397,16 @@ class CapRequest(Request):
 
 
 class ExploreRequest(Request):
-    """Budgets a round to compare for a task, before posting it. `accuracy`: also train a little to estimate it."""
+    """Budgets a round to compare for a task, before posting it.
+
+    `accuracy`: also train a little to estimate it. `second_best`: also say how far the auction is from that.
+    """
 
     task: TaskRequest
     budgets_micros: Annotated[list[PositiveMoney], Field(min_length=1, max_length=24)]
     profiles: Annotated[int, Field(ge=1, le=200)] = 40
     accuracy: bool = False
+    second_best: bool = False
 
 
 class BidHelpRequest(Request):
@@ -440,10 +444,45 @@ class NodeRequest(Request):
     number: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
 
 
+_ADDRESSES = {"webhook": r"https?://[^\s/@\\]+(/[!-~]*)?", "email": r"[!-?A-~]{1,64}@[A-Za-z0-9.-]{1,200}"}
+
+
+class UserRequest(Request):
+    """A person of a party, who signs in with the operator's identity provider."""
+
+    name: Name
+    email: Annotated[str, Field(max_length=254, pattern=f"^{_ADDRESSES['email']}$")]
+    rights: Literal["admin", "member", "viewer"] = "member"
+
+
+class RightsRequest(Request):
+    """What a person may do."""
+
+    rights: Literal["admin", "member", "viewer"]
+
+
 class KeyRequest(Request):
     """A new API key."""
 
     label: Name = "key"
+
+
+EventName = Literal["cap", "award", "payment", "payout", "task.ended", "task.failed"]
+EVENTS: tuple[EventName, ...] = get_args(EventName)
+
+
+class HookRequest(Request):
+    """Whom to tell, an address that is posted to, or (the operator's to set) a mail address."""
+
+    kind: Literal["webhook", "email"] = "webhook"
+    address: Annotated[str, Field(min_length=3, max_length=500)]
+    events: Annotated[list[EventName], Field(min_length=1, max_length=len(EVENTS))] = list(EVENTS)
+
+    @model_validator(mode="after")
+    def _is_address(self) -> Self:
+        if not re.fullmatch(_ADDRESSES[self.kind], self.address):
+            raise ValueError("https://host/path" if self.kind == "webhook" else "somebody@example.org")
+        return self
 
 
 class DepositRequest(Request):

@@ -8,7 +8,7 @@ separated by commas.
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
@@ -48,6 +48,24 @@ class Settings(BaseSettings):
     """What amounts are in, e.g. EUR; set once, for good. Without it pages speak of units."""
     payout_hook: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """`package.module:name` of a function that sends a payout (`flmarket.client.wire.Payout`); it runs here."""
+    webhook_allow: Names = ()
+    """Hosts, addresses or networks of your own that webhooks may reach, also without TLS; by default none."""
+    notice_tries: Count = 16
+    """How often a webhook or a mail is tried, ever more slowly (about two days in all), before it is given up."""
+    notice_first_rest: Seconds = 5.0
+    """How long the second try waits; each further one twice as long, six hours at most."""
+    smtp_host: str = ""
+    """The mail server; without one no mail is sent."""
+    smtp_port: Annotated[int, Field(ge=1, le=65535)] = 587
+    """Its port."""
+    smtp_security: Literal["starttls", "tls", "none"] = "starttls"
+    """How the connection is protected; none only for a server on this machine."""
+    smtp_user: str = ""
+    """Who signs in to it; nobody if empty."""
+    smtp_password: Annotated[str, Field(repr=False)] = ""
+    """Better in the environment than in a file."""
+    mail_from: str = "flmarket@localhost"
+    """The sender of mails."""
     superlink: str = ""
     """A connection in $FLWR_HOME/config.toml; without one, Flower tasks are refused."""
     flower_folder: Path = Path("flmarket-flower")
@@ -97,6 +115,17 @@ class Settings(BaseSettings):
     stream_poll_seconds: Seconds = 0.3
     """How often an event stream looks for news."""
 
+    public_url: Annotated[str, Field(pattern=r"^(https?://[^/?#]+)?$")] = ""
+    """Where people reach the market, e.g. https://market.example.org; single sign-on needs it."""
+    oidc_issuer: str = ""
+    """An OpenID Connect provider, e.g. https://login.example.org/realms/lab; without one, no single sign-on."""
+    oidc_client_id: str = ""
+    """What the provider knows this market as."""
+    oidc_client_secret: Annotated[str, Field(repr=False)] = ""
+    """The secret it gave; better in the environment than in a file."""
+    oidc_name: Annotated[str, Field(max_length=40)] = "single sign-on"
+    """What the button is called: Sign in with …"""
+
     session_seconds: Seconds = 12 * 3600.0
     """How long somebody stays signed in."""
     secure_cookies: bool = False
@@ -110,6 +139,8 @@ class Settings(BaseSettings):
     """Tasks of a buyer that are under way."""
     max_active_audits: Count = 4
     """Audits of a party that wait or run."""
+    max_hooks_per_party: Count = 10
+    """Webhooks and mail addresses of a party."""
     max_keys_per_party: Count = 20
     """Valid API keys of a party."""
 
@@ -129,7 +160,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"])) or "settings"
-            shown = "…" if name == "database_url" else first["input"]
+            shown = "…" if name in ("database_url", "smtp_password", "oidc_client_secret") else first["input"]
             known = "one of those that `flmarket serve --show-settings` prints"
             accepted = known if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Input should be ")
             raise ConfigError(f"setting {name}", shown, accepted) from None

@@ -41,5 +41,5 @@ def iso(milliseconds: int | None) -> str | None:
     """RFC 3339 with milliseconds, or None."""
     if milliseconds is None:
         return None
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{milliseconds % 1000:03d}Z"
+    whole, rest = divmod(milliseconds, 1000)
+    return f"{datetime.fromtimestamp(whole, UTC).isoformat()[:19]}.{rest:03d}Z"

@@ -9,6 +9,7 @@ round decided is copied into `releases` for listing; the ledger remains the auth
 """
 
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 Role = Literal["buyer", "owner", "operator"]
+Rights = Literal["admin", "member", "viewer"]
 
 PLAYABLE = ("queued", "running")
 ACTIVE = ("funding", *PLAYABLE)
@@ -52,6 +54,26 @@ class PartyRow(Base):
     owner_number: Mapped[int | None] = mapped_column(unique=True, index=True)
 
 
+class User(Base):
+    """A person of a party, who signs in with the operator's identity provider: known by `issuer` and `subject` from her
+    first time on, until then by an address that the provider says is hers.
+
+    `rights`: admin (also the party's people, keys and hooks), member (everything else), viewer (looks only).
+    """
+
+    __tablename__ = "broker_users"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    name: Mapped[str] = mapped_column(String(80))
+    email: Mapped[str] = mapped_column(String(254), index=True)
+    rights: Mapped[Rights] = mapped_column(String(16))
+    issuer: Mapped[str | None] = mapped_column(String(300))
+    subject: Mapped[str | None] = mapped_column(String(255))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    removed_at: Mapped[int | None] = mapped_column(BigInteger)
+    __table_args__ = (Index("ix_broker_users_subject", "issuer", "subject"),)
+
+
 class ApiKey(Base):
     """A key: its id is public, its secret is known to the party alone; we keep a keyed hash (`keys`)."""
 
@@ -65,12 +87,14 @@ class ApiKey(Base):
 
 
 class SessionRow(Base):
-    """A signed-in browser; the cookie's value is stored as a SHA-256 only. It ends with its key, if it has one."""
+    """A signed-in browser; the cookie's value is stored as a SHA-256 only. It ends with its key or its user, if it has
+    one."""
 
     __tablename__ = "broker_sessions"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
     key_id: Mapped[str | None] = mapped_column(Id, index=True)
+    user_id: Mapped[str | None] = mapped_column(Id)
     csrf: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[int] = mapped_column(BigInteger)
     expires_at: Mapped[int] = mapped_column(BigInteger)
@@ -259,6 +283,7 @@ class AuditLog(Base):
     id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
     at: Mapped[int] = mapped_column(BigInteger, index=True)
     party_id: Mapped[str | None] = mapped_column(Id, index=True)
+    user_id: Mapped[str | None] = mapped_column(Id)
     action: Mapped[str] = mapped_column(String(60))
     target: Mapped[str] = mapped_column(String(120), default="")
     outcome: Mapped[str] = mapped_column(String(16))
@@ -293,6 +318,42 @@ class PayoutRow(Base):
     note: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[int] = mapped_column(BigInteger)
     sent_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Hook(Base):
+    """Whom a party wants told of what: `kind` is webhook (an address that is posted to) or email. A webhook's secret
+    follows from its id (`office.notices`)."""
+
+    __tablename__ = "broker_hooks"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    address: Mapped[str] = mapped_column(String(500))
+    events: Mapped[list[str]] = mapped_column(JSON)
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    removed_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Notice(Base):
+    """Something to be told to a hook, written in the transaction of what it tells: waiting, sent, or given up.
+
+    The id follows from hook, event and subject: what is written twice is told once.
+    """
+
+    __tablename__ = "broker_notices"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    hook_id: Mapped[str] = mapped_column(ForeignKey("broker_hooks.id"))
+    event: Mapped[str] = mapped_column(String(24))
+    body: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16))
+    tries: Mapped[int] = mapped_column(default=0)
+    error: Mapped[str] = mapped_column(String(300), default="")
+    at: Mapped[int] = mapped_column(BigInteger)
+    next_at: Mapped[int] = mapped_column(BigInteger)
+    sent_at: Mapped[int | None] = mapped_column(BigInteger)
+    __table_args__ = (
+        Index("ix_broker_notices_due", "state", "next_at"), Index("ix_broker_notices_hook", "hook_id", "at"),
+    )  # fmt: skip
 
 
 class Fact(Base):
@@ -332,10 +393,17 @@ class Check(Base):
 
 def as_wire(kind: type[T], row: Base, /, **given: Any) -> T:
     """A row as the API says it: columns of the same names, times as RFC 3339, and what else is `given`."""
-    names = [field.name for field in fields(kind) if field.name not in given]
-    known = {name: getattr(row, name) for name in names}
-    times = {name: iso(value) for name, value in known.items() if name == "at" or name.endswith("_at")}
-    return kind(**given, **known | times)
+    plain, times = _columns(kind)
+    known = {name: getattr(row, name) for name in plain if name not in given}
+    known |= {name: iso(getattr(row, name)) for name in times if name not in given}
+    return kind(**given, **known)
+
+
+@cache
+def _columns(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a view that are as its row has them, and those that are times."""
+    times = tuple(field.name for field in fields(kind) if field.name == "at" or field.name.endswith("_at"))
+    return tuple(field.name for field in fields(kind) if field.name not in times), times
 
 
 def vector_bytes(values: FloatArray) -> bytes:

@@ -162,7 +162,7 @@ def reproduce(
     epilog="Examples: `flmarket train-auction cleared-menu --population flm22-iid --out mine.safetensors`, then "
     "`auctions.get('cleared-menu', weights='mine.safetensors')`; "
     "`flmarket train-auction dm-regretnet --preset paper --population flm22-iid --checkpoints DIR`; "
-    "`flmarket train-auction posted --population flm22-iid --unit 1 --out menu.json`.",
+    "`flmarket train-auction posted --population flm22-iid --out menu.json`.",
 )
 def train_auction(
     name: Annotated[str, Argument(help="What to train: posted, cleared-menu, dm-regretnet, … (docs/learned.md).")],
@@ -170,17 +170,19 @@ def train_auction(
     bids: Annotated[Path | None, Option(help="Instead: a CSV or JSON file of your owners' past bids.")] = None,
     out: Annotated[Path | None, Option(help="Where to write; default menu.json or NAME.safetensors.")] = None,
     profiles: Annotated[
-        int | None, Option(min=1, max=200_000, help="Profiles per step or batch (posted: 768).")
+        int | None, Option(min=1, max=200_000, help="Profiles per step or batch (posted: 384).")
     ] = None,
-    steps: Annotated[int, Option(min=1, max=1_000_000, help="posted: steps of the descent.")] = 1400,
+    steps: Annotated[int, Option(min=1, max=1_000_000, help="posted: steps of the descent.")] = 2400,
     explorers: Annotated[
-        int | None, Option(min=0, max=1000, help="posted: how many of the smallest speak first (2 without --unit).")
+        int | None,
+        Option(min=0, max=1000, help="posted: how many of the smallest speak first (2 where money has no known unit)."),
     ] = None,
     aggregation: Annotated[
         str, Option(help="posted: how updates will be weighed: opt-aggr, conventional, secure-opt.")
     ] = "opt-aggr",
     unit: Annotated[
-        float | None, Option(min=0, help="posted: what a record at ε = 1 is typically worth, if known.")
+        float | None,
+        Option(min=0, help="posted: what a record at ε = 1 is typically worth, if not what these bidders say."),
     ] = None,
     start: Annotated[Path | None, Option(help="posted: go on from this menu.")] = None,
     epochs: Annotated[int | None, Option(min=1, max=100_000, help="Networks: epochs at most.")] = None,
@@ -212,7 +214,7 @@ def train_auction(
         if not population and bids is None:
             raise typer.BadParameter("posted needs at least one --population, or --bids")
         menu = Path("menu.json") if out is None else out
-        count = 768 if profiles is None else profiles
+        count = 384 if profiles is None else profiles
         fit = training.MenuOptions(count, steps, unit, explorers, aggregation, owners, start)
         training.train_menu(population or (), bids, fit, seed, menu, json)
         return

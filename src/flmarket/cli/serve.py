@@ -55,8 +55,13 @@ def serve(
         broker = Broker.open(settings)
         stack.callback(broker.close)
         app = create_app(broker=broker)
-        # the pages list the demo's people for signing in with one click
-        app.state.demo_people = _welcome(broker, f"http://{host}:{port}", demo)
+        if people := _welcome(broker, f"http://{host}:{port}", demo):
+            from flmarket.broker.demo import Demo
+
+            app.state.demo_people = people  # the pages list them for signing in with one click
+            alive = Demo(broker, people, told=lambda people: setattr(app.state, "demo_people", people))
+            alive.start()
+            stack.callback(alive.stop)
         config = uvicorn.Config(
             app,
             host=host,
@@ -90,23 +95,22 @@ def _pair(text: str) -> tuple[str, str]:
 def _welcome(broker: object, address: str, demo: bool) -> "tuple[DemoParty, ...]":
     """Say where the market is and how to sign in; returns the people of a demo."""
     from flmarket.broker.core import Broker
-    from flmarket.broker.demo import is_empty, seed_demo
+    from flmarket.broker.demo import find_demo, is_empty, seed_demo
     from flmarket.broker.office import parties, sessions
 
     assert isinstance(broker, Broker)
     screen.print(market_words(on_owners_machines=bool(broker.settings.superlink)), highlight=False)
-    if not is_empty(broker):
-        screen.print(f"The market is open at {address}")
-        return ()
     people: tuple[DemoParty, ...] = ()
+    empty = is_empty(broker)
     if demo:
         with errors.status("Seeding the demo market (some seconds) …"):
-            people = seed_demo(broker)
+            people = seed_demo(broker) if empty else find_demo(broker)
+    if people:
         print("Sign in by opening a link, or use the key with the API:\n")
         for one in people:  # whole and on lines of their own, so that they can be copied
             print(f"{one.party.name} ({one.party.role})\n  {address}{one.link}\n  {one.key}")
         print()
-    else:
+    elif empty:
         view = parties.create_party(broker, None, role="operator", name="Operator")
         key = parties.issue_key(broker, None, view.id, label="first").key
         link = sessions.link_path(sessions.make_link(broker, view.id))

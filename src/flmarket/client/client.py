@@ -8,6 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -110,8 +111,13 @@ class BrokerClient:
     def receipts(self, task_id: str, index: int) -> tuple[Mapping[str, Any], ...]:
         """The ledger's receipts of a round, as documents that can be checked without the broker: a buyer's by
         `flmarket.ledger.SealedReceipt`, an owner's by `flmarket.ledger.Receipt`."""
-        page = _read(wire.ReceiptPage, self._get(f"/tasks/{_part(task_id)}/rounds/{int(index)}/receipts"))
-        return tuple(one.document for one in page.items)
+        path, found = f"/tasks/{_part(task_id)}/rounds/{int(index)}/receipts", list[wire.Receipt]()
+        start: int | None = 0
+        while start is not None:
+            page = _read(wire.ReceiptPage, self._get(path, {"start": start}))
+            found += page.items
+            start = page.next
+        return tuple(one.document for one in found)
 
     def bill(self, task_id: str) -> wire.Bill:
         """What was paid for."""
@@ -130,10 +136,10 @@ class BrokerClient:
         return target
 
     def explore(
-        self, task: Mapping[str, Any], budgets_micros: list[int], *, accuracy: bool = False
+        self, task: Mapping[str, Any], budgets_micros: list[int], *, accuracy: bool = False, second_best: bool = False
     ) -> tuple[wire.BudgetPoint, ...]:
         """What different budgets a round would buy."""
-        body = {"task": dict(task), "budgets_micros": budgets_micros, "accuracy": accuracy}
+        body = {"task": dict(task), "budgets_micros": budgets_micros, "accuracy": accuracy, "second_best": second_best}
         return _read(wire.Exploration, self._write("POST", "/explore", body)).points
 
     def follow(self, task_id: str, *, after: int = 0) -> Iterator[wire.Progress]:
@@ -172,7 +178,11 @@ class BrokerClient:
 
     def statement(self) -> wire.Statement:
         """Everything I sold, earned and gave up."""
-        return _read(wire.Statement, self._get("/me/statement"))
+        whole = _read(wire.Statement, self._get("/me/statement"))
+        while whole.next is not None:
+            more = _read(wire.Statement, self._get("/me/statement", {"start": whole.next}))
+            whole = replace(more, releases=(*whole.releases, *more.releases))
+        return whole
 
     def statement_csv(self) -> str:
         """The same as a table."""

@@ -149,10 +149,11 @@ class Award:
 
 @dataclass(frozen=True)
 class RoundDetail:
-    """A round with its awards."""
+    """A round with some of its awards; `next` is where to go on (`start`), if there are more."""
 
     round: Round
     awards: tuple[Award, ...]
+    next: int | None = None
 
 
 @dataclass(frozen=True)
@@ -195,9 +196,10 @@ class Receipt:
 
 @dataclass(frozen=True)
 class ReceiptPage:
-    """Receipts of one round."""
+    """Receipts of one round; `next` is where to go on (`start`), if there are more."""
 
     items: tuple[Receipt, ...]
+    next: int | None = None
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,93 @@ class Session:
     party: Party
     csrf: str
     expires_at: str
+    rights: str = "admin"
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """A browser that is signed in: since when, until when, `how` (key, link, single sign-on) and as whom."""
+
+    id: str
+    user: str
+    how: str
+    created_at: str
+    expires_at: str
+    current: bool
+
+
+@dataclass(frozen=True)
+class SessionPage:
+    """Open sessions, newest first."""
+
+    items: tuple[OpenSession, ...]
+
+
+@dataclass(frozen=True)
+class User:
+    """A person of a party. `rights`: admin, member or viewer; `known` once she has signed in."""
+
+    id: str
+    name: str
+    email: str
+    rights: str
+    known: bool
+    created_at: str
+
+
+@dataclass(frozen=True)
+class UserPage:
+    """All people of a party."""
+
+    items: tuple[User, ...]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Whom to tell of what: `kind` webhook or email. `failing` is why the latest attempt failed, if it did."""
+
+    id: str
+    kind: str
+    address: str
+    events: tuple[str, ...]
+    created_at: str
+    failing: str
+
+
+@dataclass(frozen=True)
+class NewHook:
+    """A fresh hook; with the `secret`, a webhook's receiver checks signatures (`flmarket.client.webhooks`)."""
+
+    hook: Hook
+    secret: str
+
+
+@dataclass(frozen=True)
+class HookPage:
+    """All hooks of a party."""
+
+    items: tuple[Hook, ...]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something told to a hook: waiting, sent or given up after `tries` attempts."""
+
+    id: str
+    hook_id: str
+    event: str
+    state: str
+    tries: int
+    error: str
+    at: str
+    sent_at: str | None
+
+
+@dataclass(frozen=True)
+class NoticePage:
+    """What was told, newest first."""
+
+    items: tuple[Notice, ...]
 
 
 @dataclass(frozen=True)
@@ -371,7 +460,8 @@ class Release:
 
 @dataclass(frozen=True)
 class Statement:
-    """What an owner sold and earned."""
+    """What an owner sold and earned in all, and some of her awards; `next` is where to go on (`start`), if there are
+    more."""
 
     party: Party
     privacy: Privacy
@@ -379,6 +469,7 @@ class Statement:
     awards: int
     deliveries: int
     releases: tuple[Release, ...]
+    next: int | None = None
 
 
 @dataclass(frozen=True)
@@ -490,7 +581,8 @@ class Listing:
 
 @dataclass(frozen=True)
 class Market:
-    """The market at a glance. Of all `releases`, `releases_simulated` were made by the broker in owners' stead."""
+    """The market at a glance. Of all `releases`, `releases_simulated` were made by the broker in owners' stead; `total`
+    is how many tasks there are, or match, of which `tasks` are some."""
 
     tasks: tuple[MarketTask, ...]
     tasks_running: int
@@ -500,6 +592,7 @@ class Market:
     releases: int
     releases_simulated: int
     owners: int
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -547,6 +640,8 @@ class BudgetPoint:
     mean_epsilon: float
     failed: str
     accuracy: float | None
+    # the error bound in the papers' noise over the second-best estimate, for those who ask
+    over_second_best: float | None = None
 
 
 @dataclass(frozen=True)
@@ -595,7 +690,8 @@ class PayoutPage:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of the audit log; `party` and `about` are the names that go with `party_id` and `target`."""
+    """One line of the audit log; `party` and `about` are the names that go with `party_id` and `target`, `person` is
+    who of the party it was, if she signed in as herself."""
 
     id: int
     at: str
@@ -606,6 +702,7 @@ class LogLine:
     detail: str
     party: str = ""
     about: str = ""
+    person: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 The budget explorer draws rounds of the very owners that the task would have, runs its auction on them at each budget
 and reports the error bound that its aggregation would reach: the mechanism's own model, no curve fitting. Accuracy,
-if asked for, comes from playing the task's first rounds in memory; it stops when its time is up.
+if asked for, comes from playing the task's first rounds in memory; it stops when its time is up. How far
+the auction is from the second best is told on request too: the error bound in the papers' noise over what a buyer would
+reach who knows the law that these owners' rates are drawn from, and that honesty must be paid for (`flmarket.audit`).
 """
 
 import time
@@ -13,6 +15,9 @@ from numpy.typing import NDArray
 
 from flmarket import auctions, populations
 from flmarket.aggregation import error_bound
+from flmarket.audit import over_second_best, second_best
+from flmarket.audit.first_best import optimal_bound
+from flmarket.audit.second_best import RateLaw
 from flmarket.bids import BidProfile, Valuations
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.offers import as_profile
@@ -24,8 +29,10 @@ from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.learning import dimension
 from flmarket.ledger import MICROS
 from flmarket.market.owner import LEAST_EPSILON
+from flmarket.sampling.distributions import Uniform
 
 _TRIAL_ROUNDS, _TRIAL_SECONDS = 25, 6.0
+_YARDSTICK = 400  # bids, at most: it takes a second or two
 _MOST_BIDS = 4000
 _ADVICE = {
     True: "Bidding what your privacy is really worth to you is your best bid here.",
@@ -53,6 +60,9 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
         if request.accuracy and not point.failed and time.monotonic() < until:
             point = replace(point, accuracy=_trial(simulation, budget))
         points.append(point)
+    low, high = request.task.owners.rate
+    if request.second_best and low < high:
+        points = _held_against(simulation, bids, points, Uniform(low, high))
     names = simulation.auction.name, simulation.aggregation.name, simulation.perturbation.name
     full_cost, baseline = int(bids.full_cost.sum(axis=-1).mean() * MICROS), simulation.data.baseline_accuracy
     return wire.Exploration(*names, size, bidders, profiles, full_cost, baseline, tuple(points))
@@ -133,6 +143,22 @@ def _point(simulation: Simulation, bids: BidProfile, budget: int, dimension: int
     won = outcome.epsilon[outcome.winners]
     winners = float(outcome.winners.sum(axis=-1).mean())
     return wire.BudgetPoint(budget, bound, int(spent.mean() * MICROS), winners, _mean(won), "", None)
+
+
+def _held_against(
+    simulation: Simulation, bids: BidProfile, points: list[wire.BudgetPoint], law: RateLaw
+) -> list[wire.BudgetPoint]:
+    """The points that worked, with their distance from the second best; as they were if one profile is too long."""
+    works = [point.budget_micros / MICROS for point in points if not point.failed]
+    some = bids[: _YARDSTICK // (bids.n * max(len(works), 1))]
+    if not works or not len(some.data_size):
+        return points
+    rows = len(some.data_size)
+    many, budget = some[np.tile(np.arange(rows), len(works))], np.repeat(works, rows)
+    epsilon = simulation.auction.run(many, budget, rng=np.random.default_rng(0)).epsilon
+    reached, estimate = optimal_bound(epsilon, many.data_size), second_best(many, budget, law)[1]
+    found = map(over_second_best, reached.reshape(-1, rows), estimate.reshape(-1, rows))
+    return [point if point.failed else replace(point, over_second_best=next(found)) for point in points]
 
 
 def _trial(simulation: Simulation, budget: int) -> float | None:

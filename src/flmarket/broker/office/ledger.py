@@ -5,21 +5,28 @@ sees owners by their names in the task (`pseudonyms`), and can search for nothin
 log and is for everybody: whoever keeps one can tell later whether the past was changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, Select, func, literal, or_, select, union_all
+from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
-from flmarket.broker.office.operator import note
+from flmarket.broker.office.operator import names_of, note
 from flmarket.broker.office.pseudonyms import buyers_entry
 from flmarket.broker.office.reconcile import reconcile
 from flmarket.broker.stamps import iso
-from flmarket.broker.tables import TaskRow
+from flmarket.broker.tables import PartyRow, TaskRow
 from flmarket.client import wire
 from flmarket.errors import SettlementError
-from flmarket.ledger import Entry
+from flmarket.ledger.store import entries as log
 
-_READ = 20_000
+_READ = 200_000  # entries that a search passes through inside the database
+_LOOKED_AT = 4_000  # or that one looks through here
+_NAMED = 200
+_COLUMNS = tuple(
+    log.c[name] for name in ("seq", "time_us", "kind", "ref", "debit", "credit", "amount_micros", "owner", "hash")
+)
 
 
 def head(broker: Broker) -> wire.LedgerHead:
@@ -48,48 +55,93 @@ def verify(broker: Broker, party: Party) -> wire.LedgerCheck:
 def entries(
     broker: Broker, party: Party, *, search: str | None = None, limit: int = 100, before: int | None = None
 ) -> wire.LedgerPage:
-    """Entries that the party may see, newest first; `search` is part of an id or an account.
+    """Entries that the party may see, newest first; `search` is part of an id, an account or a kind, for the operator
+    also of a party's or a task's name.
 
-    One call reads at most the 20,000 entries before `before`; `next` goes on from there, also when none was found.
+    One call looks at so many entries before `before`; `next` goes on from there, also when none was found.
     """
-    seen = _sight(broker, party)
-    size = broker.books.ledger.head().size
-    end = size if before is None else min(before, size)
-    start = max(0, end - _READ)
-    found: list[wire.LedgerEntry] = []
-    while end > start and len(found) < limit:
-        first = max(start, end - 1000)
-        for entry in reversed(list(broker.books.ledger.entries(first, end))):
-            view = seen(entry) if len(found) < limit else None
-            if view is not None and any((search or "") in text for text in (view.ref, view.kind, *_names(view))):
-                found.append(view)
-        end = first
+    with broker.database.read() as session:
+        size = session.scalar(select(func.max(log.c.seq) + 1)) or 0
+        end = size if before is None else min(before, size)
+        start = max(0, end - _READ)
+        query = select(*_COLUMNS).where(log.c.seq >= start, log.c.seq < end).order_by(log.c.seq.desc())
+        if party.role != "operator":
+            query = query.where(_visible(session, party))
+        if party.role == "buyer":
+            return _buyers(broker, session, party, query, search, limit, start)
+        if search:
+            query = query.where(_matching(session, search, names=party.role == "operator"))
+        found = [_view(row) for row in session.execute(query.limit(limit))]
     reached = found[-1].seq if len(found) >= limit else start
     return wire.LedgerPage(tuple(found), reached or None)
 
 
-def _sight(broker: Broker, party: Party) -> Callable[[Entry], wire.LedgerEntry | None]:
-    """An entry as the party may see it; None if she may not."""
-    if party.role == "operator":
-        return _view
-    own = {party.id}
-    if party.role == "buyer":
-        with broker.database.read() as session:
-            own.update(session.scalars(select(TaskRow.id).where(TaskRow.buyer_id == party.id)))
+def _buyers(
+    broker: Broker, session: Session, party: Party, query: Select[Any], search: str | None, limit: int, start: int
+) -> wire.LedgerPage:
+    """A buyer searches what she sees, where owners have names that no database knows: it is looked through here."""
+    own = {party.id, *session.scalars(select(TaskRow.id).where(TaskRow.buyer_id == party.id))}
+    found: list[wire.LedgerEntry] = []
+    rows = session.execute(query.limit(limit if not search else _LOOKED_AT)).all()
+    for row in rows:
+        view = buyers_entry(broker, _view(row), own)
+        texts = (view.ref, view.kind, view.debit, view.credit, view.owner)
+        if not search or any(search.lower() in text.lower() for text in texts if text):
+            found.append(view)
+            if len(found) >= limit:
+                break
+    if len(found) >= limit:
+        start = found[-1].seq
+    elif len(rows) >= _LOOKED_AT:
+        start = rows[-1].seq
+    return wire.LedgerPage(tuple(found), start or None)
 
-    def seen(entry: Entry) -> wire.LedgerEntry | None:
-        view = _view(entry)
-        hers = not own.isdisjoint(_names(view)) or (party.role == "buyer" and view.ref.partition("/")[0] in own)
-        return None if not hers else buyers_entry(broker, view, own) if party.role == "buyer" else view
 
-    return seen
+def _visible(session: Session, party: Party) -> ColumnElement[bool]:
+    """Entries of the party's own account, and a buyer's of her tasks."""
+    accounts = (log.c.debit, log.c.credit, log.c.owner)
+    if party.role != "buyer":
+        return or_(*(account == party.id for account in accounts))
+    tasks = select(TaskRow.id).where(TaskRow.buyer_id == party.id)
+    own = union_all(tasks, select(literal(party.id)))
+    return or_(*(account.in_(own) for account in accounts), _task_of(session).in_(tasks))
 
 
-def _names(entry: wire.LedgerEntry) -> tuple[str, ...]:
-    return tuple(name for name in (entry.debit, entry.credit, entry.owner) if name)
+def _task_of(session: Session) -> ColumnElement[str]:
+    """What an entry's id begins with, up to a slash."""
+    ref = log.c.ref + "/"
+    sqlite = session.get_bind().dialect.name == "sqlite"
+    return func.substr(ref, 1, (func.instr(ref, "/") if sqlite else func.strpos(ref, "/")) - 1)
 
 
-def _view(entry: Entry) -> wire.LedgerEntry:
-    at, line = iso(entry.time_us // 1000) or "", entry.line
-    moved = (line.ref, line.debit, line.credit, line.amount_micros, line.owner)
-    return wire.LedgerEntry(entry.seq, at, str(line.kind), *moved, entry.hash)
+def _matching(session: Session, search: str, *, names: bool) -> ColumnElement[bool]:
+    texts = (log.c.ref, log.c.kind, log.c.debit, log.c.credit, log.c.owner)
+    found = or_(*(text.icontains(search, autoescape=True) for text in texts))
+    if not names:
+        return found
+    named = [
+        one
+        for table in (PartyRow, TaskRow)
+        for one in session.scalars(select(table.id).where(table.name.icontains(search, autoescape=True)).limit(_NAMED))
+    ]
+    return found | or_(*(text.in_(named) for text in texts[2:]), _task_of(session).in_(named)) if named else found
+
+
+def names_in(broker: Broker, party: Party, found: Iterable[wire.LedgerEntry]) -> dict[str, str]:
+    """The names of tasks and parties that some entries speak of, as far as the party may know them."""
+    ids = {text.partition("/")[0] for one in found for text in (one.ref, one.debit, one.credit, one.owner) if text}
+    known = {party.id: party.name}
+    if party.role == "owner":
+        return known
+    with broker.database.read() as session:
+        if party.role == "operator":
+            return known | names_of(session, ids)
+        mine = select(TaskRow.id, TaskRow.name).where(TaskRow.id.in_(ids), TaskRow.buyer_id == party.id)
+        return known | dict(session.execute(mine).all())
+
+
+def _view(row: Any) -> wire.LedgerEntry:
+    at = iso(row.time_us // 1000) or ""
+    return wire.LedgerEntry(
+        row.seq, at, row.kind, row.ref, row.debit, row.credit, row.amount_micros, row.owner, row.hash
+    )

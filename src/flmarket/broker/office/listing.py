@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from flmarket import auctions
@@ -99,8 +99,7 @@ def listing(broker: Broker, party: Party | None, task_id: str) -> wire.Listing:
         row = _listed(session, task_id)
         text = terms_of(broker, session, row)
         check = session.get(Check, RECONCILE)
-        sold, best = _sold(session, task_id)
-        awards = session.scalar(select(func.count()).where(Release.task_id == task_id)) or 0
+        sold, best, awards = _sold(broker, session, row)
         last = session.execute(
             select(RoundRow.winners, RoundRow.delivered)
             .where(RoundRow.task_id == task_id, RoundRow.closed_at.is_not(None))
@@ -161,16 +160,20 @@ def _counts(data: Mapping[str, Any]) -> dict[str, Any]:
     return known | {"winners": data["winners"]} if isinstance(data.get("winners"), int) else known
 
 
-def _sold(session: Session, task_id: str) -> tuple[int, float]:
-    """How many owners have sold, and the most that one of them has given up here, added up."""
-    sums = (
-        select(func.sum(Release.epsilon).label("total"))
-        .where(Release.task_id == task_id, Release.state == AwardState.POSTED.value)
-        .group_by(Release.slot)
-        .subquery()
-    )
-    count, most = session.execute(select(func.count(), func.max(sums.c.total)).select_from(sums)).one()
-    return int(count), float(most or 0.0)
+def _sold(broker: Broker, session: Session, task: TaskRow) -> tuple[int, float, int]:
+    """How many owners have sold, the most that one of them has given up here, added up, and how many awards there are.
+    It looks at every award of the task, and changes only with its rounds."""
+
+    def count() -> tuple[int, float, int]:
+        posted = Release.state == AwardState.POSTED.value
+        given = func.sum(case((posted, Release.epsilon), else_=0.0)).label("given")
+        sums = select(given, func.count().label("awards"), func.count().filter(posted).label("sold"))
+        each = sums.where(Release.task_id == task.id).group_by(Release.slot).subquery()
+        sellers = func.count().filter(each.c.sold > 0)
+        sold, most, awards = session.execute(select(sellers, func.max(each.c.given), func.sum(each.c.awards))).one()
+        return int(sold), float(most or 0.0), int(awards or 0)
+
+    return broker.settled.get((task.id, task.state, task.rounds_done), count)
 
 
 def _listed(session: Session, task_id: str) -> TaskRow:

@@ -1,13 +1,13 @@
 """The market at a glance, for everybody; and the names that a task may use."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, case, func, select
 
 from flmarket import aggregation, auctions, populations
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office.runs import run_of_task
+from flmarket.broker.office.runs import runs_of_tasks
 from flmarket.broker.requests import FLOWER, order_of, public_terms, pure_perturbations
 from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
@@ -15,27 +15,54 @@ from flmarket.ledger import AwardState
 from flmarket.market import kinds
 
 
-def overview(broker: Broker, party: Party | None, *, limit: int = 50) -> wire.Market:
-    """The latest tasks as everybody may know them, signed in or not. No accuracy, no names of buyers or owners."""
+def overview(broker: Broker, party: Party | None, *, limit: int = 50, start: int = 0, search: str = "") -> wire.Market:
+    """Tasks as everybody may know them, signed in or not: those under way first, else newest first, from the `start`-th
+    on, or those whose name holds `search`. No accuracy, no names of buyers or owners. The sums may be seconds old."""
+    shown = TaskRow.state != "funding"
+    if search:
+        shown &= TaskRow.name.icontains(search, autoescape=True) | (TaskRow.id == search)
+    order = case((TaskRow.state.in_(PLAYABLE), 0), else_=1), TaskRow.created_at.desc(), TaskRow.id
     with broker.database.read() as session:
-        rows = session.scalars(
-            select(TaskRow).where(TaskRow.state != "funding").order_by(TaskRow.created_at.desc()).limit(limit)
-        ).all()
+        rows = session.scalars(select(TaskRow).where(shown).order_by(*order).limit(limit).offset(start)).all()
+        total = session.scalar(select(func.count()).select_from(TaskRow).where(shown)) or 0
+        runs = runs_of_tasks(broker, session, rows)
+    listed = tuple(_task(row, party, runs.get(row.id)) for row in rows)
+    return wire.Market(listed, *broker.recent.get("market", lambda: _sums(broker)), total)
+
+
+def _sums(broker: Broker) -> tuple[int, int, int, int, int, int, int]:
+    """Tasks under way and finished, rounds settled, what was paid and delivered, of that simulated, and owners. They
+    look at every award there is, so they are worked out rarely."""
+    with broker.database.read() as session:
         by_state = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
         settled = session.scalar(select(func.count()).where(RoundRow.state == "settled")) or 0
-        delivered = select(func.coalesce(func.sum(Release.price_micros), 0), func.count()).where(
-            Release.state == AwardState.POSTED.value
-        )
-        paid, deliveries = session.execute(delivered).one()
-        at_home = delivered.join(TaskRow, Release.task_id == TaskRow.id).where(
-            TaskRow.spec["broker"]["engine"].as_string() == FLOWER
-        )
-        _, from_owners = session.execute(at_home).one()
+        delivered = select(Release.task_id, func.coalesce(func.sum(Release.price_micros), 0), func.count())
+        delivered = delivered.where(Release.state == AwardState.POSTED.value).group_by(Release.task_id)
+        sold = session.execute(delivered).all()
+        on_flower = TaskRow.spec["broker"]["engine"].as_string() == FLOWER
+        at_home = set(session.scalars(select(TaskRow.id).where(on_flower)))
         owners = session.scalar(select(func.count()).where(PartyRow.role == "owner", PartyRow.active)) or 0
-        listed = tuple(_task(broker, session, row, party) for row in rows)
     running, finished = sum(by_state.get(state, 0) for state in PLAYABLE), by_state.get("finished", 0)
-    bought = (int(paid), deliveries, deliveries - from_owners)
-    return wire.Market(listed, running, finished, settled, *bought, owners)
+    paid, deliveries = sum(int(amount) for _, amount, _ in sold), sum(count for _, _, count in sold)
+    simulated = sum(count for task, _, count in sold if task not in at_home)
+    return running, finished, settled, paid, deliveries, simulated, owners
+
+
+def curves(broker: Broker, party: Party, task_ids: Sequence[str], *, rounds: int) -> dict[str, tuple[int, list[float]]]:
+    """Of those of these tasks that the party may see inside: what was paid, and the accuracy of the latest rounds."""
+    mine: ColumnElement[bool] = TaskRow.id.in_(task_ids)
+    if party.role != "operator":
+        mine &= TaskRow.buyer_id == party.id
+    lately = (RoundRow.index >= TaskRow.rounds_done - rounds) & RoundRow.accuracy.is_not(None)
+    played = select(RoundRow.task_id, RoundRow.accuracy).join(TaskRow, RoundRow.task_id == TaskRow.id)
+    with broker.database.read() as session:
+        found = {
+            one: (paid, list[float]())
+            for one, paid in session.execute(select(TaskRow.id, TaskRow.spent_micros).where(mine))
+        }
+        for task_id, accuracy in session.execute(played.where(mine, lately).order_by(RoundRow.task_id, RoundRow.index)):
+            found[task_id][1].append(float(accuracy or 0.0))
+    return found
 
 
 def kind_of(broker: Broker, task_id: str) -> str | None:
@@ -71,7 +98,7 @@ def _mechanisms(names: tuple[str, ...]) -> tuple[wire.Mechanism, ...]:
     )
 
 
-def _task(broker: Broker, session: Session, row: TaskRow, party: Party | None) -> wire.MarketTask:
+def _task(row: TaskRow, party: Party | None, run: wire.FlowerRun | None) -> wire.MarketTask:
     order = order_of(row.spec)
     return as_wire(
         wire.MarketTask,
@@ -82,5 +109,5 @@ def _task(broker: Broker, session: Session, row: TaskRow, party: Party | None) -
         mine=party is not None and row.buyer_id == party.id,
         kind=order.kind,
         budget_micros_total=order.escrow_micros,
-        run=run_of_task(broker, session, row),
+        run=run,
     )

@@ -12,7 +12,7 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.office.runs import runs
 from flmarket.broker.stamps import iso, now
-from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, PartyRow, TaskRow, as_wire
+from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, PartyRow, TaskRow, User, as_wire
 from flmarket.client import wire
 from flmarket.ledger import ESCROW
 
@@ -25,7 +25,9 @@ def note(
 ) -> None:
     """Add a line within the transaction of what it describes."""
     who, detail = None if party is None else party.id, detail[:_LONGEST]
-    session.add(AuditLog(at=now(), party_id=who, action=action, target=target[:120], outcome=outcome, detail=detail))
+    line = AuditLog(at=now(), party_id=who, action=action, target=target[:120], outcome=outcome, detail=detail)
+    line.user_id = None if party is None else party.user_id
+    session.add(line)
 
 
 def audit_log(
@@ -39,21 +41,34 @@ def audit_log(
     if about is not None:
         named = select(PartyRow.id).where(PartyRow.name.icontains(about, autoescape=True))
         tasks = select(TaskRow.id).where(TaskRow.name.icontains(about, autoescape=True))
-        who = AuditLog.party_id.in_(named) | AuditLog.target.in_(named) | AuditLog.target.in_(tasks)
+        people = select(User.id).where(User.name.icontains(about, autoescape=True))
+        who = (
+            AuditLog.user_id.in_(people)
+            | AuditLog.party_id.in_(named)
+            | AuditLog.target.in_(named)
+            | AuditLog.target.in_(tasks)
+        )
         query = query.where((AuditLog.party_id == about) | (AuditLog.target == about) | who)
     with broker.database.read() as session:
         rows = session.scalars(query).all()[: limit + 1]
-        names = names_of(session, {one for row in rows for one in (row.party_id, row.target) if one})
-    told = [{"party": names.get(row.party_id or "", ""), "about": names.get(row.target, "")} for row in rows]
+        names = names_of(session, {one for row in rows for one in (row.party_id, row.target, row.user_id) if one})
+    told = [
+        {
+            "party": names.get(row.party_id or "", ""),
+            "about": names.get(row.target, ""),
+            "person": names.get(row.user_id or "", ""),
+        }
+        for row in rows
+    ]
     lines = tuple(as_wire(wire.LogLine, row, **told[i]) for i, row in enumerate(rows[:limit]))
     return wire.LogPage(lines, lines[-1].id if len(rows) > limit else None)
 
 
 def names_of(session: Session, ids: Collection[str]) -> dict[str, str]:
-    """The names of parties and tasks among some ids."""
+    """The names of parties, people and tasks among some ids."""
     wanted = list(ids)
     found: dict[str, str] = {}
-    for table in (PartyRow, TaskRow):
+    for table in (PartyRow, TaskRow, User):
         found |= {one.id: one.name for one in session.execute(select(table.id, table.name).where(table.id.in_(wanted)))}
     return found
 

@@ -15,12 +15,12 @@ from sqlalchemy import Select, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.core import Broker, Party, require, require_admin
 from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
 from flmarket.broker.stamps import derived_id, new_id, new_secret, now
-from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, as_wire
+from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, User, as_wire
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
@@ -101,6 +101,7 @@ def reissue_key(broker: Broker, party: Party, party_id: str, *, key: str | None 
     """The operator's: all keys and sessions of a party end, and she gets a new key, whose secret is returned this once.
     The same `key` does it once: a repetition is refused."""
     require(party, "operator")
+    require_admin(party)
     at = now()
     with broker.database.write() as session:
         _party_row(session, party_id)
@@ -166,8 +167,10 @@ def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str,
 
     The same idempotency `key` makes one: if its answer was lost, Conflict, and a key to revoke.
     """
-    if party is not None and party.id != party_id:
-        require(party, "operator")
+    if party is not None:
+        require_admin(party)
+        if party.id != party_id:
+            require(party, "operator")
     key_id, secret = _keyed_id("k", party, key), new_secret()
     hashed = hash_secret(broker.secrets.keys, key_id, secret)
     with broker.database.write() as session:
@@ -193,6 +196,7 @@ def list_keys(broker: Broker, party: Party) -> wire.KeyPage:
 
 def revoke_key(broker: Broker, party: Party, key_id: str) -> wire.Key:
     """One's own key stops working at once, and with it every session that came from it."""
+    require_admin(party)
     with broker.database.write() as session:
         row = session.get(ApiKey, key_id)
         if row is None or row.party_id != party.id:
@@ -228,7 +232,11 @@ def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], Non
 
 
 def may_act(session: Session, party: Party) -> bool:
-    """Whether the party is active, and the key that she came with still valid."""
+    """Whether the party is active, and the key or the person that she came as still valid."""
+    if party.user_id is not None:
+        user = session.get(User, party.user_id)
+        if user is None or user.removed_at is not None:
+            return False
     if party.key_id is not None:
         return session.execute(_valid_key(party.key_id)).one_or_none() is not None
     row = session.get(PartyRow, party.id)
@@ -267,9 +275,11 @@ def deposit(
     return account(broker, as_party(row))
 
 
-def as_party(row: PartyRow, key_id: str | None = None) -> Party:
-    """The row as services know it."""
-    return Party(row.id, row.role, row.name, key_id)
+def as_party(row: PartyRow, key_id: str | None = None, user: User | None = None) -> Party:
+    """The row as services know it, with the person who acts for it."""
+    if user is None:
+        return Party(row.id, row.role, row.name, key_id)
+    return Party(row.id, row.role, row.name, key_id, user.id, user.rights)
 
 
 def _valid_key(key_id: str) -> Select[str, PartyRow]:

@@ -16,6 +16,7 @@ from sqlalchemy import select
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
+from flmarket.broker.office.notices import announce
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import check_visible
 from flmarket.broker.stamps import derived_id, new_id, now
@@ -117,6 +118,9 @@ def _become(broker: Broker, party: Party, payout_id: str, state: str, why: str) 
         row = session.get_one(PayoutRow, payout_id)
         row.state, row.note = state, why
         row.sent_at = now() if state == "sent" else None
+        if state == "sent":
+            data = {"payout_id": row.id, "amount_micros": row.amount_micros, "reference": row.reference}
+            announce(session, "payout", {row.party_id: data}, subject=row.id)
         note(session, party, f"payout.{state}", row.party_id, detail=why)
 
 

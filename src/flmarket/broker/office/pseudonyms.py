@@ -16,7 +16,7 @@ from typing import Any
 from flmarket.broker.core import Broker, Party
 from flmarket.client import wire
 from flmarket.ledger import BANK, ESCROW, FEES
-from flmarket.ledger.receipt import SealedReceipt, seal
+from flmarket.ledger.receipt import Receipt, SealedReceipt, seal
 
 _AWARD = re.compile(r"([^/\s]+)/(\d+)/(\d+)")
 _PARTY = re.compile(r"\bp_[a-z2-7]{16}\b")
@@ -54,10 +54,10 @@ def buyers_data(broker: Broker, party: Party, task_id: str, data: dict[str, Any]
     return known
 
 
-def buyers_receipt(broker: Broker, award_id: str, size: int | None = None) -> SealedReceipt:
-    """An award's receipt for the buyer who paid; `size` is of the log it is for."""
-    named = buyers_award(broker, award_id)
-    return seal(broker.books.ledger.receipt(award_id, size), award=named, owner=named.rpartition("/")[2])
+def buyers_receipt(broker: Broker, receipt: Receipt) -> SealedReceipt:
+    """An award's receipt for the buyer who paid."""
+    named = buyers_award(broker, receipt.award_id)
+    return seal(receipt, award=named, owner=named.rpartition("/")[2])
 
 
 def buyers_entry(broker: Broker, entry: wire.LedgerEntry, own: Set[str]) -> wire.LedgerEntry:

@@ -1,22 +1,26 @@
 """Signing in to the pages: a key, or a link that the operator handed out, exchanged for a session.
 
 The cookie's value is 256 random bits of which only a SHA-256 is stored. Each session has a token against forged
-requests; whoever writes by cookie must send it too. A session that a key began ends with the key.
+requests; whoever writes by cookie must send it too. A session that a key began ends with the key, one of a person when
+she is removed.
 """
 
 import hashlib
 from dataclasses import dataclass
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.errors import Unauthenticated
+from flmarket.broker.errors import NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.parties import as_party, may_act, party_of_key
 from flmarket.broker.stamps import new_secret, now
-from flmarket.broker.tables import PartyRow, SessionRow, SignInLink, as_wire
+from flmarket.broker.tables import PartyRow, SessionRow, SignInLink, User, as_wire
 from flmarket.client import wire
+
+_SHORT = 20  # characters of a session's stored hash that name it to its owner
+_LISTED = 200
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class SignedIn:
 
 def sign_in(broker: Broker, key: str) -> SignedIn:
     """A session for the holder of this key, for as long as the key is valid."""
-    return _start(broker, party_of_key(broker, key), "sign-in.key")
+    return start_session(broker, party_of_key(broker, key), "sign-in.key")
 
 
 def make_link(broker: Broker, party_id: str, *, seconds: float = 600.0, reusable: bool = False) -> str:
@@ -55,7 +59,7 @@ def redeem_link(broker: Broker, token: str) -> SignedIn:
             raise Unauthenticated("the link is not valid any more")
         if not link.reusable:
             session.delete(link)
-    return _start(broker, as_party(party), "sign-in.link")
+    return start_session(broker, as_party(party), "sign-in.link")
 
 
 def session_of(broker: Broker, cookie: str) -> tuple[Party, wire.Session]:
@@ -64,8 +68,8 @@ def session_of(broker: Broker, cookie: str) -> tuple[Party, wire.Session]:
         found = _valid_session(session, cookie)
     if found is None:
         raise Unauthenticated("the session is not valid any more: sign in again")
-    row, party = found
-    return as_party(party, row.key_id), as_wire(wire.Session, row, party=as_wire(wire.Party, party))
+    row, party, who = found
+    return who, _view(row, party, who)
 
 
 def still_signed_in(broker: Broker, party: Party, cookie: str | None) -> bool:
@@ -81,9 +85,11 @@ def sign_out(broker: Broker, party: Party, cookie: str) -> None:
         note(session, party, "sign-out")
 
 
-def _start(broker: Broker, party: Party, action: str) -> SignedIn:
+def start_session(broker: Broker, party: Party, action: str) -> SignedIn:
+    """A session for somebody who has shown who she is."""
     cookie, at = new_secret(), now()
     row = SessionRow(id=_digest(cookie), party_id=party.id, key_id=party.key_id, csrf=new_secret(), created_at=at)
+    row.user_id = party.user_id
     row.expires_at = at + int(broker.settings.session_seconds * 1000)
     with broker.database.write() as session:
         if not may_act(session, party):
@@ -92,15 +98,52 @@ def _start(broker: Broker, party: Party, action: str) -> SignedIn:
         session.add(row)
         found = session.get_one(PartyRow, party.id)
         note(session, party, action)
-    return SignedIn(cookie, as_wire(wire.Session, row, party=as_wire(wire.Party, found)))
+    return SignedIn(cookie, _view(row, found, party))
 
 
-def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow] | None:
+def list_sessions(broker: Broker, party: Party, cookie: str | None = None) -> wire.SessionPage:
+    """One's own open sessions, or for an admin all of her party's; `cookie` says which is the one that asks."""
+    mine = SessionRow.party_id == party.id, SessionRow.expires_at >= now()
+    query = select(SessionRow).where(*mine).order_by(SessionRow.created_at.desc())
+    if party.rights != "admin":
+        query = query.where(SessionRow.user_id == party.user_id)
+    here = None if cookie is None else _digest(cookie)
+    with broker.database.read() as session:
+        rows = session.scalars(query.limit(_LISTED)).all()
+        names = {row.user_id: session.get_one(User, row.user_id).name for row in rows if row.user_id is not None}
+    items = []
+    for row in rows:
+        how = "key" if row.key_id else "link" if row.user_id is None else "single sign-on"
+        shown = {"id": row.id[:_SHORT], "user": names.get(row.user_id or "", ""), "how": how, "current": row.id == here}
+        items.append(as_wire(wire.OpenSession, row, **shown))
+    return wire.SessionPage(tuple(items))
+
+
+def end_session(broker: Broker, party: Party, session_id: str) -> None:
+    """End a session of one's own, or as an admin any of one's party's, at once."""
+    if len(session_id) != _SHORT:
+        raise NotFound("session", session_id)
+    found = SessionRow.party_id == party.id, SessionRow.id.startswith(session_id, autoescape=True)
+    with broker.database.write() as session:
+        row = session.scalars(select(SessionRow).where(*found)).one_or_none()
+        if row is None or (party.rights != "admin" and row.user_id != party.user_id):
+            raise NotFound("session", session_id)
+        session.delete(row)
+        note(session, party, "session.end", party.id)
+
+
+def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow, Party] | None:
     row = session.get(SessionRow, _digest(cookie))
     party = None if row is None else session.get(PartyRow, row.party_id)
-    if row is None or party is None or not may_act(session, as_party(party, row.key_id)) or row.expires_at < now():
+    if row is None or party is None or row.expires_at < now():
         return None
-    return row, party
+    user = None if row.user_id is None else session.get(User, row.user_id)
+    who = as_party(party, row.key_id, user)
+    return (row, party, who) if may_act(session, who) else None
+
+
+def _view(row: SessionRow, party: PartyRow, who: Party) -> wire.Session:
+    return as_wire(wire.Session, row, party=as_wire(wire.Party, party), rights=who.rights)
 
 
 def _digest(secret: str) -> str:

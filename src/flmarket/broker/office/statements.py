@@ -5,7 +5,7 @@ import csv
 import io
 import math
 
-from sqlalchemy import select
+from sqlalchemy import and_, case, func, select
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict
@@ -14,6 +14,8 @@ from flmarket.broker.tables import PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import PrivacyBudgetExhausted
 from flmarket.ledger import AwardState, format_micros
+from flmarket.ledger.entry import EntryKind
+from flmarket.ledger.store import entries
 from flmarket.privacy import PureDp
 from flmarket.trust import certainty, meaning_of, task_words
 
@@ -56,30 +58,62 @@ def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> wire.Priv
     return privacy(broker, party)
 
 
-def statement(broker: Broker, party: Party) -> wire.Statement:
-    """Every award of the owner, oldest first, with running totals."""
+# An owner's awards, oldest first: what each was paid, and what had left her machine up to then, paid for or not.
+_posted = Release.state == AwardState.POSTED.value
+_given = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.RELEASE.value)
+_order = (Release.at, Release.task_id, Release.index)
+_paid = case((_posted, Release.price_micros), else_=0)
+_total = func.sum(case((entries.c.seq.is_(None), 0.0), else_=Release.epsilon)).over(order_by=_order)
+
+
+def statement(
+    broker: Broker, party: Party, *, limit: int = _MOST, start: int = 0, newest: bool = False
+) -> wire.Statement:
+    """Every award of the owner, oldest first (or `newest`), with running totals; or `limit` of them from `start` on."""
     require(party, "owner")
+    order = [column.desc() for column in _order] if newest else _order
     query = (
-        select(Release, TaskRow.name, TaskRow.spec)
+        select(Release, TaskRow.name, TaskRow.spec, _total)
         .join(TaskRow, Release.task_id == TaskRow.id)
+        .outerjoin(entries, _given)
         .where(Release.party_id == party.id)
-        .order_by(Release.at, Release.task_id, Release.index)
-        .limit(_MOST)
+        .order_by(*order)
+        .limit(limit)
+        .offset(start)
     )
+    sums = select(func.count(), func.coalesce(func.sum(_paid), 0), func.count().filter(_posted))
     with broker.database.read() as session:
         rows = session.execute(query).all()
+        awards, earned, delivered = session.execute(sums.where(Release.party_id == party.id)).one()
         who = as_wire(wire.Party, session.get_one(PartyRow, party.id))
-    left = {release.award_id for release in broker.books.ledger.releases(party.id)}
-    releases, total, earned, delivered = [], 0.0, 0, 0
-    for one, name, spec in rows:
+    releases = []
+    for one, name, spec, total in rows:
         paid = one.price_micros if one.state == AwardState.POSTED else 0
-        if one.award_id in left:
-            total += one.epsilon  # it left her machine, whether it was paid or not
-        earned += paid
-        delivered += one.state == AwardState.POSTED
         place = task_words(spec["broker"]["engine"], spec["kind"], trust=spec.get("trust", "local")).place
-        releases.append(as_wire(wire.Release, one, task_name=name, place=place, epsilon_total=total, paid_micros=paid))
-    return wire.Statement(who, privacy(broker, party), earned, len(releases), delivered, tuple(releases))
+        told = {"task_name": name, "place": place, "epsilon_total": float(total or 0.0), "paid_micros": paid}
+        releases.append(as_wire(wire.Release, one, **told))
+    reached = start + len(releases)
+    following = reached if releases and reached < awards else None
+    return wire.Statement(who, privacy(broker, party), int(earned), awards, delivered, tuple(releases), following)
+
+
+def history(broker: Broker, party: Party, *, most: int) -> list[tuple[int, float, int]]:
+    """What an owner was paid for, as curves: the number of the release, ε in total and what she had earned by then; at
+    most so many points, evenly, and always the last."""
+    require(party, "owner")
+    order = _order
+    number = func.row_number().over(order_by=order).label("number")
+    earned = func.sum(_paid).over(order_by=order).label("earned")
+    awards = select(Release.award_id, _posted.label("posted"), _total.label("total"))
+    awards = awards.outerjoin(entries, _given).where(Release.party_id == party.id)
+    spent = awards.subquery()
+    sold = select(number, spent.c.total, earned).join(spent, spent.c.award_id == Release.award_id)
+    curve = sold.where(Release.party_id == party.id, _posted).subquery()
+    with broker.database.read() as session:
+        points = session.scalar(select(func.count()).where(Release.party_id == party.id, _posted)) or 0
+        step = max(1, -(-points // most))
+        shown = select(curve).where(curve.c.number % step == points % step).order_by(curve.c.number)
+        return [(int(place), float(total or 0.0), int(paid)) for place, total, paid in session.execute(shown)]
 
 
 def statement_csv(broker: Broker, party: Party) -> str:

@@ -9,7 +9,6 @@ import csv
 import io
 import json
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Literal, cast
 
@@ -22,9 +21,10 @@ from flmarket.bids import FloatArray
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.office.listing import make_terms
+from flmarket.broker.office.notices import announce_end
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
-from flmarket.broker.office.runs import run_of_task
+from flmarket.broker.office.runs import run_of_task, runs_of_tasks
 from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, check_visible, order_of, trust_of
 from flmarket.broker.stamps import derived_id, new_id, now
 from flmarket.broker.tables import ACTIVE, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, vector
@@ -151,6 +151,7 @@ def recover_posting(broker: Broker, task_id: str) -> None:
         if found is not None and found.state == "funding":
             found.state, found.escrow_micros, found.finished_at = "failed", 0, now()
             found.error = "its budget was not taken into escrow"
+            announce_end(session, found)
             note(session, None, "task.recover", task_id, outcome="dropped")
 
 
@@ -165,12 +166,16 @@ def _queue(broker: Broker, party: Party | None, task_id: str, action: str) -> No
     broker.wake.set()
 
 
-def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> wire.TaskPage:
-    """One's own tasks, or the operator's view of all, newest first."""
+def list_tasks(
+    broker: Broker, party: Party, *, limit: int = 50, before: str | None = None, search: str = ""
+) -> wire.TaskPage:
+    """One's own tasks, or the operator's view of all, newest first; or those whose name holds `search`."""
     require(party, "buyer", "operator")
     query = select(TaskRow).order_by(TaskRow.created_at.desc(), TaskRow.id.desc()).limit(limit + 1)
     if party.role == "buyer":
         query = query.where(TaskRow.buyer_id == party.id)
+    if search:
+        query = query.where(TaskRow.name.icontains(search, autoescape=True) | (TaskRow.id == search))
     with broker.database.read() as session:
         if before is not None:
             last = session.get(TaskRow, before)
@@ -181,14 +186,17 @@ def list_tasks(broker: Broker, party: Party, *, limit: int = 50, before: str | N
                 | ((TaskRow.created_at == last.created_at) & (TaskRow.id < before))
             )
         rows = session.scalars(query).all()
-        items = tuple(_view(broker, party, session, row) for row in rows[:limit])
+        runs = runs_of_tasks(broker, session, rows[:limit], whole=party.role == "operator")
+    items = tuple(_view(broker, party, row, runs.get(row.id)) for row in rows[:limit])
     return wire.TaskPage(items, items[-1].id if len(rows) > limit else None)
 
 
 def get_task(broker: Broker, party: Party, task_id: str) -> wire.Task:
     """A task of one's own, or any for the operator."""
     with broker.database.read() as session:
-        return _view(broker, party, session, own_task(session, party, task_id))
+        row = own_task(session, party, task_id)
+        run = run_of_task(broker, session, row, whole=party.role == "operator")
+    return _view(broker, party, row, run)
 
 
 def cancel_task(broker: Broker, party: Party, task_id: str) -> wire.Task:
@@ -231,6 +239,7 @@ def round_detail(
         slots = session.scalars(select(Release.slot).where(*sold)).all()
         names = {slot: f"owner-{slot}" if named else owner_name(broker, task_id, slot) for slot in slots}
         order = sorted(slots, key=lambda slot: slot if named else names[slot])[start:][:limit]
+        reached = start + len(order)
         shown = {slot: place for place, slot in enumerate(order)}
         if limit is not None:
             sold = *sold, Release.slot.in_(order)
@@ -252,7 +261,7 @@ def round_detail(
         )
         for one, name in releases
     ]
-    return wire.RoundDetail(as_wire(wire.Round, row), tuple(awards))
+    return wire.RoundDetail(as_wire(wire.Round, row), tuple(awards), reached if reached < len(slots) else None)
 
 
 def bill(broker: Broker, party: Party, task_id: str, *, lines: bool = True) -> wire.Bill:
@@ -279,24 +288,32 @@ def bill_csv(broker: Broker, party: Party, task_id: str) -> str:
     return out.getvalue()
 
 
-def receipts(broker: Broker, party: Party, task_id: str, index: int) -> wire.ReceiptPage:
-    """The ledger's receipts of a round: all, sealed, for the buyer; one's own for an owner."""
+def receipts(
+    broker: Broker, party: Party, task_id: str, index: int | None, *, limit: int | None = None, start: int = 0
+) -> wire.ReceiptPage:
+    """The ledger's receipts of a round, or of all rounds: sealed for the buyer; one's own for an owner; or `limit` of
+    them from `start` on."""
     with broker.database.read() as session:
-        query = select(Release).where(Release.task_id == task_id, Release.index == index).order_by(Release.slot)
+        query = select(Release).where(Release.task_id == task_id).order_by(Release.index, Release.slot)
+        query = query.offset(start).limit(None if limit is None else limit + 1)
+        if index is not None:
+            query = query.where(Release.index == index)
         if party.role == "owner":
             query = query.where(Release.party_id == party.id)
         else:
             own_task(session, party, task_id)
-        found = session.scalars(query).all()
-    if not found and party.role == "owner":
+        rows = session.scalars(query).all()
+    if not rows and party.role == "owner":
         raise NotFound("receipt", f"{task_id}/{index}")
-    receipt = partial(buyers_receipt, broker) if party.role == "buyer" else broker.books.ledger.receipt
-    shown = partial(buyers_award, broker) if party.role == "buyer" else str
+    found, sealed = rows[:limit], party.role == "buyer"
+    known = broker.books.ledger.receipts(one.award_id for one in found)
     made = []
     for one in found:
-        told = {"epsilon": finite_or_none(one.epsilon), "document": receipt(one.award_id).to_dict()}
-        made.append(as_wire(wire.Receipt, one, award_id=shown(one.award_id), **told))
-    return wire.ReceiptPage(tuple(made))
+        receipt = buyers_receipt(broker, known[one.award_id]) if sealed else known[one.award_id]
+        named = buyers_award(broker, one.award_id) if sealed else one.award_id
+        told = {"epsilon": finite_or_none(one.epsilon), "document": receipt.to_dict()}
+        made.append(as_wire(wire.Receipt, one, award_id=named, **told))
+    return wire.ReceiptPage(tuple(made), start + len(found) if len(rows) > len(found) else None)
 
 
 def events(
@@ -335,10 +352,9 @@ def own_task(session: Session, party: Party, task_id: str) -> TaskRow:
     return row
 
 
-def _view(broker: Broker, party: Party, session: Session, row: TaskRow) -> wire.Task:
-    whole = party.role == "operator"
-    error = row.error if whole else buyers_text(broker, row.error)
-    run, examples = run_of_task(broker, session, row, whole=whole), broker.simulations.test_examples(row.spec)
+def _view(broker: Broker, party: Party, row: TaskRow, run: wire.FlowerRun | None) -> wire.Task:
+    error = row.error if party.role == "operator" else buyers_text(broker, row.error)
+    examples = broker.simulations.test_examples(row.spec)
     return as_wire(wire.Task, row, request=row.spec, error=error, run=run, test_examples=examples)
 
 
@@ -356,9 +372,7 @@ def _bundle(broker: Broker, party: Party, task: TaskRow, sold: list[str]) -> Mod
         with np.load(io.BytesIO(task.checkpoint), allow_pickle=False) as saved:
             if "best" in saved:
                 kind.best, kind.notes = saved["best"], json.loads(saved["notes"].tobytes())
-    documents = [
-        one.document for index in range(task.rounds_done) for one in receipts(broker, party, task.id, index).items
-    ]
+    documents = [one.document for one in receipts(broker, party, task.id, None).items]
     content = model_zip(
         kind, spec.data, broker.books.ledger, trust_of(order),
         rounds_played=task.rounds_done, documents=documents, title=task.name,

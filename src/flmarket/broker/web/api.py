@@ -17,6 +17,7 @@ from flmarket.broker.office import (
     ledger,
     listing,
     market,
+    notices,
     offers,
     operator,
     parties,
@@ -24,6 +25,7 @@ from flmarket.broker.office import (
     sessions,
     statements,
     tasks,
+    users,
 )
 from flmarket.broker.office.tasks import ModelFormat
 from flmarket.broker.web.auth import (
@@ -115,10 +117,77 @@ def revoke_key(who: Caller, key_id: Identifier, key: IdempotencyKey = None) -> w
     return parties.revoke_key(*who, key_id)
 
 
+@account_routes.get("/me/sessions")
+def my_sessions(who: Caller, auth: CurrentAuth) -> wire.SessionPage:
+    """Browsers that are signed in as me; for an admin, all of my party's."""
+    return sessions.list_sessions(*who, auth.cookie)
+
+
+@account_routes.delete("/me/sessions/{session_id}", status_code=204)
+def end_session(who: Caller, session_id: Identifier, key: IdempotencyKey = None) -> None:
+    """Sign one of them out."""
+    sessions.end_session(*who, session_id)
+
+
+@account_routes.get("/me/users")
+def my_users(who: Caller) -> wire.UserPage:
+    """The people of my party."""
+    return users.list_users(*who)
+
+
+@account_routes.post("/me/users", status_code=201)
+def add_user(who: Caller, body: requests.UserRequest, key: IdempotencyKey = None) -> wire.User:
+    """Enter somebody, who then signs in with the operator's identity provider."""
+    return users.add_user(*who, who.party.id, body, key=key)
+
+
+@account_routes.put("/me/users/{user_id}")
+def set_rights(who: Caller, user_id: Identifier, body: requests.RightsRequest, key: IdempotencyKey = None) -> wire.User:
+    """What she may do: admin, member or viewer."""
+    return users.set_rights(*who, user_id, body)
+
+
+@account_routes.delete("/me/users/{user_id}")
+def remove_user(who: Caller, user_id: Identifier, key: IdempotencyKey = None) -> wire.User:
+    """She is signed out and cannot come back."""
+    return users.remove_user(*who, user_id)
+
+
+@account_routes.get("/me/hooks")
+def my_hooks(who: Caller) -> wire.HookPage:
+    """Whom I want told of what happens to me."""
+    return notices.list_hooks(*who)
+
+
+@account_routes.post("/me/hooks", status_code=201)
+def new_hook(request: Request, who: Caller, body: requests.HookRequest, key: IdempotencyKey = None) -> wire.NewHook:
+    """Tell an address of mine: signed, and again until it is taken (2xx). The answer holds the secret to check with."""
+    keep_secret(request)
+    return notices.create_hook(*who, who.party.id, body, key=key)
+
+
+@account_routes.delete("/me/hooks/{hook_id}")
+def remove_hook(who: Caller, hook_id: Identifier, key: IdempotencyKey = None) -> wire.Hook:
+    """Tell it nothing more."""
+    return notices.remove_hook(*who, hook_id)
+
+
+@account_routes.post("/me/hooks/{hook_id}/test", status_code=202)
+def try_hook(who: Caller, hook_id: Identifier, key: IdempotencyKey = None) -> wire.Notice:
+    """Tell it something of no consequence."""
+    return notices.try_hook(*who, hook_id, key=key)
+
+
+@account_routes.get("/me/notices")
+def my_notices(who: Caller, limit: Limit = 100) -> wire.NoticePage:
+    """What was told to my hooks, or waits to be."""
+    return notices.list_notices(*who, limit=limit)
+
+
 @account_routes.get("/market")
-def overview(who: Caller) -> wire.Market:
-    """The market at a glance."""
-    return market.overview(*who)
+def overview(who: Caller, limit: Limit = 50, start: Start = 0, search: ByName = "") -> wire.Market:
+    """The market at a glance, and its tasks, those under way first, or those whose name holds `search`."""
+    return market.overview(*who, limit=limit, start=start, search=search)
 
 
 @account_routes.get("/listings/{task_id}")
@@ -163,9 +232,9 @@ def post_task(who: Caller, body: requests.TaskRequest, key: IdempotencyKey = Non
 
 
 @task_routes.get("/tasks")
-def list_tasks(who: Caller, limit: Limit = 50, before: Before = None) -> wire.TaskPage:
-    """My tasks (the operator: all), newest first."""
-    return tasks.list_tasks(*who, limit=limit, before=before)
+def list_tasks(who: Caller, limit: Limit = 50, before: Before = None, search: ByName = "") -> wire.TaskPage:
+    """My tasks (the operator: all), newest first, or those whose name holds `search`."""
+    return tasks.list_tasks(*who, limit=limit, before=before, search=search)
 
 
 @task_routes.get("/tasks/{task_id}")
@@ -187,15 +256,17 @@ def list_rounds(who: Caller, task_id: Identifier, limit: Limit = 500, start: Sta
 
 
 @task_routes.get("/tasks/{task_id}/rounds/{index}")
-def get_round(who: Caller, task_id: Identifier, index: Index) -> wire.RoundDetail:
+def get_round(who: Caller, task_id: Identifier, index: Index, limit: Limit = 500, start: Start = 0) -> wire.RoundDetail:
     """One round and its awards."""
-    return tasks.round_detail(*who, task_id, index)
+    return tasks.round_detail(*who, task_id, index, limit=limit, start=start)
 
 
 @task_routes.get("/tasks/{task_id}/rounds/{index}/receipts")
-def get_receipts(who: Caller, task_id: Identifier, index: Index) -> wire.ReceiptPage:
+def get_receipts(
+    who: Caller, task_id: Identifier, index: Index, limit: Limit = 50, start: Start = 0
+) -> wire.ReceiptPage:
     """The ledger's receipts of a round, each with proofs; an owner gets her own."""
-    return tasks.receipts(*who, task_id, index)
+    return tasks.receipts(*who, task_id, index, limit=limit, start=start)
 
 
 @task_routes.get("/tasks/{task_id}/bill")
@@ -262,9 +333,9 @@ def withdraw_bid(who: Caller, task_id: Identifier, key: IdempotencyKey = None) -
 
 
 @owner_routes.get("/me/statement")
-def statement(who: Caller) -> wire.Statement:
-    """Everything I sold, earned and gave up."""
-    return statements.statement(*who)
+def statement(who: Caller, limit: Limit = 200, start: Start = 0) -> wire.Statement:
+    """What I sold, earned and gave up in all, and my awards, oldest first."""
+    return statements.statement(*who, limit=limit, start=start)
 
 
 @owner_routes.get("/me/statement.csv", response_class=Response, responses=file_response("text/csv"))
@@ -371,6 +442,23 @@ def issue_key(
     require(who.party, "operator")
     keep_secret(request)
     return parties.issue_key(*who, party_id, label=body.label, key=key)
+
+
+@operator_routes.post("/parties/{party_id}/users", status_code=201)
+def user_for(who: Caller, party_id: Identifier, body: requests.UserRequest, key: IdempotencyKey = None) -> wire.User:
+    """A person of a party's, such as its first admin."""
+    require(who.party, "operator")
+    return users.add_user(*who, party_id, body, key=key)
+
+
+@operator_routes.post("/parties/{party_id}/hooks", status_code=201)
+def hook_for(
+    request: Request, who: Caller, party_id: Identifier, body: requests.HookRequest, key: IdempotencyKey = None
+) -> wire.NewHook:
+    """A webhook or a mail address of a party's."""
+    require(who.party, "operator")
+    keep_secret(request)
+    return notices.create_hook(*who, party_id, body, key=key)
 
 
 @operator_routes.post("/parties/{party_id}/deposits", status_code=201)

@@ -7,8 +7,10 @@ Strangers are counted by the address at the other end of the connection. What `X
 address is a proxy's that the operator named; a server in front of the application must not put it there by itself.
 """
 
+import base64
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +30,7 @@ from flmarket.errors import ConfigError
 
 COOKIE = "flmarket_session"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_FOR_ALL = ("/sign-out", "/api/v1/session")
 
 
 @dataclass(frozen=True)
@@ -106,15 +109,43 @@ def authenticate(request: Request) -> Auth:
         raise
     gate.parties.take(auth.party.id)
     request.state.auth = auth
+    check_rights(auth, request)
     if auth.session is not None and request.method not in SAFE:
         check_csrf(auth, request.headers.get("x-csrf-token", ""))
     return auth
 
 
+def check_rights(auth: Auth, request: Request) -> None:
+    """Forbidden if somebody who may only look wants to change something; signing out she may."""
+    if auth.party.rights == "viewer" and request.method not in SAFE and request.url.path not in _FOR_ALL:
+        raise Forbidden("you may look, not act: an admin of your organisation can change that")
+
+
 def check_csrf(auth: Auth, token: str) -> None:
-    """Forbidden unless the token is the session's."""
-    if auth.session is not None and not hmac.compare_digest(token.encode(), auth.session.csrf.encode()):
+    """Forbidden unless the token is the session's, as it is or masked."""
+    if auth.session is not None and not hmac.compare_digest(_unmasked(token.encode()), auth.session.csrf.encode()):
         raise Forbidden("the CSRF token is missing or wrong: reload the page")
+
+
+def masked(token: str) -> str:
+    """A session's token for one page: random, and different on each. Pages are compressed, and what is the same on all
+    of them can be guessed from the lengths of many (the BREACH attack)."""
+    text = token.encode()
+    pad = secrets.token_bytes(len(text))
+    return base64.urlsafe_b64encode(pad + _mixed(text, pad)).decode() if text else ""
+
+
+def _unmasked(token: bytes) -> bytes:
+    try:
+        raw = base64.b64decode(token, altchars=b"-_", validate=True)
+    except ValueError:
+        return token
+    half = len(raw) // 2
+    return _mixed(raw[half:], raw[:half]) if len(token) > 100 and len(raw) == 2 * half else token
+
+
+def _mixed(text: bytes, pad: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(text, pad, strict=True))
 
 
 def set_cookie(response: Response, settings: Settings, signed_in: SignedIn) -> None:

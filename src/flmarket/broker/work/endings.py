@@ -11,6 +11,7 @@ its rows are written in one transaction. The first two may be repeated, the last
 from sqlalchemy.orm import Session, undefer
 
 from flmarket.broker.core import Broker
+from flmarket.broker.office.notices import announce_end
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import order_of
 from flmarket.broker.stamps import now
@@ -74,4 +75,5 @@ def end_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:
         void_round(session, task, awards)
         task.state, task.refunded_micros, task.error, task.finished_at = state, refunded, error[:2000], now()
         session.add(Event(task_id=task_id, kind=state, data={"refunded_micros": refunded, "error": error}, at=now()))
+        announce_end(session, task)
         note(session, None, f"task.{state}", task_id, outcome="failed" if error else "ok", detail=error)

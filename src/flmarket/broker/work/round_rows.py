@@ -15,6 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
 
 from flmarket.broker.books import shown_epsilon, slot_account
+from flmarket.broker.office.notices import announce_awards
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Event, Release, RoundRow, TaskRow, vector_bytes
 from flmarket.ledger import Award, AwardState
@@ -101,6 +102,7 @@ def settle_round(
     task.checkpoint, task.next_at = checkpoint, at + pause_ms
     if parameters is not None:
         task.parameters, task.accuracy, task.error_bound = vector_bytes(parameters), row.accuracy, bound
+    announce_awards(session, "payment", task, index, awards.values(), state=AwardState.POSTED)
     told = {name: getattr(row, name) for name in ("delivered", "winners", "spent_micros", "accuracy", "error_bound")}
     add_event(session, task_id, index, "settled", told | {"rounds_done": index + 1, "rounds": task.rounds})
     return True
@@ -129,6 +131,7 @@ def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> 
     row.state, row.closed_at, row.winners = "void", at, len(awards)
     row.delivered, row.spent_micros = len(posted), sum(award.price_micros for award in posted)
     task.spent_micros += row.spent_micros
+    announce_awards(session, "payment", task, row.index, posted, state=AwardState.POSTED)
     for owner, award in awards.items():
         party = None if award.owner == slot_account(task.id, owner) else award.owner
         sold = {"records": float(records[owner]), "weight": 0.0}

@@ -22,6 +22,7 @@ from sqlalchemy.orm import undefer
 from flmarket.bids import FloatArray
 from flmarket.broker.books import slot_account
 from flmarket.broker.core import Broker
+from flmarket.broker.office.notices import announce_awards, announce_caps, listeners
 from flmarket.broker.office.offers import valuations_of
 from flmarket.broker.requests import order_of
 from flmarket.broker.tables import Bid as BidRow
@@ -139,11 +140,15 @@ class SqlStore:
         ended = self.broker.books.round_awards(
             {i: self.kind.award_id(record.index, i) for i in record.bidders.tolist()}
         )
+        with self.broker.database.read() as session:
+            told = listeners(session, [self.parties[i] for i in ended if i in self.parties])
+        privacy = self.broker.books.privacy_of(told) if told else {}
         with self.broker.database.write() as session:
             settle_round(
                 session, self.task_id, record, parties=self.parties, parameters=self.kind.buyers_model,
                 checkpoint=_packed(checkpoint), pause_ms=self.pause_ms, awards=ended, over=self.kind.done,
             )  # fmt: skip
+            announce_caps(session, privacy)
             session.execute(delete(Delivered).where(Delivered.task_id == self.task_id))
         self.broker.metrics.count_round(valid=record.valid, paid_micros=record.spent_micros)
 
@@ -258,7 +263,9 @@ def steps_with_events(broker: Broker, task_id: str, rounds: Rounds, index: int) 
             elif step == "awards" and session.get_one(RoundRow, (task_id, index)).state != AWARDED:
                 winners = [Winner.of(owner, award) for owner, award in rounds.awards.items() if award.state is _OPEN]
                 award_round(session, task_id, index, winners)
+                task, awards = session.get_one(TaskRow, task_id), rounds.awards.values()
+                announce_awards(session, "award", task, index, awards, state=_OPEN)
             elif step == "updates":
-                delivered, awards = len(rounds.updates), len(rounds.awards)
-                add_event(session, task_id, index, "updates", {"delivered": delivered, "awards": awards})
+                counts = {"delivered": len(rounds.updates), "awards": len(rounds.awards)}
+                add_event(session, task_id, index, "updates", counts)
         yield step

@@ -4,16 +4,16 @@ One process at a time holds the lease and works (`holders`); whatever it writes 
 All tasks take turns, so a long one does not hold up the others. What a worker knows beyond the database is only the
 step that a round has reached; after a crash, or a fault of the database, that round is played again. Faults fail no
 task: they are tried again, ever more slowly. Flower tasks are played elsewhere: the worker sees to it that a run is at
-work on each (`flower.runs`). Audits and the reconciliation of the books run in threads beside it.
+work on each (`flower.runs`). Audits, the reconciliation of the books and the outbox have threads beside it.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import select, update
 
 from flmarket.audit import audit
 from flmarket.broker.core import Broker
@@ -24,6 +24,8 @@ from flmarket.broker.office.tasks import recover_posting
 from flmarket.broker.requests import FLOWER, AuditRequest, order_of
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, AuditJob, Check, TaskRow
+from flmarket.broker.work.beside import Beside
+from flmarket.broker.work.deliveries import Deliveries
 from flmarket.broker.work.endings import INTERNAL, begin, end_task, ending
 from flmarket.broker.work.flower.closing import give_up
 from flmarket.broker.work.flower.runs import FlowerRuns
@@ -39,7 +41,6 @@ _STEPS = 5  # of a round, among which the task's seconds for a round are divided
 _LONGEST_TURN = 3600.0  # seconds for which a turn keeps the lease
 _FUNDING_MS = 10_000
 _WAIT_FOR_BIDS_MS = 500
-_PATIENCE = 3.0  # seconds for threads beside the worker's to stop
 _CHECK_SECONDS, _CHECK_SHARE = 60.0, 0.05  # how often books are reconciled, and the most of a processor for it
 _FIRST_REST, _LONGEST_REST = 0.1, 30.0  # seconds after a fault
 
@@ -48,42 +49,22 @@ class _Stopped(Exception):
     """The service ends; the audit goes back into the queue."""
 
 
-class _Beside:
-    """What a thread does beside the worker's; `check` says whether this process may still write."""
-
-    def __init__(self, broker: Broker, stop: threading.Event, check: Callable[[Connection], None]) -> None:
-        self._broker, self._stop, self._check = broker, stop, check
-        self._thread: threading.Thread | None = None
-
-    def _is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def _start(self, work: Callable[[], None], name: str) -> None:
-        self._thread = threading.Thread(target=work, name=name, daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait a little for the thread."""
-        if self._thread is not None:
-            self._thread.join(_PATIENCE)
-
-
-class StandingCheck(_Beside):
+class StandingCheck(Beside):
     """Reconciles the books now and then, and keeps what was found for the operator to see."""
 
     _due = 0.0
 
     def ensure_running(self) -> None:
         """Start the thread if it is time and it does not run."""
-        if time.monotonic() >= self._due and not self._is_running():
+        if time.monotonic() >= self._due and not self.is_running():
             self._due = time.monotonic() + _CHECK_SECONDS
-            self._start(self._work, "flmarket-reconcile")
+            self.start(self._work, "flmarket-reconcile")
 
     def run(self) -> tuple[Finding, ...]:
         """Here and now."""
         began = time.monotonic()
-        found = reconcile(self._broker.database.engine)
-        with fenced(self._check), self._broker.database.write() as session:
+        found = reconcile(self.broker.database.engine)
+        with fenced(self.check), self.broker.database.write() as session:
             session.merge(Check(name=RECONCILE, at=now(), findings=[asdict(one) for one in found]))
         self._due = time.monotonic() + max(_CHECK_SECONDS, (time.monotonic() - began) / _CHECK_SHARE)
         return found
@@ -93,11 +74,11 @@ class StandingCheck(_Beside):
             for one in self.run():
                 log.error("the books do not agree: %s %s: %s", one.rule, one.subject, one.message)
         except Exception:
-            if not self._stop.is_set():  # else the database was closed under it, as announced
+            if not self.stop.is_set():  # else the database was closed under it, as announced
                 log.exception("the books could not be reconciled; it is tried again")
 
 
-class AuditRuns(_Beside):
+class AuditRuns(Beside):
     """Audits one after the other, with progress that can be read. The thread lives while there are some, and stops at
     its next sign of progress; what it leaves is begun again."""
 
@@ -105,47 +86,47 @@ class AuditRuns(_Beside):
 
     def ensure_running(self) -> None:
         """Start the thread if there is work and it does not run."""
-        if self._is_running():
+        if self.is_running():
             return
         if self._cut_off:
-            with fenced(self._check):
+            with fenced(self.check):
                 self.requeue()
             self._cut_off = False
         if self._next() is not None:
-            self._start(self._work, "flmarket-audits")
+            self.start(self._work, "flmarket-audits")
 
     def requeue(self) -> None:
         """What a former worker had begun is begun again."""
-        with self._broker.database.write() as session:
+        with self.broker.database.write() as session:
             session.execute(update(AuditJob).where(AuditJob.state == "running").values(state="queued", progress=0.0))
 
     def run_all(self) -> None:
         """Run all audits that wait, here and now."""
-        while (audit_id := self._next()) is not None and not self._stop.is_set():
+        while (audit_id := self._next()) is not None and not self.stop.is_set():
             self._run(audit_id)
 
     def _work(self) -> None:
         try:
-            with fenced(self._check):
+            with fenced(self.check):
                 self.run_all()
         except Exception:
             self._cut_off = True
-            if not self._stop.is_set():  # else the database was closed under it, as announced
+            if not self.stop.is_set():  # else the database was closed under it, as announced
                 log.exception("the audit thread failed; what it was at is begun again")
 
     def _next(self) -> str | None:
-        with self._broker.database.read() as session:
+        with self.broker.database.read() as session:
             waiting = select(AuditJob.id).where(AuditJob.state == "queued").order_by(AuditJob.created_at).limit(1)
             return session.scalar(waiting)
 
     def _run(self, audit_id: str) -> None:
-        with self._broker.database.read() as session:
+        with self.broker.database.read() as session:
             request = AuditRequest.model_validate(session.get_one(AuditJob, audit_id).request)
         shown = -1.0
 
         def progress(share: float, text: str) -> None:
             nonlocal shown
-            if self._stop.is_set():
+            if self.stop.is_set():
                 raise _Stopped
             if share - shown >= 0.05:
                 shown = share
@@ -161,7 +142,7 @@ class AuditRuns(_Beside):
         except FlmarketError as error:
             self._update(audit_id, state="failed", note=str(error)[:200], finished_at=now())
         except Exception as error:
-            if self._stop.is_set():
+            if self.stop.is_set():
                 return
             if is_transient(error):
                 raise
@@ -169,7 +150,7 @@ class AuditRuns(_Beside):
             self._update(audit_id, state="failed", note="an internal error", finished_at=now())
 
     def _update(self, audit_id: str, **values: object) -> None:
-        with self._broker.database.write() as session:
+        with self.broker.database.write() as session:
             session.execute(update(AuditJob).where(AuditJob.id == audit_id).values(**values))
 
 
@@ -188,6 +169,7 @@ class Worker:
         self._renewal = threading.Thread(target=self._renew, name="flmarket-lease", daemon=True)
         self._audits = AuditRuns(broker, self._stop, self._lease.check)
         self._check = StandingCheck(broker, self._stop, self._lease.check)
+        self._deliveries = Deliveries(broker, self._stop, self._lease.check)
         self._flower = FlowerRuns(broker)
 
     def start(self) -> None:
@@ -204,6 +186,7 @@ class Worker:
                 thread.join()
         self._audits.join()
         self._check.join()
+        self._deliveries.join()
         self._flower.join()
         try:
             self._lease.give_back()
@@ -240,6 +223,7 @@ class Worker:
                 if self._lease_until:
                     self._audits.ensure_running()
                     self._check.ensure_running()
+                    self._deliveries.ensure_running()
             except Exception:  # the database may be away for a while; the queue is not lost
                 log.exception("the worker's turn failed; it tries again")
                 self._rounds.clear()

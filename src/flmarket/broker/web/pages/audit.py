@@ -109,10 +109,15 @@ def _verdict(audit: wire.Audit, report: dict[str, Any]) -> dict[str, Any]:
     against = {"truthful": truthful["owners_with_gain"], "rational": rational["violations"]}
     found = [_FOUND[claim] for claim in silent if against.get(claim, budget["violations"])]
     kept = f"{audit.auction} keeps what it claims" + (f", but {list_of(found)}" if found else "")
+    log = report["search"]
+    menus = log.get("by_menu", 0)
+    whom = f"of {log['profiles'] * log['owners_per_profile']:,} owners" if menus else "owner"
     tried = (
-        f"{count(report['search']['misreports_per_owner'], 'lie')} tried for each owner in "
+        f"{count(log['misreports_per_owner'], 'lie')} tried for each {whom} in "
         f"{count(audit.profiles, 'random auction')} (population {audit.population}, seed {audit.seed})."
     )
+    if menus:
+        tried += f" For the {menus:,} others: the best item of the menu that each is shown, and eight lies."
     but = f" It does not claim that {list_of([_CLAIMS[claim][1] for claim in silent])}." if silent else ""
     worst = "–" if budget["worst_ratio"] is None else significant(budget["worst_ratio"])
     gained = (report["worst"]["gain"] or 0) > 0

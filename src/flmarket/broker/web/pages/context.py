@@ -27,7 +27,17 @@ from flmarket.broker.demo import DemoParty
 from flmarket.broker.errors import BrokerError, Forbidden, TooMany, Unauthenticated
 from flmarket.broker.office import sessions
 from flmarket.broker.tables import Role
-from flmarket.broker.web.auth import COOKIE, SAFE, Auth, check_csrf, client_address, get_broker, get_gate
+from flmarket.broker.web.auth import (
+    COOKIE,
+    SAFE,
+    Auth,
+    check_csrf,
+    check_rights,
+    client_address,
+    get_broker,
+    get_gate,
+    masked,
+)
 from flmarket.broker.web.pages.rendering import render, sentence
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS
@@ -35,6 +45,7 @@ from flmarket.ledger import MICROS
 log = logging.getLogger("flmarket.broker")
 TaskId = Annotated[str, Path(max_length=60)]
 PageNumber = Annotated[int, Query(alias="page", ge=1, le=100_000)]
+ByName = Annotated[str, Query(max_length=80)]
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -78,7 +89,7 @@ class Visitor:
     @property
     def csrf(self) -> str:
         """The session's token against forged requests."""
-        return self.auth.session.csrf if self.auth is not None and self.auth.session is not None else ""
+        return masked(self.auth.session.csrf) if self.auth is not None and self.auth.session is not None else ""
 
 
 _NAVIGATION: dict[Role | None, tuple[tuple[str, str], ...]] = {
@@ -247,6 +258,7 @@ def writer(*roles: Role) -> Callable[[Request, Visitor, Reader], Visitor]:
     def check(request: Request, visitor: AnyVisitor, form: Form) -> Visitor:
         look(visitor)
         assert visitor.auth is not None
+        check_rights(visitor.auth, request)
         try:
             check_csrf(visitor.auth, request.headers.get("x-csrf-token") or form.text("csrf_token"))
         except Forbidden:

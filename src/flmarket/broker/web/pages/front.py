@@ -1,27 +1,30 @@
 """The front door: what is on the market and how a round works, signing in and out, and what leads nowhere."""
 
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import Forbidden, NotFound, Unauthenticated
-from flmarket.broker.office import ledger, market, sessions, tasks
-from flmarket.broker.tables import PLAYABLE
+from flmarket.broker.office import ledger, market, sessions, users
+from flmarket.broker.web import oidc
 from flmarket.broker.web.auth import clear_cookie, client_address, get_gate, set_cookie
 from flmarket.broker.web.pages.context import (
     AnyVisitor,
+    ByName,
     Form,
+    PageNumber,
     PageRoute,
+    Pages,
     SignedInWrites,
     Visitor,
     fragment,
     local_path,
     page,
 )
-from flmarket.broker.web.pages.rendering import theme_css
+from flmarket.broker.web.pages.rendering import sentence, theme_css
 from flmarket.client import wire
 from flmarket.trust import AT_BROKER, AT_OWNERS, market_words
 
@@ -33,16 +36,16 @@ _CURVE = 50  # rounds in the small picture of a tile
 
 
 @router.get("/")
-def front(visitor: AnyVisitor) -> HTMLResponse:
-    """The market; strangers all see the same one, which may be a second old."""
-    if visitor.auth is not None:
-        return _front(visitor)
-    body = visitor.broker.recent.get("front page", lambda: bytes(_front(visitor).body))
+def front(visitor: AnyVisitor, q: ByName = "", page_number: PageNumber = 1) -> HTMLResponse:
+    """The market; strangers who do not look for anything all see the same one, which may be a second old."""
+    if visitor.auth is not None or q or page_number > 1:
+        return _front(visitor, q, page_number)
+    body = visitor.broker.recent.get("front page", lambda: bytes(_front(visitor, "", 1).body))
     return HTMLResponse(body, headers={"Cache-Control": "no-store"})
 
 
-def _front(visitor: Visitor) -> HTMLResponse:
-    view, tiles = _market(visitor)
+def _front(visitor: Visitor, search: str, number: int) -> HTMLResponse:
+    view, shown = _market(visitor, search, number)
     catalogue, at_home = market.catalogue(visitor.broker), bool(visitor.broker.settings.superlink)
     own, bought = view.releases - view.releases_simulated, "none yet"
     if view.releases:  # where they were made
@@ -52,7 +55,7 @@ def _front(visitor: Visitor) -> HTMLResponse:
         "market.html.j2",
         title="Market",
         view=view,
-        tiles=tiles,
+        **shown,
         head=ledger.head(visitor.broker),
         live=view.tasks_running > 0,
         at_home=at_home,
@@ -65,26 +68,28 @@ def _front(visitor: Visitor) -> HTMLResponse:
 
 
 @router.get("/market/tasks")
-def front_tasks(visitor: AnyVisitor) -> HTMLResponse:
+def front_tasks(visitor: AnyVisitor, q: ByName = "", page_number: PageNumber = 1) -> HTMLResponse:
     """The tasks again, while some are running."""
-    return fragment(visitor, "_tasks.html.j2", tiles=_market(visitor)[1])
+    return fragment(visitor, "_tasks.html.j2", **_market(visitor, q, page_number)[1])
 
 
-def _market(visitor: Visitor) -> tuple[wire.Market, list[dict[str, Any]]]:
-    """The market, and its tasks for the page: running ones first, else newest first."""
-    party = None if visitor.auth is None else visitor.auth.party
-    view = market.overview(visitor.broker, party, limit=_SHOWN)
-    order = sorted(view.tasks, key=lambda task: task.state not in PLAYABLE)
-    return view, [_tile(visitor.broker, party, task) for task in order]
+def _market(visitor: Visitor, search: str, number: int) -> tuple[wire.Market, dict[str, Any]]:
+    """The market, and its tasks for the page; accuracy and money only for whoever may see them."""
+    broker, party = visitor.broker, None if visitor.auth is None else visitor.auth.party
+    search, start = search.strip(), (number - 1) * _SHOWN
+    view = market.overview(broker, party, limit=_SHOWN, start=start, search=search)
+    known: dict[str, tuple[int, list[float]]] = {}
+    if party is not None and party.role != "owner":
+        known = market.curves(broker, party, [task.id for task in view.tasks], rounds=_CURVE)
+    pages = Pages(number, _SHOWN, view.total, "/", "#tasks", urlencode({"q": search}) if search else "")
+    return view, {"tiles": [_tile(task, known.get(task.id)) for task in view.tasks], "pages": pages, "search": search}
 
 
-def _tile(broker: Broker, party: Party | None, task: wire.MarketTask) -> dict[str, Any]:
-    """A task on the front page; accuracy and money only for whoever may see them."""
-    if party is None or not (task.mine or party.role == "operator"):
+def _tile(task: wire.MarketTask, inside: tuple[int, list[float]] | None) -> dict[str, Any]:
+    """A task on the front page."""
+    if inside is None:
         return {"task": task, "href": f"/market/{task.id}", "accuracy": None, "spent_micros": None}
-    played = tasks.rounds(broker, party, task.id, start=max(0, task.rounds_done - _CURVE)).items
-    curve = [one.accuracy for one in played if one.accuracy is not None]
-    spent = tasks.get_task(broker, party, task.id).spent_micros
+    spent, curve = inside
     shown = {"accuracy": curve[-1] if curve else None, "curve": curve, "spent_micros": spent}
     return {"task": task, "href": f"/tasks/{task.id}", **shown}
 
@@ -112,6 +117,45 @@ def by_key(request: Request, visitor: AnyVisitor, reader: Form) -> Response:
         return _form(visitor, target, "That key is not known here, or it was revoked.")
 
 
+@router.get("/sign-in/oidc")
+def leave(request: Request, visitor: AnyVisitor, next: str = "/") -> Response:
+    """Off to the operator's identity provider."""
+    get_gate(request).sign_ins.take(client_address(request))
+    provider = _provider(request)
+    try:
+        address, kept = provider.leave(visitor.broker, local_path(next))
+    except Unauthenticated as error:
+        return _form(visitor, local_path(next), sentence(error))
+    response = RedirectResponse(address, 303)
+    secure = visitor.broker.settings.secure_cookies
+    response.set_cookie(
+        oidc.COOKIE, kept, max_age=oidc.LASTS, httponly=True, samesite="lax", secure=secure, path="/sign-in"
+    )
+    return response
+
+
+@router.get(oidc.CALLBACK)
+def come_back(request: Request, visitor: AnyVisitor, state: str = "", code: str = "") -> Response:
+    """Back from there, with a code that the provider exchanges for its word on who this is."""
+    get_gate(request).sign_ins.take(client_address(request))
+    cookie, provider, broker = request.cookies.get(oidc.COOKIE, ""), _provider(request), visitor.broker
+    try:
+        claims, target = provider.come_back(broker, cookie, state=state[:200], code=code[:4000])
+        made = users.sign_in_as(broker, issuer=claims.issuer, subject=claims.subject, email=claims.email)
+        response = _welcome(visitor, made, local_path(target))
+    except Unauthenticated as error:
+        response = _form(visitor, "/", sentence(error))
+    response.delete_cookie(oidc.COOKIE, path="/sign-in")
+    return response
+
+
+def _provider(request: Request) -> oidc.Provider:
+    provider: oidc.Provider | None = request.app.state.oidc
+    if provider is None:
+        raise NotFound("page", "sign-in/oidc")
+    return provider
+
+
 @router.get("/sign-in/{token}")
 def by_link(request: Request, visitor: AnyVisitor, token: str, next: str = "/") -> Response:
     """Exchange a link's token for a session."""
@@ -134,7 +178,9 @@ def sign_out(visitor: SignedInWrites) -> Response:
 
 
 def _form(visitor: Visitor, target: str, error: str = "") -> Response:
-    return page(visitor, "signin.html.j2", title="Sign in", status=401 if error else 200, next=target, error=error)
+    single = visitor.broker.settings.oidc_name if visitor.broker.settings.oidc_issuer else ""
+    status = 401 if error else 200
+    return page(visitor, "signin.html.j2", title="Sign in", status=status, next=target, error=error, single=single)
 
 
 def _welcome(visitor: Visitor, signed_in: sessions.SignedIn, target: str) -> Response:

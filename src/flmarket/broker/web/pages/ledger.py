@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from flmarket.broker.core import Broker
-from flmarket.broker.office import ledger, market, parties, tasks
+from flmarket.broker.office import ledger, market
 from flmarket.broker.office.pseudonyms import buyers_receipt
 from flmarket.broker.web.pages.context import (
     AnyVisitor,
@@ -23,6 +23,7 @@ from flmarket.broker.web.pages.context import (
     page,
 )
 from flmarket.broker.web.pages.rendering import award_state, kind_words, loss_words, sentence
+from flmarket.client import wire
 from flmarket.errors import FlmarketError
 from flmarket.ledger import Receipt, SealedReceipt, format_micros, read_receipts
 from flmarket.privacy import Event
@@ -89,19 +90,14 @@ def _entries(visitor: Visitor, search: str, before: int | None) -> dict[str, Any
     found, wanted = None, search.strip() or None
     if visitor.auth is not None:
         found = ledger.entries(visitor.broker, visitor.party, search=wanted, limit=_SHOWN, before=before)
-    return {"found": found, "search": search, "kinds": KINDS, "name": _names(visitor)}
+    return {"found": found, "search": search, "kinds": KINDS, "name": _names(visitor, found)}
 
 
-def _names(visitor: Visitor) -> Callable[[str | None], str]:
+def _names(visitor: Visitor, found: wire.LedgerPage | None) -> Callable[[str | None], str]:
     """Ids as the visitor knows them: her own tasks and, for the operator, everybody by name."""
     known = {"escrow": "escrow", "bank": "outside"}
-    if visitor.auth is not None:
-        party = visitor.auth.party
-        if party.role in ("buyer", "operator"):
-            known |= {task.id: task.name for task in tasks.list_tasks(visitor.broker, party, limit=500).items}
-        if party.role == "operator":
-            known |= {one.id: one.name for one in parties.list_parties(visitor.broker, party, limit=500).items}
-        known[party.id] = party.name
+    if found is not None:
+        known |= ledger.names_in(visitor.broker, visitor.party, found.items)
 
     def name(identifier: str | None) -> str:
         head, _, rest = (identifier or "–").partition("/")
@@ -164,7 +160,8 @@ def _sealed_terms(broker: Broker, receipt: SealedReceipt) -> str | None:
     books = broker.books.ledger
     receipt.check(books.head(receipt.head.size))
     first = receipt.entries[0].seq
-    if buyers_receipt(broker, next(books.entries(first, first + 1)).line.ref, receipt.head.size) != receipt:
+    award = next(books.entries(first, first + 1)).line.ref
+    if buyers_receipt(broker, books.receipt(award, receipt.head.size)) != receipt:
         return None
     terms = _terms(broker, receipt.award, receipt.loss)
     return (

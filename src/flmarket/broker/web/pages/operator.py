@@ -14,6 +14,7 @@ from flmarket.broker.office import operator, parties, payouts, sessions, tasks
 from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.pages.context import (
+    ByName,
     Form,
     Operator,
     OperatorWrites,
@@ -39,7 +40,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _SHOWN, _LISTED = 100, 25
 _INVITE_SECONDS = 7 * 86_400.0
 Action = Literal["close", "reopen", "reissue", "invite"]
-ByName = Annotated[str, Query(max_length=80)]
 Typed = Annotated[str, Query(max_length=80)]
 Before = Annotated[int | None, Query(ge=0, le=10**15)]
 _ASKED = {
@@ -63,6 +63,9 @@ _ACTIONS = {
     "key.revoke": "revoked a key", "deposit": "booked a deposit", "audit.start": "started an audit",
     "ledger.verify": "verified the ledger", "node.bind": "bound a SuperNode", "node.unbind": "unbound a SuperNode",
     "flower.start": "started a Flower run", "key.reissue": "replaced all keys", "payout": "asked for a payout",
+    "sign-in.oidc": "signed in", "session.end": "ended a session", "user.add": "entered somebody",
+    "user.rights": "changed somebody's rights", "user.remove": "removed somebody",
+    "hook.create": "asked for notices", "hook.remove": "stopped notices",
     "payout.booked": "booked a payout", "payout.sent": "sent a payout", "payout.failed": "could not send a payout",
 }  # fmt: skip
 
@@ -221,7 +224,7 @@ def _page(
 ) -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
     found = parties.list_parties(broker, party, limit=_LISTED, search=search.strip(), start=(number - 1) * _LISTED)
-    balances = broker.books.ledger.balances()
+    balances = broker.books.ledger.balances(one.id for one in found.items)
     runs = tasks.list_tasks(broker, party, limit=15).items
     with broker.database.read() as session:
         names = operator.names_of(session, {one.buyer_id for one in runs})

@@ -6,7 +6,6 @@ a bid would earn as far as her cap lets her sell.
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -17,12 +16,24 @@ from flmarket.broker.core import Broker, Party
 from flmarket.broker.office import explore, offers, parties, statements
 from flmarket.broker.requests import BidHelpRequest, BidRequest, CapRequest
 from flmarket.broker.web.auth import get_gate
-from flmarket.broker.web.pages.context import Form, Owner, OwnerWrites, PageRoute, Reader, Unit, Visitor, fragment, page
+from flmarket.broker.web.pages.context import (
+    Form,
+    Owner,
+    OwnerWrites,
+    PageNumber,
+    PageRoute,
+    Pages,
+    Reader,
+    Unit,
+    Visitor,
+    fragment,
+    page,
+)
 from flmarket.broker.web.pages.rendering import Chart, Column, remedy, sentence
 from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
-from flmarket.ledger import MICROS, AwardState
+from flmarket.ledger import MICROS
 from flmarket.market.owner import LEAST_EPSILON
 from flmarket.report.formatting import count, epsilon, money, percent, significant
 from flmarket.trust import AT_BROKER, certainty, market_words, meaning_of, sure
@@ -46,6 +57,7 @@ _FIELDS = {
 _TYPICAL_RECORDS = 10
 _RATES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 _PROFILES = 200
+_OFFERS = 25
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ class Odds:
 @router.get("/owner/bid")
 def ask(request: Request, visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
     """The form, filled in with the standing bid if there is one, or as the address says."""
-    found = offers.list_offers(visitor.broker, visitor.party).items
+    found, _ = offers.my_offers(visitor.broker, visitor.party, limit=_OFFERS, task_id=task)
     chosen = next((offer for offer in found if offer.task_id == task), found[0] if found else None)
     values = dict(_DEFAULTS)
     if chosen is not None:
@@ -115,7 +127,7 @@ def place(visitor: OwnerWrites, reader: Form) -> Response:
             reader.errors[field or "_"] = remedy(error) if field else sentence(error)
         except FlmarketError as error:
             reader.errors["_"] = sentence(error)
-    found = offers.list_offers(visitor.broker, visitor.party).items
+    found, _ = offers.my_offers(visitor.broker, visitor.party, limit=_OFFERS, task_id=task)
     return _form(visitor, found, {name: reader.text(name) for name in _DEFAULTS}, reader.errors, False)
 
 
@@ -149,7 +161,7 @@ def _help(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, Any
     bid = _bid(reader)
     if bid is None:
         return {"problem": next(iter(reader.errors.values()), "Fill in the form.")}
-    found = offers.list_offers(broker, party).items
+    found, _ = offers.my_offers(broker, party, limit=1, task_id=values.get("task", ""))
     offer = next((one for one in found if one.task_id == values.get("task")), None)
     rounds = 1 if offer is None else max(1, offer.rounds - offer.rounds_done)
     auction = "posted" if offer is None else offer.auction
@@ -249,14 +261,14 @@ def _chart(views: dict[float, wire.BidAdvice], rate: float) -> Chart:
 
 # --- what she sold ----------------------------------------------------------------------------------------------------
 
-_SHOWN = 100
+_SHOWN, _POINTS = 50, 200
 Typed = Annotated[str, Query(max_length=40)]
 
 
 @router.get("/owner")
-def show(visitor: Owner, cap: Typed = "") -> HTMLResponse:
+def show(visitor: Owner, cap: Typed = "", page_number: PageNumber = 1) -> HTMLResponse:
     """Everything that concerns one owner; `cap` is one that she typed before her session ended."""
-    return _page(visitor, {}, typed=cap)
+    return _page(visitor, {}, typed=cap, number=page_number)
 
 
 @router.get("/owner/statement.csv")
@@ -280,12 +292,12 @@ def set_cap(visitor: OwnerWrites, reader: Form) -> Response:
     return _page(visitor, reader.errors, typed=reader.text("cap"))
 
 
-def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "") -> HTMLResponse:
+def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "", number: int = 1) -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
-    statement = statements.statement(broker, party)
-    newest, privacy = list(reversed(statement.releases)), statement.privacy
+    statement = statements.statement(broker, party, limit=_SHOWN, start=(number - 1) * _SHOWN, newest=True)
+    sold, privacy = statements.history(broker, party, most=_POINTS), statement.privacy
     cap, spent = privacy.cap_epsilon_total, privacy.spent_epsilon_total
-    delivered = [one for one in statement.releases if one.state == AwardState.POSTED]
+    open_to_her, more_offers = offers.my_offers(broker, party, limit=_OFFERS)
     return page(
         visitor,
         "owner.html.j2",
@@ -296,33 +308,34 @@ def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "") -> HTMLR
         statement=statement,
         privacy=privacy,
         used=spent / cap if cap > 0 else 1.0,
-        outlook=_outlook(privacy.left_epsilon_total, delivered),
+        outlook=_outlook(privacy.left_epsilon_total, sold),
         cap_means=meaning_of(cap),
         spent_means=meaning_of(spent),
         trust=market_words(on_owners_machines=bool(broker.settings.superlink)),
-        spent=_spent_chart(privacy, delivered),
-        earnings=_earnings_chart(statement.earned_micros, delivered),
+        spent=_spent_chart(privacy, sold),
+        earnings=_earnings_chart(statement.earned_micros, sold),
         account=parties.account(broker, party),
-        offers=[(offer, _bid_text(offer)) for offer in offers.list_offers(broker, party).items],
-        releases=newest[:_SHOWN],
-        left_out=max(0, len(newest) - _SHOWN),
+        offers=[(offer, _bid_text(offer)) for offer in open_to_her],
+        more_offers=more_offers,
+        releases=statement.releases,
+        pages=Pages(number, _SHOWN, statement.awards, "/owner", "#releases"),
     )
 
 
-def _outlook(left: float, delivered: list[wire.Release]) -> str:
+def _outlook(left: float, sold: list[tuple[int, float, int]]) -> str:
     """How long the cap lasts at the pace so far."""
     if left <= 0:
         return "Your cap is reached: nothing more is sold in your name, and nothing more is paid."
-    if not delivered:
+    if not sold or not sold[-1][1]:
         return "Nothing has been released in your name yet."
-    mean = sum(one.epsilon for one in delivered) / len(delivered)
+    mean = sold[-1][1] / sold[-1][0]
     return (
         f"A release cost you ε {epsilon(mean)} on average, so about {math.floor(left / mean):,} more fit under your "
         f"cap. After that nothing more is sold in your name."
     )
 
 
-def _spent_chart(privacy: wire.Privacy, delivered: list[wire.Release]) -> Chart:
+def _spent_chart(privacy: wire.Privacy, sold: list[tuple[int, float, int]]) -> Chart:
     return Chart(
         title="Privacy spent so far",
         unit="ε total, release by release",
@@ -332,20 +345,19 @@ def _spent_chart(privacy: wire.Privacy, delivered: list[wire.Release]) -> Chart:
             Column("ε spent, total", "ε total", "teal", decimals=2),
             Column("Your cap", "cap", "rust", "dashed", decimals=2),
         ),
-        rows=[(i + 1, one.epsilon_total, privacy.cap_epsilon_total) for i, one in enumerate(delivered)],
+        rows=[(number, total, privacy.cap_epsilon_total) for number, total, _ in sold],
         reading=f"{epsilon(privacy.spent_epsilon_total)} now",
         options={"whole": "", "floor": "0", "fill": "", "end": ""},
     )
 
 
-def _earnings_chart(earned_micros: int, delivered: list[wire.Release]) -> Chart:
-    totals = accumulate(one.paid_micros for one in delivered)
+def _earnings_chart(earned_micros: int, sold: list[tuple[int, float, int]]) -> Chart:
     return Chart(
         title="Earned so far",
         unit="currency units, release by release",
         x="release",
         columns=(Column("Release"), Column("Earned, total", "earned", "blue", decimals=2)),
-        rows=[(i + 1, total / MICROS) for i, total in enumerate(totals)],
+        rows=[(number, earned / MICROS) for number, _, earned in sold],
         reading=f"{money(earned_micros)} now",
         options={"whole": "", "floor": "0", "fill": "", "end": ""},
     )

@@ -245,8 +245,8 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
     # The same owners whatever the budget: one simulation serves all, and the chart's ends stay where they are.
     task = order.with_budget(MICROS)
 
-    def ask(budgets: list[int], profiles: int, *, accuracy: bool = False) -> wire.Exploration:
-        asked = ExploreRequest(task=task, budgets_micros=budgets, profiles=profiles, accuracy=accuracy)
+    def ask(budgets: list[int], profiles: int, **more: bool) -> wire.Exploration:
+        asked = ExploreRequest(task=task, budgets_micros=budgets, profiles=profiles, **more)
         return explore.explore(broker, party, asked)
 
     try:
@@ -255,7 +255,12 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
         if values.get("trial") == "1":  # one's own budget first: each call stops when its time is up
             trials = [ask(some, 1, accuracy=True) for some in ([mine], [max(1, int(x * full)) for x in _TRIAL_SHARES])]
             known = {point.budget_micros: point.accuracy for one in trials for point in one.points}
-            points = (replace(point, accuracy=known.get(point.budget_micros)) for point in view.points)
+            held = {point.budget_micros: point.over_second_best for point in ask([mine], 40, second_best=True).points}
+            points = (
+                replace(point, accuracy=known.get(at), over_second_best=held.get(at))
+                for point in view.points
+                for at in (point.budget_micros,)
+            )
             view = replace(view, points=tuple(points))
     except FlmarketError as error:
         return {"problem": sentence(error), "deposit_micros": 0}
@@ -289,11 +294,20 @@ def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> dict[str, An
             ("Spent a round, mean", f"{money(point.spent_micros)} of {money(mine)}"),
             ("ε sold, mean per round", epsilon(point.mean_epsilon) if point.winners else "–"),
             ("All bidders’ costs a round", f"{money(full)}; you offer {percent(mine / max(full, 1))}"),
+            *_second_best(point),
         ),
         "deposit_micros": order.escrow_micros,
         "basis": f"Mean of {view.profiles} simulated rounds of this task’s own owners, with {view.perturbation} noise "
         f"on {view.dimension:,} coordinates. Accuracy: a trial of up to 25 rounds at each budget.",
     }
+
+
+def _second_best(point: wire.BudgetPoint) -> tuple[tuple[str, str], ...]:
+    """A fact for those who asked for a trial."""
+    if point.over_second_best is None:
+        return ()
+    times = f"{significant(point.over_second_best)} × the second best"
+    return (("Error against what honesty allows", f"{times}, an estimate; one coordinate, Laplace noise"),)
 
 
 def _suggested(view: wire.Exploration) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from flmarket.broker.web.pages.context import (
     Buyer,
     BuyerOrOperator,
     BuyerOrOperatorWrites,
+    ByName,
     PageNumber,
     PageRoute,
     Pages,
@@ -39,13 +40,15 @@ _POINTS = 200  # of a chart, whose table is on the page
 
 
 @router.get("/tasks")
-def list_tasks(visitor: BuyerOrOperator, before: Annotated[str | None, Query(max_length=60)] = None) -> HTMLResponse:
-    """One's own tasks, or all for the operator."""
-    found = tasks.list_tasks(visitor.broker, visitor.party, limit=_SHOWN, before=before)
+def list_tasks(
+    visitor: BuyerOrOperator, before: Annotated[str | None, Query(max_length=60)] = None, q: ByName = ""
+) -> HTMLResponse:
+    """One's own tasks, or all for the operator; or those whose name holds `q`."""
+    found = tasks.list_tasks(visitor.broker, visitor.party, limit=_SHOWN, before=before, search=q.strip())
     money = parties.account(visitor.broker, visitor.party) if visitor.party.role == "buyer" else None
     title = "My tasks" if visitor.party.role == "buyer" else "Tasks"
     rows = [(task, mechanism(task)) for task in found.items]
-    return page(visitor, "tasks.html.j2", title=title, tasks=rows, more=found.next, account=money)
+    return page(visitor, "tasks.html.j2", title=title, tasks=rows, more=found.next, account=money, search=q)
 
 
 @router.get("/tasks/{task_id}")
