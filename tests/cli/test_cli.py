@@ -1,10 +1,12 @@
-"""The command as a user runs it: a process, its output and its exit code."""
+"""The command as a user runs it: its output and its exit code."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+
+from flmarket.cli import main
 
 MARKET = """
 seed = 3
@@ -20,14 +22,33 @@ minimum = 5
 """
 
 
-def flmarket(*arguments, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "flmarket", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120
-    )
+def in_a_process(*arguments):
+    command = [sys.executable, "-m", "flmarket", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def flmarket(capsys, monkeypatch, tmp_path):
+    """The command without a process of its own, in the test's folder."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["flmarket", *map(str, arguments)])
+            patch.chdir(tmp_path)
+            try:
+                main()
+                code = 0
+            except SystemExit as ended:
+                code = ended.code or 0
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+    return run
 
 
 def test_demo_writes_a_report_and_a_summary(tmp_path):
-    done = flmarket("demo", "--out", tmp_path / "demo", "--rounds", 6)
+    done = in_a_process("demo", "--out", tmp_path / "demo", "--rounds", 6)
     assert done.returncode == 0, done.stderr
     assert "report.html" in done.stdout
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
@@ -46,7 +67,7 @@ def test_demo_writes_a_report_and_a_summary(tmp_path):
     assert (tmp_path / "demo" / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_run_and_json(tmp_path):
+def test_run_and_json(flmarket, tmp_path):
     (tmp_path / "market.toml").write_text(MARKET)
     done = flmarket("run", tmp_path / "market.toml", "--out", tmp_path / "o", "--json")
     assert done.returncode == 0, done.stderr
@@ -60,7 +81,7 @@ def test_run_and_json(tmp_path):
     assert other["seed"] == 9
 
 
-def test_compare_on_a_population(tmp_path):
+def test_compare_on_a_population(flmarket, tmp_path):
     done = flmarket(
         "compare", "--population", "jdp", "--owners", 8, "--profiles", 50, "--auction", "m1", "--auction", "m2",
         "--factor", 0.5, "--json", "--out", tmp_path,
@@ -75,7 +96,7 @@ def test_compare_on_a_population(tmp_path):
     assert "!" in flmarket("compare", "--population", "jdp", "--profiles", 20, "--owners", 8).stdout
 
 
-def test_compare_on_a_data_set(tmp_path):
+def test_compare_on_a_data_set(flmarket, tmp_path):
     done = flmarket(
         "compare",
         "--data",
@@ -97,7 +118,7 @@ def test_compare_on_a_data_set(tmp_path):
     assert (tmp_path / "compare-breast-cancer-balanced_accuracy.svg").exists()
 
 
-def test_mechanisms_lists_what_each_guarantees():
+def test_mechanisms_lists_what_each_guarantees(flmarket):
     listing = json.loads(flmarket("mechanisms", "--json").stdout)
     claims = {entry["name"]: entry for entry in listing["auctions"]}
     assert claims["all-in"]["truthful"] == "none"
@@ -125,7 +146,7 @@ def test_mechanisms_lists_what_each_guarantees():
         (["nonsense"], 2, "nonsense"),
     ],
 )
-def test_bad_input_gets_one_line_a_code_and_leaves_nothing(tmp_path, monkeypatch, arguments, code, hint):
+def test_bad_input_gets_one_line_a_code_and_leaves_nothing(flmarket, tmp_path, monkeypatch, arguments, code, hint):
     monkeypatch.setenv("FLMARKET_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FLMARKET_DATA", raising=False)
     files = {
@@ -138,7 +159,7 @@ def test_bad_input_gets_one_line_a_code_and_leaves_nothing(tmp_path, monkeypatch
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    done = flmarket(*arguments, cwd=tmp_path)
+    done = flmarket(*arguments)
     assert done.returncode == code, done.stderr
     assert hint in done.stderr
     assert "Traceback" not in done.stderr
@@ -147,7 +168,7 @@ def test_bad_input_gets_one_line_a_code_and_leaves_nothing(tmp_path, monkeypatch
     assert {p.name for p in tmp_path.iterdir()} - {"cache"} == set(files)
 
 
-def test_help_has_examples():
+def test_help_has_examples(flmarket):
     for command in ("demo", "run", "compare", "mechanisms"):
         text = flmarket(command, "--help").stdout
         assert "Example" in text
@@ -166,7 +187,7 @@ def test_light_commands_do_not_import_heavy_packages():
     assert done.returncode == 0, done.stderr
 
 
-def test_train_auction_writes_a_menu_that_can_be_used(tmp_path):
+def test_train_auction_writes_a_menu_that_can_be_used(flmarket, tmp_path):
     menu = tmp_path / "menus" / "mine.json"
     options = ["--population", "flm21-high", "--profiles", 60, "--steps", 2, "--out", menu]
     done = flmarket("train-auction", "posted", *options, "--json")
@@ -180,7 +201,7 @@ def test_train_auction_writes_a_menu_that_can_be_used(tmp_path):
     assert flmarket("train-auction", "no-such-preset", "--population", "jdp").returncode == 2
 
 
-def test_the_reward_game_runs_from_a_file(tmp_path):
+def test_the_reward_game_runs_from_a_file(flmarket, tmp_path):
     text = '[task]\nrounds = 5\n[data]\nname = "breast-cancer"\nowners = 20\npartition = "equal"\n'
     (tmp_path / "game.toml").write_text(text + '[mechanism]\nauction = "stackelberg"\n')
     done = flmarket("run", tmp_path / "game.toml", "--out", tmp_path / "o", "--json")
@@ -197,7 +218,7 @@ def test_the_reward_game_runs_from_a_file(tmp_path):
     assert flmarket("run", tmp_path / "bad.toml").returncode == 3
 
 
-def test_reproduce_stack(tmp_path):
+def test_reproduce_stack(flmarket, tmp_path):
     done = flmarket("reproduce", "stack", "--quick", "--out", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     items = json.loads(done.stdout)["items"]
