@@ -33,6 +33,7 @@ FILES = ("compose.yaml", "deploy", "pyproject.toml", "README.md", "LICENSE", "co
 HOME = "/var/lib/flmarket"
 SECRET = re.compile(r"PASSWORD|TOKEN|SECRET")
 SECRET_SETTINGS = {name for name, field in Settings.model_fields.items() if not field.repr}
+LEAST = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 IN_FULL = {
     "superlink": {"enabled": True, "tlsSecret": "superlink-tls"}, "extraSecret": "more",
     "database": {"url": "postgresql+psycopg://flmarket:pass@pg:5432/market"}, "metrics": {"token": "t0ken"},
@@ -227,6 +228,8 @@ def of_chart(documents, changes, dockerfile, known):
     for container in (*pod.get("initContainers", ()), *pod["containers"]):
         mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
         yield from (f"no volume {name}" for name in mounts.values() if name not in volumes)
+        if container.get("securityContext") != LEAST:
+            yield f"{container['name']} may do more than it must"
         if container["command"][0] != "sh":
             yield from of_command(container["command"], options)
             port = option(container["command"], "--port")
@@ -310,6 +313,7 @@ PLANTS = [
     ("deploy/chart/values.yaml", 'settings:\n', 'settings:\n  smtp_password: "hunter2"\n'),
     ("deploy/chart/Chart.yaml", 'appVersion: "0.1.0"', 'appVersion: "0.2.0"'),
     (f"{CHART}/broker.yaml", "FLMARKET_SUPERLINK", "FLMARKET_SUPER_LINK"),
+    (f"{CHART}/broker.yaml", "readOnlyRootFilesystem: true, ", ""),
     (f"{CHART}/broker.yaml", "path: /readyz", "path: /readyness"),
     (f"{CHART}/broker.yaml", "port: http}, periodSeconds: 10", "port: web}, periodSeconds: 10"),
     (f"{CHART}/broker.yaml", "containerPort: 8642", "containerPort: 8080"),

@@ -91,9 +91,16 @@ class Described:
 
 @router.get("/api")
 def show(request: Request, visitor: AnyVisitor) -> HTMLResponse:
-    """The page; the description never changes while the service runs."""
-    described = visitor.broker.settled.get("the interface", lambda: describe(request.app.openapi()))
-    return page(visitor, "reference.html.j2", title="HTTP interface", api=described)
+    """The page; it never changes while the service runs, and is the same for all strangers."""
+
+    def made() -> HTMLResponse:
+        described = visitor.broker.settled.get("the interface", lambda: describe(request.app.openapi()))
+        return page(visitor, "reference.html.j2", title="HTTP interface", api=described)
+
+    if visitor.auth is not None:
+        return made()
+    body = visitor.broker.settled.get("the interface for strangers", lambda: bytes(made().body))
+    return HTMLResponse(body, headers={"Cache-Control": "no-store"})
 
 
 def describe(document: Mapping[str, Any]) -> Described:
