@@ -5,8 +5,9 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from power_cuts import PowerCut, cut
-from sqlalchemy import MetaData, String, Table, inspect, text
+from sqlalchemy import JSON, Boolean, Float, LargeBinary, MetaData, String, Table, inspect, select, text
 
 from flmarket.broker.core import Broker
 from flmarket.broker.database import _MIGRATIONS, Database
@@ -157,4 +158,142 @@ def test_orders_of_the_fifth_version_are_read(url):
     with database.engine.begin() as connection:
         rows = Table("broker_tasks", MetaData(), autoload_with=connection)
         assert connection.execute(rows.select()).one().spec == OLD_ORDER
+    database.close()
+
+
+# --- rows in every table of every version -----------------------------------------------------------------------------
+
+REVISIONS = [one.revision for one in ScriptDirectory(str(_MIGRATIONS)).walk_revisions()][::-1]
+ORDERS = {"t_full": "dm-regretnet", "t_bare": "posted"}  # the first auction has another name since 0005
+
+
+def tables_of(connection):
+    """The broker's tables as they are in the database, those that others refer to first."""
+    found = MetaData()
+    found.reflect(connection, only=lambda name, _: name.startswith("broker_") and name != "broker_version")
+    return {table.name: table for table in found.sorted_tables}
+
+
+def fill(connection, revision, order):
+    """Two rows in every table that has none: one with everything in it, one with as little as it may."""
+    for name, table in tables_of(connection).items():
+        if connection.execute(select(table)).first() is not None:
+            continue  # secrets, which a migration makes
+        for place, label in enumerate(("full", "bare")):
+            row = {}
+            for column in table.columns:
+                if column.nullable and label == "bare":
+                    continue
+                if column.foreign_keys:
+                    (key,) = column.foreign_keys
+                    row[column.name] = f"{key.column.table.name[7]}_{label}"
+                elif isinstance(column.type, JSON):
+                    row[column.name] = [place, {"ε": 0.1}]
+                elif isinstance(column.type, LargeBinary):
+                    row[column.name] = bytes([0, 255, place])
+                elif isinstance(column.type, Boolean):
+                    row[column.name] = place == 0
+                elif isinstance(column.type, String):
+                    row[column.name] = (
+                        f"{name[7]}_{label}" if column.name == "id" else f"{column.name} of {label}, ü"[:16]
+                    )
+                else:
+                    row[column.name] = 0.1 + place if isinstance(column.type, Float) else 10 + place
+            if name == "broker_tasks":
+                auction = ORDERS[row["id"]] if revision < "0005" else "cleared-menu"
+                old = OLD_ORDER | {"mechanism": OLD_ORDER["mechanism"] | {"auction": auction}}
+                row |= {"spec": old if revision < "0006" else order, "dimension": 650, "features": 64}
+            connection.execute(table.insert().values(row))
+
+
+def contents(connection):
+    """Every row of every table, by its key."""
+    found = {}
+    for name, table in tables_of(connection).items():
+        keys = [column.name for column in table.primary_key]
+        rows = connection.execute(select(table)).mappings().all()
+        found[name] = {tuple(row[key] for key in keys): dict(row) for row in rows}
+    return found
+
+
+def lost(before, after, revision):
+    """What is not as it was, beyond what the migrations say that they change."""
+    for name, rows in before.items():
+        if name == "broker_sessions" and revision < "0004":  # nobody knows which key they came from: they end
+            yield from (f"{name} {key} is still there" for key in after[name])
+            continue
+        yield from (f"{name} {key} is new" for key in after[name].keys() - rows.keys())
+        for key, row in rows.items():
+            there = after[name].get(key, {})
+            rewritten = {"spec"} if name == "broker_tasks" and revision < "0006" else set()
+            yield from (f"{name} {key}.{one}" for one in row.keys() - rewritten if there.get(one) != row[one])
+            wanted = Base.metadata.tables[name].columns
+            for one in there.keys() - row.keys():  # a column that came since
+                given = wanted[one].server_default
+                default = None if given is None else given.arg
+                plain = {None: None, "0": 0, "float64": "float64", "[]": there[one]}[default]
+                if there[one] != plain or (plain is None and not wanted[one].nullable):
+                    yield f"{name} {key}.{one} is {there[one]!r}"
+    made = {"broker_secrets": 2}
+    yield from (f"{name} has rows" for name in after.keys() - before.keys() if len(after[name]) != made.get(name, 0))
+
+
+# on PostgreSQL, where each takes longer, from the first, the last, and the one before orders were written anew
+VERSIONS = [("sqlite", one) for one in REVISIONS[:-1]]
+VERSIONS += [("postgresql", one) for one in (REVISIONS[0], "0005", REVISIONS[-2])]
+
+
+@pytest.mark.parametrize(("url", "revision"), VERSIONS, indirect=["url"])
+def test_rows_of_every_version_are_kept(url, order, revision):
+    database, newest = Database(url), order().model_dump(mode="json")
+    migrate(database, revision)
+    with database.engine.begin() as connection:
+        fill(connection, revision, newest)
+        before = contents(connection)
+    assert all(before.values())
+    database.upgrade()
+    with database.engine.connect() as connection:
+        after = contents(connection)
+        assert connection.execute(text("SELECT version_num FROM broker_version")).scalar() == REVISIONS[-1]
+    assert list(lost(before, after, revision)) == []
+    assert {name: set(row) for name, rows in after.items() for row in rows.values()} == {
+        table.name: set(table.columns.keys()) for table in Base.metadata.tables.values() if after[table.name]
+    }
+    with database.read() as session:  # and the service can read them
+        for mapper in Base.registry.mappers:
+            assert len(session.scalars(select(mapper.class_)).all()) == len(after[mapper.local_table.name])
+        for task_id, auction in ORDERS.items():
+            row = session.get_one(TaskRow, task_id)
+            wanted = order_of(row.spec)
+            if revision < "0006":
+                renamed = "posted" if revision < "0005" and auction == "posted" else "cleared-menu"
+                assert (wanted.mechanism.auction, wanted.budget_micros) == (renamed, 290_001)
+                assert row.tensors == [["weights", [10, 64]], ["biases", [10]]]
+            else:
+                assert wanted == order()
+    if database.is_sqlite:
+        with database.engine.connect() as connection:
+            assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("harm", "found"),
+    [
+        ("DELETE FROM broker_events WHERE id = 11", "broker_events"),
+        ("UPDATE broker_bids SET rate = 0", ".rate"),
+        ("UPDATE broker_leases SET token = 7", ".token"),
+        ("INSERT INTO broker_facts VALUES ('currency', 'EUR')", "broker_facts has rows"),
+    ],
+)
+def test_a_migration_that_harms_would_be_found(tmp_path, order, harm, found):
+    database = Database(f"sqlite:///{tmp_path}/b.db")
+    migrate(database, "0002")
+    with database.engine.begin() as connection:
+        fill(connection, "0002", None)
+        before = contents(connection)
+    database.upgrade()
+    with database.engine.begin() as connection:
+        connection.execute(text(harm))
+        assert any(found in one for one in lost(before, contents(connection), "0002"))
     database.close()

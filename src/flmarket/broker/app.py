@@ -1,5 +1,6 @@
 """The service: API, pages and worker in one ASGI application."""
 
+import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from flmarket import __version__
 from flmarket.broker.core import Broker
+from flmarket.broker.errors import Unauthenticated
 from flmarket.broker.office.operator import WORKER
+from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
-from flmarket.broker.tables import Lease, TaskRow
+from flmarket.broker.tables import ACTIVE, PLAYABLE, Check, Lease, TaskRow
 from flmarket.broker.web import api, pages, problems, streams
 from flmarket.broker.web.auth import CurrentBroker, Gate, get_gate
 from flmarket.broker.web.middleware import BodyLimit, Observe
@@ -65,14 +68,28 @@ def ready(broker: CurrentBroker, response: Response) -> Health:
     return Health("ready")
 
 
-@_health_routes.get("/metrics", response_class=Response, responses=problems.file_response("text/plain"))
+_METRICS = problems.file_response("text/plain") | {401: problems.PROBLEMS[401]}
+
+
+@_health_routes.get("/metrics", response_class=Response, responses=_METRICS)
 def metrics(request: Request, broker: CurrentBroker) -> Response:
-    """Counters for Prometheus."""
-    broker.metrics.streams.set(get_gate(request).streams.count)
+    """Counters for Prometheus; with the setting `metrics_token`, for whoever sends it as a bearer token."""
+    token, sent = broker.settings.metrics_token, request.headers.get("authorization", "")
+    if token and not hmac.compare_digest(sent.encode("latin-1"), f"Bearer {token}".encode()):
+        raise Unauthenticated("metrics are for whoever has the operator's metrics_token")
+    told, states = broker.metrics, dict.fromkeys((*ACTIVE, *wire.ENDED), 0)
+    told.streams.set(get_gate(request).streams.count)
+    left = func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros)
     with broker.database.read() as session:
         for state, count in session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)):
-            broker.metrics.tasks.labels(state).set(count)
-    return Response(broker.metrics.text(), media_type="text/plain; version=0.0.4")
+            states[state] = count
+        told.escrow.set(session.scalar(select(left).where(TaskRow.state.in_(PLAYABLE))) or 0)
+        books = session.get(Check, RECONCILE)
+    for state, count in states.items():
+        told.tasks.labels(state).set(count)
+    told.findings.set(0 if books is None else len(books.findings))
+    told.compared.set(0 if books is None else books.at / 1000)
+    return Response(told.text(), media_type="text/plain; version=0.0.4")
 
 
 # --- the application --------------------------------------------------------------------------------------------------

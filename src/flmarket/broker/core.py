@@ -4,10 +4,11 @@ Services open their own short transactions instead of taking a session, because 
 of its own: on SQLite, a ledger call inside somebody's open write would wait for itself.
 """
 
+import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
@@ -19,7 +20,7 @@ from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
 from flmarket.broker.requests import TaskRequest
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import Fact, Rights, Role, Secret
+from flmarket.broker.tables import Fact, Release, Rights, Role, RoundRow, Secret
 from flmarket.engines import Simulation, Spec
 from flmarket.engines.config import DataFile, DataSection
 from flmarket.errors import ConfigError, FlmarketError, InvalidInput
@@ -61,8 +62,15 @@ class Secrets:
     pseudonyms: bytes = field(repr=False)
 
 
+_ROUND_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_EPSILON = (0.1, 0.25, 0.5, 1, 1.5, 2, 3, 5, 8, 13)
+
+
 class Metrics:
-    """What the service counts. Labels are few and bounded: route templates, never addresses or ids."""
+    """What the service counts. Labels are few and bounded: route templates, never addresses, ids or names.
+
+    Rounds, money and ε are counted by the process that works the queue, since it was started.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -73,18 +81,55 @@ class Metrics:
             "flmarket_http_seconds", "Time to answer.", ["method", "route"], registry=self.registry
         )
         self.rounds = Counter("flmarket_rounds_total", "Rounds settled.", ["outcome"], registry=self.registry)
-        self.round_seconds = Histogram("flmarket_round_seconds", "Time to play a round.", registry=self.registry)
+        self.round_seconds = Histogram(
+            "flmarket_round_seconds", "From a round's opening to its settlement, pauses included.",
+            buckets=_ROUND_SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.step_seconds = Histogram(
+            "flmarket_step_seconds", "Work on one step of a simulated round.", ["step"], registry=self.registry
+        )
+        self.budget = Counter(
+            "flmarket_budget_micros_total", "What rounds that are over could have cost, in micro-units.",
+            registry=self.registry,
+        )  # fmt: skip
         self.paid = Counter("flmarket_paid_micros_total", "Paid to owners, in micro-units.", registry=self.registry)
+        self.awards = Counter("flmarket_awards_total", "Awards that ended.", ["state"], registry=self.registry)
+        self.epsilon = Histogram(
+            "flmarket_epsilon", "What one paid award cost its owner, for one round or for all of its task.", ["per"],
+            buckets=_EPSILON, registry=self.registry,
+        )  # fmt: skip
+        self.unbounded = Counter(
+            "flmarket_unbounded_awards_total", "Paid awards whose privacy loss nothing bounds.", registry=self.registry
+        )
         self.tasks = Gauge("flmarket_tasks", "Tasks by state.", ["state"], registry=self.registry)
+        self.escrow = Gauge(
+            "flmarket_escrow_micros", "What tasks under way still hold, in micro-units.", registry=self.registry
+        )
+        self.findings = Gauge(
+            "flmarket_books_findings", "Where books disagreed when they were last compared.", registry=self.registry
+        )
+        self.compared = Gauge(
+            "flmarket_books_compared_seconds", "When that was, since 1970; 0 for never.", registry=self.registry
+        )
         self.notices = Counter(
             "flmarket_notices_total", "Attempts at webhooks and mails.", ["kind", "outcome"], registry=self.registry
         )
         self.streams = Gauge("flmarket_event_streams", "Open event streams.", registry=self.registry)
 
-    def count_round(self, *, valid: bool, paid_micros: int) -> None:
-        """A round has been settled."""
-        self.rounds.labels("settled" if valid else "empty").inc()
-        self.paid.inc(paid_micros)
+    def count_round(self, row: RoundRow, ended: Iterable[Release], *, lasting: bool = False) -> None:
+        """A round is over, and with it these awards; `lasting`: they are for all rounds of their task."""
+        self.rounds.labels(row.state).inc()
+        if row.closed_at is not None:
+            self.round_seconds.observe(max(0, row.closed_at - row.opened_at) / 1000)
+        self.budget.inc(row.budget_micros)
+        self.paid.inc(row.spent_micros)
+        epsilon = self.epsilon.labels("task" if lasting else "round")
+        for one in ended:
+            self.awards.labels(one.state).inc()
+            if one.state == "posted" and math.isfinite(one.epsilon):
+                epsilon.observe(one.epsilon)
+            elif one.state == "posted":
+                self.unbounded.inc()
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     max_dimension: Count = 1_000_000
     """Parameters of a model at most."""
 
+    metrics_token: Annotated[str, Field(repr=False)] = ""
+    """What Prometheus must send to read /metrics (Authorization: Bearer …); open to everybody if empty."""
     currency: Annotated[str, Field(pattern=r"^\w{0,12}$")] = ""
     """What amounts are in, e.g. EUR; set once, for good. Without it pages speak of units."""
     payout_hook: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
@@ -160,7 +162,8 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"])) or "settings"
-            shown = "…" if name in ("database_url", "smtp_password", "oidc_client_secret") else first["input"]
+            field = cls.model_fields.get(name)
+            shown = first["input"] if field is None or field.repr else "…"
             known = "one of those that `flmarket serve --show-settings` prints"
             accepted = known if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Input should be ")
             raise ConfigError(f"setting {name}", shown, accepted) from None

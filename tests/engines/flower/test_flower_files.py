@@ -154,12 +154,13 @@ def test_deploy_refuses_what_it_cannot_do(tmp_path):
 
 
 def test_the_servers_certificate_is_signed_by_the_authority(tmp_path):
-    files = server_files(tmp_path, "127.0.0.1")
+    files = server_files(tmp_path, "127.0.0.1", "superlink")
     authority = x509.load_pem_x509_certificate(files.authority.read_bytes())
     server = x509.load_pem_x509_certificate(files.certificate.read_bytes())
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "superlink"]
     other = x509.load_pem_x509_certificate(server_files(tmp_path / "other").authority.read_bytes())
     with pytest.raises(Exception, match=r"issuer|signature|^$"):
         server.verify_directly_issued_by(other)

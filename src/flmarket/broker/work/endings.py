@@ -72,8 +72,11 @@ def end_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:
         task = session.get_one(TaskRow, task_id, with_for_update=True)
         if task.state in ENDED:
             return
-        void_round(session, task, awards)
+        void = void_round(session, task, awards)
         task.state, task.refunded_micros, task.error, task.finished_at = state, refunded, error[:2000], now()
         session.add(Event(task_id=task_id, kind=state, data={"refunded_micros": refunded, "error": error}, at=now()))
         announce_end(session, task)
         note(session, None, f"task.{state}", task_id, outcome="failed" if error else "ok", detail=error)
+    if void is not None:
+        row, ended = void
+        broker.metrics.count_round(row, ended, lasting=kinds.of(order_of(task.spec).kind).side.lasting)

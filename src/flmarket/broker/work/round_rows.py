@@ -75,8 +75,8 @@ def settle_round(
     checkpoint: bytes | None = None,
     pause_ms: int = 0,
     over: bool = False,
-) -> bool:
-    """Awards are resolved and the model has moved; False, and nothing changed, if that was written before.
+) -> list[Release] | None:
+    """Awards are resolved and the model has moved; None, and nothing changed, if that was written before.
 
     `parameters` is the buyer's model now; None leaves the one that is there. `awards` are the round's, as the ledger
     has them: those that run on are not on the statements yet. `over`: no round comes after this one.
@@ -84,7 +84,7 @@ def settle_round(
     index, at = record.index, now()
     task = session.get_one(TaskRow, task_id, with_for_update=True)
     if task.rounds_done > index:
-        return False
+        return None
     row = session.get_one(RoundRow, (task_id, index))
     bound = record.error_bound if np.isfinite(record.error_bound) else None
     row.state, row.closed_at = ("settled" if record.valid else "empty"), at
@@ -92,11 +92,13 @@ def settle_round(
     row.accuracy, row.loss = record.metrics.get("accuracy"), record.metrics.get("loss")
     row.balanced_accuracy = record.metrics.get("balanced_accuracy")
     places = {owner: k for k, owner in enumerate(record.bidders.tolist())}
+    ended = []
     for owner, award in awards.items():
         k = places[owner]
         if award.state is not AwardState.PENDING and record.state[k] is not None:
             sold = {"records": float(record.data_size[k]), "weight": float(record.weights[k])}
-            session.add(_release(task_id, index, owner, award, at, party_id=parties.get(owner), **sold))
+            ended.append(_release(task_id, index, owner, award, at, party_id=parties.get(owner), **sold))
+    session.add_all(ended)
     task.rounds_done, task.spent_micros = index + 1, task.spent_micros + record.spent_micros
     task.rounds = index + 1 if over else task.rounds
     task.checkpoint, task.next_at = checkpoint, at + pause_ms
@@ -105,14 +107,14 @@ def settle_round(
     announce_awards(session, "payment", task, index, awards.values(), state=AwardState.POSTED)
     told = {name: getattr(row, name) for name in ("delivered", "winners", "spent_micros", "accuracy", "error_bound")}
     add_event(session, task_id, index, "settled", told | {"rounds_done": index + 1, "rounds": task.rounds})
-    return True
+    return ended
 
 
-def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> None:
+def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> tuple[RoundRow, list[Release]] | None:
     """The task ends in the middle of a round: its awards are booked as the ledger has them, and no model comes of it.
 
     A round that nobody had bid in is forgotten, unless awards of earlier rounds end in it. Whatever was paid is on the
-    bill, once.
+    bill, once. Returns the round and what ended with it, unless there was none.
     """
     row, at = session.get(RoundRow, (task.id, task.rounds_done), options=[undefer(RoundRow.opened)]), now()
     told = set(session.scalars(select(Release.award_id).where(Release.task_id == task.id)))
@@ -120,7 +122,7 @@ def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> 
     if not awards and (row is None or row.opened is None):
         if row is not None:
             session.delete(row)
-        return
+        return None
     if row is None:
         row = RoundRow(task_id=task.id, index=task.rounds_done, opened_at=at)
         session.add(row)
@@ -132,10 +134,13 @@ def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> 
     row.delivered, row.spent_micros = len(posted), sum(award.price_micros for award in posted)
     task.spent_micros += row.spent_micros
     announce_awards(session, "payment", task, row.index, posted, state=AwardState.POSTED)
+    ended = []
     for owner, award in awards.items():
         party = None if award.owner == slot_account(task.id, owner) else award.owner
         sold = {"records": float(records[owner]), "weight": 0.0}
-        session.add(_release(task.id, row.index, owner, award, at, party_id=party, **sold))
+        ended.append(_release(task.id, row.index, owner, award, at, party_id=party, **sold))
+    session.add_all(ended)
+    return row, ended
 
 
 def add_event(session: Session, task_id: str, index: int, kind: str, data: dict[str, Any]) -> None:

@@ -144,13 +144,15 @@ class SqlStore:
             told = listeners(session, [self.parties[i] for i in ended if i in self.parties])
         privacy = self.broker.books.privacy_of(told) if told else {}
         with self.broker.database.write() as session:
-            settle_round(
+            done = settle_round(
                 session, self.task_id, record, parties=self.parties, parameters=self.kind.buyers_model,
                 checkpoint=_packed(checkpoint), pause_ms=self.pause_ms, awards=ended, over=self.kind.done,
             )  # fmt: skip
             announce_caps(session, privacy)
             session.execute(delete(Delivered).where(Delivered.task_id == self.task_id))
-        self.broker.metrics.count_round(valid=record.valid, paid_micros=record.spent_micros)
+            row = session.get_one(RoundRow, (self.task_id, record.index))
+        if done is not None:
+            self.broker.metrics.count_round(row, done, lasting=self.kind.side.lasting)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """The state alone, where the rounds that led to it are in the tables already."""

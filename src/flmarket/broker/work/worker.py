@@ -310,8 +310,9 @@ class Worker:
             more = True
             while more:
                 started = time.perf_counter()
-                more = next(playing, None) is not None
-                broker.metrics.round_seconds.observe(time.perf_counter() - started)
+                step = next(playing, None)
+                more = step is not None
+                broker.metrics.step_seconds.labels(step or "settled").observe(time.perf_counter() - started)
                 if more and pause:
                     _postpone(broker, task_id, pause)
                     return

@@ -38,11 +38,12 @@ class NodeKeys:
     public: Path
 
 
-def server_files(folder: Path, host: str = "127.0.0.1") -> ServerFiles:
-    """An authority and a certificate for this host, both new."""
+def server_files(folder: Path, *hosts: str) -> ServerFiles:
+    """An authority and a certificate for these hosts, names or addresses, both new; by default for this machine."""
+    hosts = hosts or ("127.0.0.1",)
     folder.mkdir(parents=True, exist_ok=True)
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    authority_name, server_name = _name("flmarket try-out authority"), _name(host)
+    authority_name, server_name = _name("flmarket try-out authority"), _name(hosts[0])
     authority = (
         _builder(authority_name, authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -50,7 +51,7 @@ def server_files(folder: Path, host: str = "127.0.0.1") -> ServerFiles:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA384())
     )
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))])
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), *map(_alternative, hosts)])
     server = (
         _builder(server_name, authority_name, server_key.public_key())
         .add_extension(names, critical=False)
@@ -80,6 +81,13 @@ def node_keys(folder: Path, name: str) -> NodeKeys:
 
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

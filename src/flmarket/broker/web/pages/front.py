@@ -202,6 +202,6 @@ def theme() -> Response:
 @last_router.get("/{path:path}")
 def nowhere(request: Request, path: str) -> Response:
     """No such page. Programs, which ask below /api, get the API's own answer."""
-    if path == "api" or path.startswith("api/"):
+    if path.startswith("api/"):
         raise HTTPException(404, "there is no such address")
     raise NotFound("page", path)

@@ -25,7 +25,7 @@ from flmarket.broker.core import Broker
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.runs import ENDED, SUBMITTED
 from flmarket.broker.stamps import now
-from flmarket.broker.tables import RoundRow, TaskRow
+from flmarket.broker.tables import Release, RoundRow, TaskRow
 from flmarket.broker.work.endings import begin, ending
 from flmarket.broker.work.flower.closing import close_task, give_up
 from flmarket.broker.work.flower.files import RunFile, copy_app
@@ -155,9 +155,10 @@ class FlowerRuns:
         """Rounds that a run has settled since the last look, for the metrics."""
         first = self._seen.setdefault(task.id, task.rounds_done)
         if first < task.rounds_done:
-            rows = select(RoundRow).where(RoundRow.task_id == task.id, RoundRow.index >= first)
-            for row in session.scalars(rows.where(RoundRow.index < task.rounds_done)):
-                self.broker.metrics.count_round(valid=row.state == "settled", paid_micros=row.spent_micros)
+            for index in range(first, task.rounds_done):
+                ended = select(Release).where(Release.task_id == task.id, Release.index == index)
+                row = session.get_one(RoundRow, (task.id, index))
+                self.broker.metrics.count_round(row, session.scalars(ended))
             self._seen[task.id] = task.rounds_done
 
 
