@@ -310,6 +310,15 @@ def test_what_trains_with_noise_of_its_own_is_kept_and_returned(guard, monkeypat
     np.testing.assert_array_equal(hers.release(order()), left)
 
 
+def test_what_trains_with_noise_of_its_own_and_fails_leaves_noise_all_the_same(guard, monkeypatch):
+    hers, asked = guard(), []
+    work = hers.admit(order(), np.zeros(LENGTH))
+    monkeypatch.setattr(type(kinds.of("auction").side), "noises_itself", lambda side, call: True)
+    hers._private = lambda work, vector: asked.append(vector) or np.ones(LENGTH)
+    assert set(hers.finish(work, np.full(LENGTH, np.nan))) == {1.0}
+    np.testing.assert_array_equal(asked, [np.zeros(LENGTH)])
+
+
 def test_a_share_that_was_made_is_the_same_once_more(guard):
     hers, shared = guard(), replace(order(), share="{}")
     hers.journal.released = lambda order: np.arange(LENGTH)

@@ -112,6 +112,24 @@ def test_a_masks_state_follows_from_the_one_before(journal):
     assert journal.mask("t/1/7") is None
 
 
+def test_chains_are_stored_with_the_state_that_they_follow_from(journal):
+    one, first, second = order(), Mask(b"1"), Mask(b"2")
+    assert journal.chains(one.task) == b""
+    assert journal.keep_mask(one, None, first, b"links")
+    assert (journal.chains(one.task), journal.chains("another")) == (b"links", b"")
+    assert not journal.keep_mask(one, None, second, b"of a state that does not stand")
+    assert journal.keep_mask(one, first, second)
+    assert journal.chains(one.task) == b"links"
+
+
+def test_a_model_of_hers_that_somebody_replaced_is_never_unpickled(disk):
+    disk.keep_own_model("t", 0, vector(1))
+    (path,) = disk._own("t", 0).parent.glob("*.npy")
+    np.save(path, np.array([object], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        disk.own_model("t", 0)
+
+
 def test_her_own_model_of_this_round_and_the_last(journal):
     for index in range(4):
         assert journal.own_model("t", index) is None
