@@ -13,7 +13,7 @@ from flmarket.broker.office import audits, offers, parties, statements, tasks
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "x-frame-options": "DENY"}
 PAGES = {
     "buyer": ("/tasks", "/tasks/new", "/tasks/new/explore"),
-    "owner": ("/owner", "/owner/bid", "/owner/bid/help", "/owner/statement.csv"),
+    "owner": ("/owner", "/owner/bid", "/owner/bid/help", "/owner/statement.csv", "/owner/statement.pdf"),
     "operator": ("/operator", "/operator/health", "/operator/log", "/operator/payouts.csv"),
 }
 WRITES = {
@@ -21,6 +21,8 @@ WRITES = {
     "/tasks/new": ("buyer",),
     "/owner/bid": ("owner",),
     "/owner/cap": ("owner",),
+    "/disputes": ("buyer", "owner", "operator"),
+    "/disputes/dp_x": ("operator",),
     "/audit": ("buyer", "owner", "operator"),
     "/ledger/verify": ("operator",),
     "/operator/parties": ("operator",),

@@ -162,7 +162,7 @@ def _counts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sold(broker: Broker, session: Session, task: TaskRow) -> tuple[int, float, int]:
     """How many owners have sold, the most that one of them has given up here, added up, and how many awards there are.
-    It looks at every award of the task, and changes only with its rounds."""
+    It looks at every award of the task, and changes only with its rounds, or when a dispute is decided."""
 
     def count() -> tuple[int, float, int]:
         posted = Release.state == AwardState.POSTED.value
@@ -173,7 +173,7 @@ def _sold(broker: Broker, session: Session, task: TaskRow) -> tuple[int, float, 
         sold, most, awards = session.execute(select(sellers, func.max(each.c.given), func.sum(each.c.awards))).one()
         return int(sold), float(most or 0.0), int(awards or 0)
 
-    return broker.settled.get((task.id, task.state, task.rounds_done), count)
+    return broker.settled.get((task.id, task.state, task.rounds_done, task.spent_micros), count)
 
 
 def _listed(session: Session, task_id: str) -> TaskRow:

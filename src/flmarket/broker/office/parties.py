@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker, Party, require, require_admin
 from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
+from flmarket.broker.office.reputation import reputations
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
 from flmarket.broker.stamps import derived_id, new_id, new_secret, now
 from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, User, as_wire
@@ -84,8 +85,17 @@ def list_parties(
     with broker.database.read() as session:
         rows = session.scalars(query).all()
         total = session.scalar(counted) or 0
+        known = reputations(session, [row.id for row in rows[:limit] if row.role == "owner"])
     items = tuple(as_wire(wire.Party, row) for row in rows[:limit])
-    return wire.PartyPage(items, items[-1].id if len(rows) > limit else None, total)
+    return wire.PartyPage(items, items[-1].id if len(rows) > limit else None, total, known)
+
+
+def reputation_of(broker: Broker, party: Party, party_id: str) -> wire.Reputation | None:
+    """The operator's: how reliably an owner delivers; None of others."""
+    require(party, "operator")
+    with broker.database.read() as session:
+        known = reputations(session, [party_id] if _party_row(session, party_id).role == "owner" else [])
+    return known.get(party_id)
 
 
 def party_view(broker: Broker, party: Party, party_id: str) -> tuple[wire.Party, wire.Account, wire.KeyPage]:

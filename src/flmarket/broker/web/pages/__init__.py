@@ -9,7 +9,19 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from flmarket.broker.web.pages import account, audit, front, ledger, listing, live, operator, owner, posting, tasks
+from flmarket.broker.web.pages import (
+    account,
+    audit,
+    disputes,
+    front,
+    ledger,
+    listing,
+    live,
+    operator,
+    owner,
+    posting,
+    tasks,
+)
 from flmarket.broker.web.pages.rendering import STATIC_PATH
 
 __all__ = ["mount"]
@@ -29,6 +41,6 @@ def mount(app: FastAPI) -> None:
     """Add the pages to an application whose state has a broker and a gate. `posting` comes before `tasks`: /tasks/new
     is not a task, and the page for addresses that lead nowhere last."""
     app.mount(STATIC_PATH, _Static(packages=[("flmarket.broker.web", "static")]), name="static")
-    for part in (front, account, posting, live, listing, tasks, owner, audit, ledger, operator):
+    for part in (front, account, posting, live, listing, tasks, owner, disputes, audit, ledger, operator):
         app.include_router(part.router)
     app.include_router(front.last_router)
