@@ -106,7 +106,7 @@ def test_an_award_in_escrow_is_frozen_until_the_operator_decides(scene, decision
     """The round, the task's end and time itself pass it by; bill, statement and ledger agree at every stage."""
     made = scene.open()
     assert (made.state, made.award_state, made.opened_by) == ("open", "pending", "owner")
-    assert "frozen in escrow" in made.words
+    assert "stays frozen in escrow" in made.words
     with pytest.raises(Conflict, match="still being played"):
         disputes.decide(scene.broker, scene.desk, made.id, decision)
     scene.play()

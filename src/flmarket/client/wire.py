@@ -383,7 +383,7 @@ class NoticePage:
 
 @dataclass(frozen=True)
 class Account:
-    """A party's money: what she holds, and what her running tasks have in escrow."""
+    """A party's money: what she holds, and what her tasks have in escrow: those under way, and awards in dispute."""
 
     account: str
     balance_micros: int

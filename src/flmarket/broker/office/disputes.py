@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, Select, and_, func, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
@@ -23,7 +23,7 @@ from flmarket.broker.office.notices import announce, announce_awards
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, owner_name
 from flmarket.broker.requests import DecisionRequest, DisputeRequest, EventName, order_of
-from flmarket.broker.stamps import derived_id, now
+from flmarket.broker.stamps import derived_id, iso, now
 from flmarket.broker.tables import DisputeRow, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import PrivacyBudgetExhausted, SettlementError
@@ -74,27 +74,30 @@ def list_disputes(
     """Those that concern one, or all for the operator, newest first; or only those that are open, or are not."""
     undecided = DisputeRow.state.in_(_OPEN)
     shown = [_concerns(party)] if is_open is None else [_concerns(party), undecided if is_open else ~undecided]
-    query = select(DisputeRow).where(*shown).order_by(DisputeRow.opened_at.desc(), DisputeRow.id.desc())
+    query = _shown(*shown).order_by(DisputeRow.opened_at.desc(), DisputeRow.id.desc())
     with broker.database.read() as session:
         if before is not None:
-            last = session.get(DisputeRow, before)
-            if last is None or not _is_hers(party, last):
+            last = session.scalars(select(DisputeRow).where(DisputeRow.id == before, _concerns(party))).one_or_none()
+            if last is None:
                 raise NotFound("dispute", before)
             same = (DisputeRow.opened_at == last.opened_at) & (DisputeRow.id < last.id)
             query = query.where((DisputeRow.opened_at < last.opened_at) | same)
-        rows = session.scalars(query.limit(limit + 1)).all()
-        items = _views(broker, session, party, rows[:limit])
-        undone = session.scalar(select(func.count()).where(_concerns(party), undecided)) or 0
+        rows = session.execute(query.limit(limit + 1)).all()
+        if is_open and before is None and len(rows) <= limit:
+            undone = len(rows)
+        else:
+            undone = session.scalar(select(func.count()).where(_concerns(party), undecided)) or 0
+    items = tuple(_view(broker, party, row) for row in rows[:limit])
     return wire.DisputePage(items, items[-1].id if len(rows) > limit else None, undone)
 
 
 def get_dispute(broker: Broker, party: Party, dispute_id: str) -> wire.Dispute:
     """One that concerns one."""
     with broker.database.read() as session:
-        row = session.get(DisputeRow, dispute_id)
-        if row is None or not _is_hers(party, row):
-            raise NotFound("dispute", dispute_id)
-        return _views(broker, session, party, [row])[0]
+        found = session.execute(_shown(DisputeRow.id == dispute_id, _concerns(party))).one_or_none()
+    if found is None:
+        raise NotFound("dispute", dispute_id)
+    return _view(broker, party, found)
 
 
 def decide(broker: Broker, party: Party, dispute_id: str, request: DecisionRequest) -> wire.Dispute:
@@ -239,55 +242,46 @@ def _concerns(party: Party) -> ColumnElement[bool]:
     return (DisputeRow.owner_id if party.role == "owner" else DisputeRow.buyer_id) == party.id
 
 
-def _is_hers(party: Party, row: DisputeRow) -> bool:
-    return party.role == "operator" or party.id == (row.owner_id if party.role == "owner" else row.buyer_id)
+def _shown(*which: ColumnElement[bool]) -> Select[Any]:
+    """Disputes with all that is told of them, in one query."""
+    query = select(DisputeRow, TaskRow.name, PartyRow.name, entries.c.kind, Release.reason)
+    ended = and_(entries.c.ref == DisputeRow.award_id, entries.c.kind.in_(_ENDS))
+    query = query.join(TaskRow, TaskRow.id == DisputeRow.task_id).outerjoin(
+        PartyRow, PartyRow.id == DisputeRow.owner_id
+    )
+    query = query.outerjoin(entries, ended).outerjoin(Release, Release.award_id == DisputeRow.award_id)
+    return query.where(*which)
 
 
-def _views(broker: Broker, session: Session, party: Party, rows: Sequence[DisputeRow]) -> tuple[wire.Dispute, ...]:
-    """Disputes as a party may see them, in as few queries as one."""
-    tasks = select(TaskRow.id, TaskRow.name).where(TaskRow.id.in_({row.task_id for row in rows}))
-    named: dict[str, str] = dict(session.execute(tasks).all())
-    owners = select(PartyRow.id, PartyRow.name).where(PartyRow.id.in_({row.owner_id for row in rows if row.owner_id}))
-    known: dict[str, str] = dict(session.execute(owners).all()) if party.role == "operator" else {party.id: party.name}
-    of_them = entries.c.ref.in_([row.award_id for row in rows]), entries.c.kind.in_(_ENDS)
-    ends: dict[str, str] = dict(session.execute(select(entries.c.ref, entries.c.kind).where(*of_them)).all())
-    why = select(Release.award_id, Release.reason).where(Release.award_id.in_([row.award_id for row in rows]))
-    reasons: dict[str, str] = dict(session.execute(why).all()) if party.role != "buyer" else {}
-    made = []
-    for row in rows:
-        mine, buys = row.opened_by == party.id, party.role == "buyer"
-        seen: dict[str, Any] = {
-            "task_name": named[row.task_id],
-            "award_id": buyers_award(broker, row.award_id) if buys else row.award_id,
-            "owner": owner_name(broker, row.task_id, row.slot) if buys else known.get(row.owner_id or "", "simulated"),
-            "opened_by": "buyer" if row.opened_by == row.buyer_id else "owner",
-            "mine": mine,
-            "reason": row.reason if mine or party.role == "operator" else "",
-            "award_state": ends.get(row.award_id, AwardState.PENDING.value),
-            "award_reason": reasons.get(row.award_id, ""),
-            "state": "decided" if row.state == "decided" else "open",
-            "decision": row.decision if row.state == "decided" else "",
-            "note": row.note if row.state == "decided" else "",
-            "decided_at": None,
-        }
-        if row.state == "decided":
-            del seen["decided_at"]
-        made.append(as_wire(wire.Dispute, row, words=_words(row, seen["award_state"]), **seen))
-    return tuple(made)
+def _view(broker: Broker, party: Party, found: Sequence[Any]) -> wire.Dispute:
+    """A dispute as a party may see it."""
+    row, task_name, owner, end, why = found
+    state, mine, buys = end or AwardState.PENDING.value, row.opened_by == party.id, party.role == "buyer"
+    decided = row.state == "decided"
+    return as_wire(
+        wire.Dispute, row, task_name=task_name, mine=mine,
+        award_id=buyers_award(broker, row.award_id) if buys else row.award_id,
+        owner=owner_name(broker, row.task_id, row.slot) if buys else owner or "simulated",
+        opened_by="buyer" if row.opened_by == row.buyer_id else "owner",
+        reason=row.reason if mine or party.role == "operator" else "",
+        award_state=state, award_reason="" if buys else why or "", words=_words(row, state, broker.currency),
+        state="decided" if decided else "open", decision=row.decision if decided else "",
+        note=row.note if decided else "", decided_at=iso(row.decided_at) if decided else None,
+    )  # fmt: skip
 
 
-def _words(row: DisputeRow, award_state: str) -> str:
+def _words(row: DisputeRow, award_state: str, currency: str) -> str:
     """What has become of the price, and what a decision can still do about it."""
-    price, paid = format_micros(row.price_micros), award_state == AwardState.POSTED
+    price, paid = f"{format_micros(row.price_micros)} {currency}", award_state == AwardState.POSTED
     if row.state == "decided":
         whose = "the owner" if row.decision == "pay" else "the buyer"
         if row.credited_micros:
             return f"Decided for {whose}. The award stays as it had ended; the operator credited {price} to {whose}."
-        return f"Decided for {whose}, who has the {price}."
+        return f"Decided for {whose}, who has {price}."
     if award_state == AwardState.PENDING:
-        return f"The {price} is frozen in escrow until the operator decides who gets it."
+        return f"{price} stays frozen in escrow until the operator decides who gets it."
     went, other = ("was paid to the owner", "buyer") if paid else ("went back to the buyer", "owner")
     return (
-        f"The {price} {went} before this was opened, so it is not frozen and stays there. If the operator decides for "
-        f"the {other}, she credits her that much from her own money, on record."
+        f"{price} {went} before this was opened, so it is not frozen and stays there. If the decision is for the "
+        f"{other}, the operator credits as much from her own money, on record."
     )

@@ -22,7 +22,7 @@ from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.office.runs import run_of_task
 from flmarket.broker.requests import TaskRequest, order_of, trust_of
 from flmarket.broker.stamps import iso
-from flmarket.broker.tables import ACTIVE, PLAYABLE, Check, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
+from flmarket.broker.tables import PLAYABLE, Check, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.ledger import AwardState, format_micros
 from flmarket.market import kinds
@@ -107,7 +107,7 @@ def listing(broker: Broker, party: Party | None, task_id: str) -> wire.Listing:
             .limit(_LAST)
         ).all()
         free = select(func.count()).where(Slot.task_id == task_id, Slot.party_id.is_(None))
-        left = row.escrow_micros - row.spent_micros - row.refunded_micros if row.state in ACTIVE else 0
+        left = row.escrow_micros - row.spent_micros - row.refunded_micros
         return as_wire(
             wire.Listing,
             row,

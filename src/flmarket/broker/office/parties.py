@@ -21,7 +21,7 @@ from flmarket.broker.office.operator import note
 from flmarket.broker.office.reputation import reputations
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
 from flmarket.broker.stamps import derived_id, new_id, new_secret, now
-from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, User, as_wire
+from flmarket.broker.tables import ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, User, as_wire
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
@@ -257,7 +257,7 @@ def account(broker: Broker, party: Party) -> wire.Account:
     """One's own money."""
     query = select(
         func.coalesce(func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros), 0)
-    ).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
+    ).where(TaskRow.buyer_id == party.id)  # of tasks that have ended only what is in dispute is left
     with broker.database.read() as session:
         escrow = int(session.scalar(query) or 0)
     return wire.Account(party.id, broker.books.ledger.balance(party.id), escrow)

@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from flmarket.broker.office import disputes, operator, parties, payouts, sessions, tasks
 from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest
 from flmarket.broker.stamps import derived_id, new_id
+from flmarket.broker.tables import PartyRow
 from flmarket.broker.web.pages.context import (
     ByName,
     Form,
@@ -229,7 +230,7 @@ def _page(
     balances = broker.books.ledger.balances(one.id for one in found.items)
     runs = tasks.list_tasks(broker, party, limit=15).items
     with broker.database.read() as session:
-        names = operator.names_of(session, {one.buyer_id for one in runs})
+        names = operator.names_of(session, {one.buyer_id for one in runs}, (PartyRow,))
     return page(
         visitor,
         "operator.html.j2",

@@ -267,6 +267,7 @@ def seconds(value: float) -> str:
 
 
 _LOSSES = re.compile(r"(?:PureDp|ApproxDp|ZCdp)\(([^()]*)\)")
+_FROZEN = re.compile(r"^in dispute, else (\w+)")
 _AWARD = re.compile(r"^(past the registered cap: )?award \S+: ")
 
 
@@ -282,7 +283,8 @@ def said(text: str) -> str:
         except ValueError:
             return "her cap"
 
-    return _LOSSES.sub(loss, _AWARD.sub(r"\1", text))
+    plain = _FROZEN.sub(lambda found: f"without the dispute: {award_state(found[1])}", _AWARD.sub(r"\1", text))
+    return _LOSSES.sub(loss, plain)
 
 
 def sentence(error: Exception) -> str:
