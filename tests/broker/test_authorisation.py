@@ -5,8 +5,19 @@ import pytest
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
-from flmarket.broker.office import audits, notices, offers, parties, payouts, sessions, tasks, users
-from flmarket.broker.requests import AuditRequest, HookRequest, UserRequest
+from flmarket.broker.office import (
+    audits,
+    disputes,
+    notices,
+    offers,
+    parties,
+    payouts,
+    sessions,
+    statements,
+    tasks,
+    users,
+)
+from flmarket.broker.requests import AuditRequest, DisputeRequest, HookRequest, UserRequest
 from flmarket.broker.settings import Settings
 from flmarket.broker.work.worker import Worker
 
@@ -59,6 +70,8 @@ MATRIX = {
     "GET /tasks/{task_id}/rounds/{index}": OWN_TASK,
     "GET /tasks/{task_id}/rounds/{index}/receipts": OWN_TASK | {"owner": 200},
     "GET /tasks/{task_id}/bill": OWN_TASK,
+    "GET /tasks/{task_id}/bill.csv": OWN_TASK,
+    "GET /tasks/{task_id}/invoice.pdf": OWN_TASK,
     "GET /tasks/{task_id}/model": only("buyer") | {"other buyer": 404},
     "GET /tasks/{task_id}/events": OWN_TASK,
     "POST /explore": only(*BUYERS),
@@ -69,6 +82,11 @@ MATRIX = {
     "DELETE /offers/{task_id}/bid": only("owner") | {"other owner": 404},
     "GET /me/statement": only(*OWNERS),
     "GET /me/statement.csv": only(*OWNERS),
+    "GET /me/statement.pdf": only(*OWNERS),
+    "POST /disputes": only(*BUYERS, *OWNERS, status=404) | {"owner": 201},
+    "GET /disputes": everybody(200),
+    "GET /disputes/{dispute_id}": only("buyer", "owner", "operator", others=404),
+    "POST /disputes/{dispute_id}/decision": OPERATOR,
     "GET /me/privacy": only(*OWNERS),
     "PUT /me/privacy": only(*OWNERS),
     "POST /bid-help": only(*OWNERS),
@@ -110,6 +128,7 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
     audit = audits.start_audit(broker, buyer, AuditRequest(auction="m1", profiles=1))
     sessions.redeem_link(broker, sessions.make_link(broker, buyer.id))
     victim = joined(broker, "buyer", "victim").party.id
+    complaint = DisputeRequest(award_id=statements.statement(broker, owner).releases[0].award_id, reason="too little")
     ids = {
         "payout_id": payouts.pay_out(broker, people["operator"].party, victim, 1).id,
         "session_id": sessions.list_sessions(broker, buyer).items[0].id,
@@ -118,6 +137,7 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
         "task_id": task.id,
         "key_id": spare.id,
         "audit_id": audit.id,
+        "dispute_id": disputes.open_dispute(broker, owner, complaint).id,
         "party_id": victim,
         "index": 0,
     }
@@ -131,6 +151,8 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
         "PUT /me/privacy": {"cap_epsilon_total": 50.0},
         "POST /bid-help": {"bid": bid, "profiles": 5},
         "POST /audits": {"auction": "m1", "profiles": 1},
+        "POST /disputes": complaint.model_dump(),
+        "POST /disputes/{dispute_id}/decision": {"decision": "pay", "note": "as it was agreed"},
         "POST /operator/parties": {"role": "owner", "name": "new"},
         "PUT /operator/parties/{party_id}/node": {"node_id": "5"},
         "POST /operator/parties/{party_id}/keys": {},

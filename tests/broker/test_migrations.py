@@ -11,9 +11,9 @@ from sqlalchemy import JSON, Boolean, Float, LargeBinary, MetaData, String, Tabl
 
 from flmarket.broker.core import Broker
 from flmarket.broker.database import _MIGRATIONS, Database
-from flmarket.broker.office import offers, tasks
+from flmarket.broker.office import disputes, offers, statements, tasks
 from flmarket.broker.office.reconcile import reconcile
-from flmarket.broker.requests import order_of
+from flmarket.broker.requests import DecisionRequest, DisputeRequest, order_of
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import Base, PartyRow, TaskRow
 from flmarket.broker.work.rounds import SqlStore
@@ -297,3 +297,27 @@ def test_a_migration_that_harms_would_be_found(tmp_path, order, harm, found):
         connection.execute(text(harm))
         assert any(found in one for one in lost(before, contents(connection), "0002"))
     database.close()
+
+
+def test_awards_of_before_can_be_disputed_and_count(url, joined, order, cheap_bid, play):
+    """What the eleventh version settled stays as it is, also when disputes are taken back, and counts from then on."""
+    broker = Broker.open(Settings(database_url=url, run_worker=False))
+    buyer, owner, desk = (joined(broker, role).party for role in ("buyer", "owner", "operator"))
+    task = tasks.post_task(broker, buyer, order(rounds=2, bidders_per_round=12)).id
+    offers.place_bid(broker, owner, task, cheap_bid())
+    play(broker)
+    kept = statements.statement(broker, owner)
+    assert kept.reputation.ended == 2
+    broker.close()
+    database = Database(url)
+    migrate(database, "0011", command.downgrade)
+    assert "broker_disputes" not in inspect(database.engine).get_table_names()
+    with database.engine.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM broker_releases")).scalar_one() >= 2
+    database.close()
+    again = Broker.open(Settings(database_url=url, run_worker=False))
+    assert statements.statement(again, owner) == kept
+    made = disputes.open_dispute(again, owner, DisputeRequest(award_id=kept.releases[0].award_id, reason="late"))
+    disputes.decide(again, desk, made.id, DecisionRequest(decision="pay", note="it was paid"))
+    assert reconcile(again.database.engine) == ()
+    again.close()

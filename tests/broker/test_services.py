@@ -180,7 +180,7 @@ def test_registered_owners_sell_and_their_statement_agrees_with_the_ledger(broke
     assert found.privacy.spent_epsilon_total == broker.books.ledger.privacy_spent(one.id)
     table = statements.statement_csv(broker, one).splitlines()
     assert len(table) == 4
-    assert table[0].startswith("time,task,")
+    assert table[0].startswith("When,Task,")
     assert statements.statement(broker, two).awards == 0
     document = tasks.receipts(broker, one, task.id, 0).items
     assert len(document) == 1  # hers alone

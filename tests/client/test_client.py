@@ -153,7 +153,7 @@ def test_the_commands(market, command, order, tmp_path, capsys):
     assert json.loads(run(owner, "owner", "cap", "--json"))["cap_epsilon_total"] == 80
     assert "earned" in run(owner, "owner", "statement")
     run(owner, "owner", "statement", "--csv", tmp_path / "s.csv")
-    assert (tmp_path / "s.csv").read_text().startswith("time,")
+    assert (tmp_path / "s.csv").read_text().startswith("When,")
     assert "win" in run(owner, "owner", "advise", "--rate", 1, "--epsilon", 1)
     with pytest.raises(BrokerRefused, match="no offer"):
         run(owner, "owner", "bid", "t_nothing", "--rate", 1, "--epsilon", 1)

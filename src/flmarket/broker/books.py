@@ -64,7 +64,7 @@ class Books:
         try:
             self.ledger.hold(award)
         except SettlementError:
-            if self._find(award.id) is not None:
+            if self.find(award.id) is not None:
                 raise Conflict(f"the posting of task {task_id} took too long and was given up") from None
             available = self.ledger.balance(buyer)
             if available >= amount_micros:
@@ -88,26 +88,45 @@ class Books:
 
     def is_dropped(self, task_id: str) -> bool:
         """Whether a posting was given up under this id."""
-        known = self._find(_escrow(task_id))
+        known = self.find(_escrow(task_id))
         return known is not None and not known.price_micros
 
     def refund(self, task_id: str, buyer: str) -> int:
         """Everything left in the task's account back to the buyer; returns how much, also when repeated."""
         identifier = f"{task_id}/refund"
-        known = self._find(identifier)
-        if known is None:
-            left = self.ledger.balance(task_id)
-            if not left:
+        while True:
+            known, left = self.find(identifier), self.ledger.balance(task_id)
+            if known is None and not left:
                 return 0
-            known = self.ledger.hold(Award(identifier, 0, task_id, buyer, 0.0, left))
-        return self.ledger.post(known.id).price_micros
+            try:
+                known = known or self.ledger.hold(Award(identifier, 0, task_id, buyer, 0.0, left))
+            except SettlementError:
+                if self.find(identifier) is None and self.ledger.balance(task_id) == left:
+                    raise
+                continue  # a decided dispute took its share back meanwhile (`give_back`)
+            return self.ledger.post(known.id).price_micros
+
+    def give_back(self, award: Award, buyer: str) -> bool:
+        """The price of one award that has come back to its task, on to the buyer, once; False, and nothing moved, if it
+        went with all that was left of the task."""
+        identifier = f"{award.id}/refund"
+        if self.find(identifier) is None:
+            try:
+                self.ledger.hold(Award(identifier, award.round_index, award.buyer, buyer, 0.0, award.price_micros))
+            except SettlementError:
+                if self.find(f"{award.buyer}/refund") is None:
+                    raise
+                return False
+        self.ledger.post(identifier)
+        return True
 
     def round_awards(self, award_ids: dict[int, str]) -> dict[int, Award]:
         """Those of these awards that were made, as they stand."""
-        found = {owner: self._find(identifier) for owner, identifier in award_ids.items()}
+        found = {owner: self.find(identifier) for owner, identifier in award_ids.items()}
         return {owner: award for owner, award in found.items() if award is not None}
 
-    def _find(self, award_id: str) -> Award | None:
+    def find(self, award_id: str) -> Award | None:
+        """An award as it stands; None if it was never made."""
         try:
             return self.ledger.award(award_id)
         except LedgerCorrupt:

@@ -467,7 +467,9 @@ class KeyRequest(Request):
     label: Name = "key"
 
 
-EventName = Literal["cap", "award", "payment", "payout", "task.ended", "task.failed"]
+EventName = Literal[
+    "cap", "award", "payment", "payout", "task.ended", "task.failed", "dispute.opened", "dispute.decided"
+]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 
 
@@ -498,6 +500,24 @@ class PayoutRequest(Request):
     reference: Annotated[str, Field(max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
 
 
+Said = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")]
+
+
+class DisputeRequest(Request):
+    """What somebody does not agree with: an award of hers, as pages and answers call it, and why. What she says is for
+    the operator alone."""
+
+    award_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}/[0-9]{1,7}/[A-Za-z0-9_-]{1,40}$")]
+    reason: Said
+
+
+class DecisionRequest(Request):
+    """Who gets an award's price, pay (its owner) or refund (the buyer), and why; both sides read the note."""
+
+    decision: Literal["pay", "refund"]
+    note: Said
+
+
 class SignInRequest(Request):
     """An API key, exchanged for a session cookie."""
 
@@ -524,9 +544,17 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
         raise InvalidInput("broker.open", False, "true in a Flower task: its owners are registered ones")
 
 
+_UNSEEN = re.compile("[\\u0080-\\u009f\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]")
+
+
+def without_invisible(text: str) -> str:
+    """Somebody's text without signs that nobody sees."""
+    return _UNSEEN.sub("", text)
+
+
 def check_visible(field: str, text: str) -> None:
     """A typed error for a name with signs that nobody sees, some of which turn the text around them (U+202E)."""
-    if re.search("[\\u0080-\\u009f\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]", text):
+    if _UNSEEN.search(text):
         raise InvalidInput(field, text.encode("ascii", "backslashreplace").decode(), "without invisible signs")
 
 

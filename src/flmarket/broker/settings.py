@@ -137,6 +137,10 @@ class Settings(BaseSettings):
     cut_off_seconds: Seconds = 60.0
     """How long a write whose service died keeps its idempotency key; then it can be repeated."""
 
+    dispute_seconds: Seconds = 14 * 86_400.0
+    """How long after an award has ended its owner or its buyer may dispute it."""
+    max_disputes_per_party: Count = 20
+    """Disputes that a party has opened and nobody has decided yet."""
     max_tasks_per_buyer: Count = 100
     """Tasks of a buyer that are under way."""
     max_active_audits: Count = 4

@@ -225,7 +225,38 @@ class Release(Base):
     reason: Mapped[str] = mapped_column(Text, default="")
     award_id: Mapped[str] = mapped_column(String(120))
     at: Mapped[int] = mapped_column(BigInteger)
-    __table_args__ = (Index("ix_broker_releases_party_at", "party_id", "at"),)
+    __table_args__ = (
+        Index("ix_broker_releases_party_at", "party_id", "at"),
+        Index("ix_broker_releases_place", "task_id", "slot", "index"),
+        Index("ix_broker_releases_award", "award_id"),
+    )
+
+
+class DisputeRow(Base):
+    """Somebody does not agree with how an award ended, or is about to end: open, deciding (the operator has said how,
+    and it is being booked), decided. There is one for an award at most, and its id follows from the award's.
+
+    Whether the award's price is frozen in escrow is the ledger's to say (`office.disputes`).
+    """
+
+    __tablename__ = "broker_disputes"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    award_id: Mapped[str] = mapped_column(String(120), unique=True)
+    task_id: Mapped[str] = mapped_column(ForeignKey("broker_tasks.id"), index=True)
+    index: Mapped[int]
+    slot: Mapped[int]
+    owner_id: Mapped[str | None] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    buyer_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    opened_by: Mapped[str] = mapped_column(Id)
+    price_micros: Mapped[int] = mapped_column(BigInteger)
+    reason: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    decision: Mapped[str] = mapped_column(String(16), default="")
+    note: Mapped[str] = mapped_column(Text, default="")
+    credited_micros: Mapped[int] = mapped_column(BigInteger, default=0)
+    opened_at: Mapped[int] = mapped_column(BigInteger)
+    decided_at: Mapped[int | None] = mapped_column(BigInteger)
+    __table_args__ = (Index("ix_broker_disputes_opened", "opened_at", "id"),)
 
 
 class Event(Base):

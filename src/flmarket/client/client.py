@@ -80,6 +80,14 @@ class BrokerClient:
         """How far an audit is, or its verdict."""
         return _read(wire.Audit, self._get(f"/audits/{_part(audit_id)}"))
 
+    def dispute(self, award_id: str, reason: str) -> wire.Dispute:
+        """Dispute an award that I won or pay for; its price is frozen if it is still in escrow."""
+        return _read(wire.Dispute, self._write("POST", "/disputes", {"award_id": award_id, "reason": reason}))
+
+    def disputes(self) -> Iterator[wire.Dispute]:
+        """Those about my awards, newest first."""
+        return self._pages(wire.Dispute, "/disputes")
+
     # buyers
 
     def post_task(self, task: Mapping[str, Any], *, idempotency_key: str | None = None) -> wire.Task:

@@ -12,6 +12,20 @@ from typing import Any
 
 ENDED = ("finished", "cancelled", "expired", "failed")  # states of a task in which nothing more happens
 
+# --- owners' reputation -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reputation:
+    """How reliably an owner delivers: `delivered` of the last `ended` awards, `window` at most, that were paid or not;
+    those still in escrow are not counted."""
+
+    delivered: int
+    ended: int
+    window: int
+    words: str
+
+
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +147,7 @@ class Award:
 
     `loss` is of this round, or in total where awards run over all rounds (then they are listed in the round in which
     they ended). `epsilon` is the same as one number: pure, or at δ = 1e-5 where there is no pure one; None if nothing
-    bounds it."""
+    bounds it. `dispute` is the state of the one about it, open or decided, if there is one."""
 
     slot: int | None
     owner: str
@@ -145,6 +159,8 @@ class Award:
     reason: str
     award_id: str
     loss: dict[str, Any] = field(default_factory=dict)
+    reputation: Reputation | None = None
+    dispute: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,7 +184,9 @@ class BillLine:
 
 @dataclass(frozen=True)
 class Bill:
-    """Escrow = spent + refunded + left, to the micro-unit."""
+    """Escrow = spent + refunded + left, to the micro-unit. Of what is left, `disputed_micros` are frozen until disputes
+    about rounds that are over are decided. `credited_micros` is what the operator gave of her own after disputes,
+    beside the escrow."""
 
     task_id: str
     name: str
@@ -178,6 +196,8 @@ class Bill:
     refunded_micros: int
     left_micros: int
     lines: tuple[BillLine, ...]
+    disputed_micros: int = 0
+    credited_micros: int = 0
 
 
 @dataclass(frozen=True)
@@ -230,11 +250,13 @@ class Party:
 
 @dataclass(frozen=True)
 class PartyPage:
-    """Some parties; `next` is the cursor of the following page, `total` how many match in all."""
+    """Some parties; `next` is the cursor of the following page, `total` how many match in all; owners' reputations by
+    their ids."""
 
     items: tuple[Party, ...]
     next: str | None
     total: int = 0
+    reputations: dict[str, Reputation] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -361,11 +383,53 @@ class NoticePage:
 
 @dataclass(frozen=True)
 class Account:
-    """A party's money: what she holds, and what her running tasks have in escrow."""
+    """A party's money: what she holds, and what her tasks have in escrow: those under way, and awards in dispute."""
 
     account: str
     balance_micros: int
     escrow_micros: int
+
+
+# --- disputes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dispute:
+    """Somebody does not agree with one award. `opened_by`: owner or buyer. While `state` is open an award whose
+    `award_state` is pending is frozen in escrow; `decision` (pay, refund) says who gets the price in the end.
+
+    `credited_micros` is what the operator gave of her own, because the award had ended before. `reason` is for whoever
+    wrote it and the operator, `note` for both sides; `words` say what has become of the price.
+    """
+
+    id: str
+    award_id: str
+    task_id: str
+    task_name: str
+    index: int
+    owner: str
+    opened_by: str
+    mine: bool
+    reason: str
+    state: str
+    price_micros: int
+    award_state: str
+    award_reason: str
+    decision: str
+    note: str
+    credited_micros: int
+    opened_at: str
+    decided_at: str | None
+    words: str
+
+
+@dataclass(frozen=True)
+class DisputePage:
+    """Some disputes, newest first; `undecided` is how many are open in all."""
+
+    items: tuple[Dispute, ...]
+    next: str | None
+    undecided: int = 0
 
 
 # --- owners -----------------------------------------------------------------------------------------------------------
@@ -456,12 +520,26 @@ class Release:
     reason: str
     award_id: str
     at: str
+    dispute: str = ""
+
+
+@dataclass(frozen=True)
+class Held:
+    """An award of an owner whose price is in escrow while its round is played; `dispute` as in `Award`."""
+
+    award_id: str
+    task_id: str
+    task_name: str
+    index: int
+    price_micros: int
+    dispute: str
 
 
 @dataclass(frozen=True)
 class Statement:
     """What an owner sold and earned in all, and some of her awards; `next` is where to go on (`start`), if there are
-    more."""
+    more. `credited_micros` is what the operator gave her of her own after disputes, beside what she earned; `held` are
+    awards of rounds under way."""
 
     party: Party
     privacy: Privacy
@@ -470,6 +548,9 @@ class Statement:
     deliveries: int
     releases: tuple[Release, ...]
     next: int | None = None
+    reputation: Reputation | None = None
+    credited_micros: int = 0
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ none is made or lost. An award holds its price in escrow and is resolved exactly
 voided (back to the buyer) or expired (back to the buyer after the deadline). The privacy that an owner gave up for an
 award stands in the same journal, between the hold and the payment.
 
+An award that is in dispute is frozen: a hold of nothing under the id `<award>/dispute` stands in the journal, and while
+it is open the award is resolved by nobody but whoever decides, who ends both in one call.
+
 Calls carry an id chosen by the caller; repeating a call with the same content changes nothing, and with other content
 is an error. Each call happens whole or not at all, the `_many` calls included. All lines form one log in which every
 entry names the hash of its predecessor (`entry`), and a tree over it proves single entries (`merkle`, `receipt`).
@@ -113,6 +116,10 @@ class ReplayRefused(SettlementError):
     exit_code = 10
 
 
+class Frozen(SettlementError):
+    """The award is in dispute: its price stays in escrow until that is decided (`Ledger.decide`)."""
+
+
 class LedgerUnavailable(FlmarketError):
     """The database did not answer, or the connection broke. The call may have happened: repeat it with the same id."""
 
@@ -123,6 +130,11 @@ BANK = "bank"  # where deposits come from: the outside world, the only account t
 ESCROW = "escrow"
 FEES = "fees"  # what the broker keeps
 NOTHING = PureDp(0.0)  # the loss of an award that sells no privacy: a refund, an escrow
+
+
+def dispute_of(award_id: str) -> str:
+    """The id under which an award is frozen."""
+    return f"{award_id}/dispute"
 
 
 def as_loss(value: Event | float) -> Event:

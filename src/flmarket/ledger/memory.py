@@ -17,6 +17,7 @@ from flmarket.ledger.journal import (
     Release,
     Resolution,
     Transfer,
+    dispute_of,
     now_us,
 )
 from flmarket.ledger.merkle import Head, Tree, tiles
@@ -87,8 +88,17 @@ class Ledger(ABC):
     def resolve_many(self, resolutions: Iterable[Resolution]) -> tuple[Award, ...]:
         """Record releases and resolve awards, all of them or none: how a round settles."""
         batch = tuple(resolutions)
-        wanted = Wanted([one.award_id for one in batch], privacy=True)
-        return self._write(wanted, lambda draft: tuple(draft.resolve(one) for one in batch))
+        refs = [ref for one in batch for ref in (one.award_id, dispute_of(one.award_id))]
+        return self._write(Wanted(refs, privacy=True), lambda draft: tuple(draft.resolve(one) for one in batch))
+
+    def freeze(self, award_id: str) -> Award:
+        """Somebody disputes a pending award: its price stays in escrow until `decide`; others are not touched."""
+        return self._write(Wanted([award_id, dispute_of(award_id)]), lambda draft: draft.freeze(award_id))
+
+    def decide(self, resolution: Resolution) -> Award:
+        """The dispute is decided: it ends, and the frozen award is resolved, both or neither."""
+        refs = [resolution.award_id, dispute_of(resolution.award_id)]
+        return self._write(Wanted(refs, privacy=True), lambda draft: draft.decide(resolution))
 
     def register_cap(self, owner: str, cap: Cap) -> None:
         """Set the most privacy that an owner sells over her lifetime; counts what she released before, too."""

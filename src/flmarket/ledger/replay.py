@@ -23,7 +23,7 @@ from flmarket.ledger.entry import (
     pico,
     row_hash,
 )
-from flmarket.ledger.journal import BANK, ESCROW, FEES, MAX_MICROS, NOTHING, LedgerCorrupt, Release
+from flmarket.ledger.journal import BANK, ESCROW, FEES, MAX_MICROS, NOTHING, LedgerCorrupt, Release, dispute_of
 from flmarket.ledger.merkle import Head, Tree, node_hash
 from flmarket.privacy import Event, PrivacyAccount, event_from_dict
 
@@ -150,6 +150,8 @@ class Replay:
         held = self._held.pop(ref, None)
         if held is None:
             return f"award {ref} is not open"
+        if dispute_of(ref) in self._held:
+            return f"award {ref} is {kind} while it is in dispute"
         buyer, price, seller = held
         if (credit, amount, owner) != (seller if kind == _POSTED else buyer, price, seller):
             return f"award {ref} is {kind} on other terms than it was held"

@@ -32,9 +32,11 @@ from flmarket.ledger.journal import (
     NOTHING,
     Award,
     AwardState,
+    Frozen,
     IdReused,
     Release,
     Resolution,
+    dispute_of,
     format_micros,
 )
 from flmarket.privacy import ApproxDp, Cap, Event, PrivacyAccount, PureDp, RecordLevel, Unprotected, ZCdp, event_to_dict
@@ -139,6 +141,8 @@ class Draft:
             return award
         if award.state is not AwardState.PENDING:
             raise SettlementError(f"award {award.id} is already {award.state}, it cannot be {state}")
+        if self._is_frozen(award):
+            raise Frozen(f"award {award.id} is in dispute: until that is decided it cannot be {state}")
         sold = state is AwardState.POSTED and award.loss != NOTHING and award.owner in self.accounts
         if sold and (EntryKind.RELEASE, award.id) not in self.lines:
             if isinstance(award.loss, Unprotected):  # there is nothing to record that her cap could hold
@@ -150,6 +154,25 @@ class Draft:
         self._move(Line(RESOLUTIONS[state], award.id, ESCROW, payee, award.price_micros, award.owner, detail=detail))
         terms = award.id, award.round_index, award.buyer, award.owner, award.loss, award.price_micros
         return Award(*terms, state, reason)
+
+    def freeze(self, award_id: str) -> Award:
+        """Nothing → escrow, under the id of the award's dispute: from here on only `decide` ends the award."""
+        award = self.award(award_id)
+        if award.state is not AwardState.PENDING:
+            raise SettlementError(f"award {award.id} is {award.state}: what is not in escrow cannot be frozen")
+        self.hold(Award(dispute_of(award.id), award.round_index, award.buyer, award.owner, NOTHING, 0))
+        return award
+
+    def decide(self, resolution: Resolution) -> Award:
+        """End an award's dispute, and the award with it."""
+        known = self.award(dispute_of(resolution.award_id))
+        if known.state is AwardState.PENDING:
+            self.resolve(Resolution(known.id, AwardState.VOIDED, "decided"))
+        return self.resolve(resolution)
+
+    def _is_frozen(self, award: Award) -> bool:
+        dispute = dispute_of(award.id)
+        return (EntryKind.HOLD, dispute) in self.lines and self.award(dispute).state is AwardState.PENDING
 
     def release(self, release: Release) -> None:
         """Charge the owner's registered cap and record what she gave away."""

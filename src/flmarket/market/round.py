@@ -23,12 +23,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted, SettlementError
-from flmarket.ledger import Award, AwardState, Head, HoldReceipt, IdReused, Ledger, MemoryLedger, Resolution
+from flmarket.ledger import Award, AwardState, Frozen, Head, HoldReceipt, IdReused, Ledger, MemoryLedger, Resolution
 from flmarket.market.kind import (
     Announcement,
     Bad,
@@ -269,7 +270,8 @@ class Rounds:
     def _close(self, plan: RoundPlan) -> RoundRecord:
         """Resolve the round's open awards, move the model by what counts, and store both."""
         kind, open_or_paid = self.kind, (AwardState.PENDING, AwardState.POSTED)
-        ends = kind.resolutions(plan, self.updates, self.awards)
+        frozen = {award.id for award in self.awards.values() if award.state is AwardState.PENDING and award.reason}
+        ends = [end for end in kind.resolutions(plan, self.updates, self.awards) if end.award_id not in frozen]
         resolved = {award.id: award for award in resolve_each(self.ledger, ends)}
         self.awards = {owner: resolved.get(award.id, award) for owner, award in self.awards.items()}
         counted = {
@@ -322,7 +324,8 @@ def resolve_each(ledger: Ledger, ends: Sequence[Resolution]) -> list[Award]:
     """Resolve awards, together if possible; what the ledger refuses ends alone, and the others as they should.
 
     An award that was resolved before stays as it is. One whose release would pass its owner's registered cap is void,
-    and the release is not booked: her own account at home has the last word.
+    and the release is not booked: her own account at home has the last word. One in dispute stays in escrow, with how
+    it would have ended as its reason; what left its owner's machine is charged all the same.
     """
     if not ends:
         return []
@@ -335,6 +338,12 @@ def resolve_each(ledger: Ledger, ends: Sequence[Resolution]) -> list[Award]:
         known = ledger.award(ends[0].award_id)
         if known.state is not AwardState.PENDING:
             return [known]
+        if isinstance(refusal, Frozen):
+            end = ends[0]
+            if end.release is not None:
+                with suppress(PrivacyBudgetExhausted):
+                    ledger.release(end.release)
+            return [replace(known, reason=f"in dispute, else {end.state}{f': {end.reason}' if end.reason else ''}")]
         if isinstance(refusal, PrivacyBudgetExhausted):
             return [ledger.void(known.id, ends[0].reason or f"past the registered cap: {refusal}")]
         raise

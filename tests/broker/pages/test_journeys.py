@@ -148,7 +148,7 @@ def test_an_owner_learns_what_an_epsilon_means_bids_and_takes_the_statement(wind
         page.get_by_role("link", name="Statement").click()
     rows = list(csv.DictReader(started.value.path().read_text().splitlines()))
     assert rows
-    assert all(float(row["epsilon total"]) <= cap + 1e-9 for row in rows)
+    assert all(float(row["ε total after"]) <= cap + 1e-9 for row in rows)
 
 
 @pytest.mark.slow

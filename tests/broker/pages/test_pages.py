@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import time
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ from flmarket.broker.office import audits, offers, parties, statements, tasks
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "x-frame-options": "DENY"}
 PAGES = {
     "buyer": ("/tasks", "/tasks/new", "/tasks/new/explore"),
-    "owner": ("/owner", "/owner/bid", "/owner/bid/help", "/owner/statement.csv"),
+    "owner": ("/owner", "/owner/bid", "/owner/bid/help", "/owner/statement.csv", "/owner/statement.pdf"),
     "operator": ("/operator", "/operator/health", "/operator/log", "/operator/payouts.csv"),
 }
 WRITES = {
@@ -21,6 +22,8 @@ WRITES = {
     "/tasks/new": ("buyer",),
     "/owner/bid": ("owner",),
     "/owner/cap": ("owner",),
+    "/disputes": ("buyer", "owner", "operator"),
+    "/disputes/dp_x": ("operator",),
     "/audit": ("buyer", "owner", "operator"),
     "/ledger/verify": ("operator",),
     "/operator/parties": ("operator",),
@@ -359,3 +362,36 @@ def test_strangers_share_one_front_page_and_members_do_not(small, joined, order,
         after = client.get("/").text
         assert "Just posted" in after
         assert "Orchard Labs" not in after
+
+
+def test_an_award_is_disputed_and_decided_on_pages(visit, demo):
+    """Found on her page, told to the operator alone, decided once, and both sides read the note."""
+    client, desk = visit("owner"), visit("operator")
+    until = time.monotonic() + 30  # the demo is under way: she sells soon
+    while "/disputes/new" not in (page := client.get("/owner").text) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert re.search(r"Of your last 20 awards</dt><dd>\d+ of \d+ delivered", page)
+    path = re.search(r'href="(/disputes/new\?award=[^"]+)"', page)[1]
+    award = re.search(r'name="award" value="([^"]+)"', client.get(path).text)[1]
+    form = {"csrf_token": csrf_of(client), "award": award}
+    empty = client.post("/disputes", data=form | {"reason": ""})
+    assert (empty.status_code, "Fill this in." in empty.text) == (422, True)
+    assert client.post("/disputes", data=form | {"reason": "<b>no pay</b>"}).status_code == 303
+    assert "About your awards" in client.get("/disputes").text
+    (made,) = re.findall(r'href="(/disputes/dp_\w+)"', desk.get("/operator").text)
+    asked = desk.get(made)
+    assert "&lt;b&gt;no pay&lt;/b&gt;" in asked.text
+    answer = {"csrf_token": csrf_of(desk), "note": "It was paid.", "decision": "pay"}
+    while (done := desk.post(made, data=answer)).status_code == 422 and time.monotonic() < until:
+        assert "still being played" in done.text  # it was in escrow, and is frozen: the round ends first
+        time.sleep(0.2)
+    assert done.status_code == 303
+    other = desk.post(made, data=answer | {"decision": "refund"})
+    assert (other.status_code, "is decided" in other.text) == (422, True)
+    assert "It was paid." in client.get("/disputes").text
+    buyers = [visit(None) for one in demo.people if one.party.role == "buyer"]
+    for buyer, one in zip(buyers, (one for one in demo.people if one.party.role == "buyer"), strict=True):
+        buyer.get(one.link)
+        seen = buyer.get("/disputes").text
+        assert "no pay" not in seen
+        assert award not in seen

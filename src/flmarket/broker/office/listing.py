@@ -22,7 +22,7 @@ from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.office.runs import run_of_task
 from flmarket.broker.requests import TaskRequest, order_of, trust_of
 from flmarket.broker.stamps import iso
-from flmarket.broker.tables import ACTIVE, PLAYABLE, Check, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
+from flmarket.broker.tables import PLAYABLE, Check, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.ledger import AwardState, format_micros
 from flmarket.market import kinds
@@ -107,7 +107,7 @@ def listing(broker: Broker, party: Party | None, task_id: str) -> wire.Listing:
             .limit(_LAST)
         ).all()
         free = select(func.count()).where(Slot.task_id == task_id, Slot.party_id.is_(None))
-        left = row.escrow_micros - row.spent_micros - row.refunded_micros if row.state in ACTIVE else 0
+        left = row.escrow_micros - row.spent_micros - row.refunded_micros
         return as_wire(
             wire.Listing,
             row,
@@ -162,7 +162,7 @@ def _counts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sold(broker: Broker, session: Session, task: TaskRow) -> tuple[int, float, int]:
     """How many owners have sold, the most that one of them has given up here, added up, and how many awards there are.
-    It looks at every award of the task, and changes only with its rounds."""
+    It looks at every award of the task, and changes only with its rounds, or when a dispute is decided."""
 
     def count() -> tuple[int, float, int]:
         posted = Release.state == AwardState.POSTED.value
@@ -173,7 +173,7 @@ def _sold(broker: Broker, session: Session, task: TaskRow) -> tuple[int, float, 
         sold, most, awards = session.execute(select(sellers, func.max(each.c.given), func.sum(each.c.awards))).one()
         return int(sold), float(most or 0.0), int(awards or 0)
 
-    return broker.settled.get((task.id, task.state, task.rounds_done), count)
+    return broker.settled.get((task.id, task.state, task.rounds_done, task.spent_micros), count)
 
 
 def _listed(session: Session, task_id: str) -> TaskRow:

@@ -9,6 +9,8 @@ is repeated after a crash tells nothing twice.
 | cap | an owner | nine tenths of her cap are used; once for each cap that she sets |
 | award | an owner | the price of an update of hers is in escrow |
 | payment | an owner | an award of hers was paid |
+| dispute.opened | both sides of an award, and operators | somebody disputes it |
+| dispute.decided | the same | the operator has decided |
 | payout | anybody | the operator sent her money |
 | task.ended | its buyer, and owners with a place in it | it has finished, or was cancelled, or its time is over |
 | task.failed | the same, and operators | it failed |

@@ -3,7 +3,7 @@
 In the log there is never a secret and never a request's body.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import func, make_url, select
 from sqlalchemy.orm import Session
@@ -64,11 +64,15 @@ def audit_log(
     return wire.LogPage(lines, lines[-1].id if len(rows) > limit else None)
 
 
-def names_of(session: Session, ids: Collection[str]) -> dict[str, str]:
+def names_of(
+    session: Session,
+    ids: Collection[str],
+    tables: Sequence[type[PartyRow | TaskRow | User]] = (PartyRow, TaskRow, User),
+) -> dict[str, str]:
     """The names of parties, people and tasks among some ids."""
     wanted = list(ids)
     found: dict[str, str] = {}
-    for table in (PartyRow, TaskRow, User):
+    for table in tables:
         found |= {one.id: one.name for one in session.execute(select(table.id, table.name).where(table.id.in_(wanted)))}
     return found
 

@@ -18,9 +18,10 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker, Party, require, require_admin
 from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
+from flmarket.broker.office.reputation import reputations
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
 from flmarket.broker.stamps import derived_id, new_id, new_secret, now
-from flmarket.broker.tables import ACTIVE, ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, User, as_wire
+from flmarket.broker.tables import ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, User, as_wire
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
@@ -84,8 +85,17 @@ def list_parties(
     with broker.database.read() as session:
         rows = session.scalars(query).all()
         total = session.scalar(counted) or 0
+        known = reputations(session, [row.id for row in rows[:limit] if row.role == "owner"])
     items = tuple(as_wire(wire.Party, row) for row in rows[:limit])
-    return wire.PartyPage(items, items[-1].id if len(rows) > limit else None, total)
+    return wire.PartyPage(items, items[-1].id if len(rows) > limit else None, total, known)
+
+
+def reputation_of(broker: Broker, party: Party, party_id: str) -> wire.Reputation | None:
+    """The operator's: how reliably an owner delivers; None of others."""
+    require(party, "operator")
+    with broker.database.read() as session:
+        known = reputations(session, [party_id] if _party_row(session, party_id).role == "owner" else [])
+    return known.get(party_id)
 
 
 def party_view(broker: Broker, party: Party, party_id: str) -> tuple[wire.Party, wire.Account, wire.KeyPage]:
@@ -247,7 +257,7 @@ def account(broker: Broker, party: Party) -> wire.Account:
     """One's own money."""
     query = select(
         func.coalesce(func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros), 0)
-    ).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
+    ).where(TaskRow.buyer_id == party.id)  # of tasks that have ended only what is in dispute is left
     with broker.database.read() as session:
         escrow = int(session.scalar(query) or 0)
     return wire.Account(party.id, broker.books.ledger.balance(party.id), escrow)

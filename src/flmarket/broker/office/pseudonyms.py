@@ -18,7 +18,7 @@ from flmarket.client import wire
 from flmarket.ledger import BANK, ESCROW, FEES
 from flmarket.ledger.receipt import Receipt, SealedReceipt, seal
 
-_AWARD = re.compile(r"([^/\s]+)/(\d+)/(\d+)")
+_AWARD = re.compile(r"([^/\s]+)/(\d+)/(\d+)(/dispute|/refund)?")  # also what follows from an award in the ledger
 _PARTY = re.compile(r"\bp_[a-z2-7]{16}\b")
 
 
@@ -31,7 +31,9 @@ def owner_name(broker: Broker, task_id: str, place: int) -> str:
 def buyers_award(broker: Broker, award_id: str) -> str:
     """An award's id with the owner's name instead of her number."""
     found = _AWARD.fullmatch(award_id)
-    return award_id if found is None else f"{found[1]}/{found[2]}/{owner_name(broker, found[1], int(found[3]))}"
+    if found is None:
+        return award_id
+    return f"{found[1]}/{found[2]}/{owner_name(broker, found[1], int(found[3]))}{found[4] or ''}"
 
 
 def buyers_text(broker: Broker, text: str) -> str:

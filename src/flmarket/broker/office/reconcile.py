@@ -9,6 +9,8 @@
     award      every award in a row is on the ledger, and every award of a round that is over is in a row
     statement  state, price, privacy and owner of an award in a row are the ledger's
     release    nobody gave away more privacy than her award was for
+    dispute    an award that is frozen in escrow has an open dispute, and one that was decided ended as decided, or the
+               operator's credit is there
     payout     every payout that is said to be booked is a withdrawal of that party in the ledger
 
 Of a task under way only the rounds that are over are looked at: the ledger is always ahead of the rows in the one that
@@ -20,10 +22,10 @@ import json
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, case, exists, func, select
 
 from flmarket.broker.books import shown_epsilon, slot_account
-from flmarket.broker.tables import PartyRow, PayoutRow, Release, RoundRow, TaskRow
+from flmarket.broker.tables import DisputeRow, PartyRow, PayoutRow, Release, RoundRow, TaskRow
 from flmarket.client.wire import ENDED, Finding
 from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, fits, loss_of, release_of
 from flmarket.ledger.store import accounts, entries
@@ -36,12 +38,14 @@ _ENDS = [kind.value for kind in RESOLUTIONS.values()]
 hold, end, given = entries.alias("hold"), entries.alias("ending"), entries.alias("given")
 _ended = and_(end.c.ref == hold.c.ref, end.c.kind.in_(_ENDS))
 _is_hold = hold.c.kind == EntryKind.HOLD.value
+_is_refund = hold.c.ref.endswith("/refund")  # of a task, or of an award after its dispute
+_is_lock = hold.c.ref.endswith("/dispute")
 _ALL_ROUNDS = -1  # instead of an index, where awards are for all rounds
 
 
 def reconcile(engine: Engine) -> tuple[Finding, ...]:
     """Everything that does not agree, at most 100 findings; none is good news."""
-    rules = (_funding, _orphans, _bills, _escrow, _rounds, _unlisted, _statements, _releases, _payouts)
+    rules = (_funding, _orphans, _bills, _escrow, _rounds, _unlisted, _statements, _releases, _disputes, _payouts)
     with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
@@ -77,7 +81,7 @@ def _orphans(connection: Connection) -> Iterator[Finding]:
 
 
 def _bills(connection: Connection) -> Iterator[Finding]:
-    refund = hold.c.ref == TaskRow.id + "/refund"
+    refund = _is_refund
     moved = select(TaskRow.id, hold.c.round_index, refund.label("back"), func.sum(end.c.amount_micros))
     moved = moved.join(hold, and_(_is_hold, hold.c.debit == TaskRow.id)).join(end, _ended)
     moved = moved.where(end.c.kind == EntryKind.POSTED.value).group_by(TaskRow.id, hold.c.round_index, refund)
@@ -92,7 +96,7 @@ def _bills(connection: Connection) -> Iterator[Finding]:
     back: dict[str, int] = {}
     for task, index, is_refund, amount in connection.execute(moved):
         if is_refund:
-            back[task] = int(amount)
+            back[task] = back.get(task, 0) + int(amount)
         else:
             paid[task, _ALL_ROUNDS if task in lasting else index] = int(amount)
     for task, index, cost in connection.execute(select(RoundRow.task_id, RoundRow.index, RoundRow.spent_micros)):
@@ -121,9 +125,14 @@ def _bills(connection: Connection) -> Iterator[Finding]:
 def _escrow(connection: Connection) -> Iterator[Finding]:
     open_ = select(hold.c.ref, hold.c.amount_micros).outerjoin(end, _ended)
     mine = TaskRow.id.in_([hold.c.debit, hold.c.owner])
-    award = and_(hold.c.debit == TaskRow.id, hold.c.ref != TaskRow.id + "/refund")
+    award = and_(hold.c.debit == TaskRow.id, ~_is_refund)
     over = TaskRow.state.in_(ENDED) | and_(award, _round_over())
-    open_ = open_.join(TaskRow, mine).where(_is_hold, end.c.ref.is_(None), over)
+    lock = entries.alias("lock")
+    frozen = and_(
+        exists().where(DisputeRow.award_id == hold.c.ref, DisputeRow.state != "decided"),
+        exists().where(lock.c.ref == hold.c.ref + "/dispute", lock.c.kind == EntryKind.HOLD.value),
+    )
+    open_ = open_.join(TaskRow, mine).where(_is_hold, end.c.ref.is_(None), over, ~frozen, ~_is_lock)
     for ref, amount in connection.execute(open_):
         yield Finding("escrow", ref, f"{amount} micro-units are held for what is over")
     left = select(accounts.c.name, accounts.c.balance).join(TaskRow, TaskRow.id == accounts.c.name)
@@ -142,7 +151,7 @@ def _unlisted(connection: Connection) -> Iterator[Finding]:
     query = select(hold.c.ref).join(TaskRow, TaskRow.id == hold.c.debit)
     query = query.outerjoin(Release, Release.award_id == hold.c.ref)
     over = TaskRow.state.in_(ENDED) | _round_over()
-    query = query.where(_is_hold, Release.award_id.is_(None), hold.c.ref != TaskRow.id + "/refund", over)
+    query = query.where(_is_hold, Release.award_id.is_(None), ~_is_refund, ~_is_lock, over)
     for ref in connection.scalars(query):
         yield Finding("award", ref, "the ledger has this award, no statement has it")
 
@@ -156,7 +165,7 @@ def _statements(connection: Connection) -> Iterator[Finding]:
             continue
         epsilon = shown_epsilon(loss_of(json.loads(row.detail)))
         said = (row.state, row.price_micros, row.epsilon, row.party_id or slot_account(row.task_id, row.slot))
-        if said != (known := (row.ending, row.amount_micros, epsilon, row.owner)):
+        if said != (known := (row.ending or "pending", row.amount_micros, epsilon, row.owner)):
             yield Finding("statement", row.award_id, f"the statement says {said}, the ledger {known}")
 
 
@@ -167,6 +176,26 @@ def _releases(connection: Connection) -> Iterator[Finding]:
         loss, left = loss_of(json.loads(terms)), release_of(Line(EntryKind.RELEASE, ref, detail=gave))
         if not fits(left, loss):
             yield Finding("release", ref, f"the award is for {loss}, {left.guarantee} was given away")
+
+
+def _disputes(connection: Connection) -> Iterator[Finding]:
+    lock = select(hold.c.ref, DisputeRow.state).outerjoin(DisputeRow, DisputeRow.award_id + "/dispute" == hold.c.ref)
+    lock = lock.outerjoin(end, _ended).where(_is_hold, _is_lock, end.c.ref.is_(None))
+    for ref, state in connection.execute(lock):
+        if state not in ("open", "deciding"):
+            yield Finding("dispute", ref, "the award is frozen in escrow, and nobody disputes it")
+    credit = and_(entries.c.ref == DisputeRow.id, entries.c.kind == EntryKind.DEPOSIT.value)
+    last = and_(end.c.ref == DisputeRow.award_id, end.c.kind.in_(_ENDS))
+    query = select(DisputeRow.__table__, end.c.kind, entries.c.credit, entries.c.amount_micros).outerjoin(end, last)
+    query = query.outerjoin(entries, credit).where(DisputeRow.state == "decided")
+    for row in connection.execute(query):
+        paid, pays = row.kind == EntryKind.POSTED, row.decision == "pay"
+        owed = row.price_micros if paid != pays and (not pays or row.owner_id) else 0
+        payee = (row.owner_id if pays else row.buyer_id) if owed else None
+        said, known = (row.credited_micros, payee), (row[-1] or 0, row[-2])
+        if row.kind is None or said != known or owed != known[0]:
+            told = f"decided {row.decision} with a credit of {said}; the ledger has {row.kind} and {known}"
+            yield Finding("dispute", row.id, told)
 
 
 def _lasting() -> ColumnElement[bool]:

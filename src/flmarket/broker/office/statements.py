@@ -5,25 +5,31 @@ import csv
 import io
 import math
 
-from sqlalchemy import and_, case, func, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, select
+from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict
 from flmarket.broker.office.operator import note
-from flmarket.broker.tables import PartyRow, Release, TaskRow, as_wire
+from flmarket.broker.office.reputation import reputations
+from flmarket.broker.requests import without_invisible
+from flmarket.broker.tables import DisputeRow, PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import PrivacyBudgetExhausted
 from flmarket.ledger import AwardState, format_micros
-from flmarket.ledger.entry import EntryKind
+from flmarket.ledger.entry import RESOLUTIONS, EntryKind
 from flmarket.ledger.store import entries
 from flmarket.privacy import PureDp
 from flmarket.trust import certainty, meaning_of, task_words
 
 _MOST = 100_000
+_LATEST = 50
 _HEADER = (
-    "time", "task", "task name", "round", "epsilon this round", "epsilon total", "records", "awarded", "paid", "state",
-    "reason", "award", "records and noise",
+    "When", "Task", "Records and noise", "Round", "ε this round", "ε total after", "Records", "Awarded", "Paid",
+    "State", "Reason", "Task id", "Award",
 )  # fmt: skip
+# how pages and papers call what has become of an award
+AWARD_WORDS = {"posted": "paid", "voided": "not delivered", "expired": "too late", "pending": "in escrow"}
 
 
 def privacy(broker: Broker, party: Party) -> wire.Privacy:
@@ -59,6 +65,9 @@ def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> wire.Priv
 
 
 # An owner's awards, oldest first: what each was paid, and what had left her machine up to then, paid for or not.
+dispute_state = case(
+    (DisputeRow.id.is_(None), ""), (DisputeRow.state == "decided", "decided"), else_="open"
+)  # of the dispute about an award, as everybody is told
 _posted = Release.state == AwardState.POSTED.value
 _given = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.RELEASE.value)
 _order = (Release.at, Release.task_id, Release.index)
@@ -73,9 +82,10 @@ def statement(
     require(party, "owner")
     order = [column.desc() for column in _order] if newest else _order
     query = (
-        select(Release, TaskRow.name, TaskRow.spec, _total)
+        select(Release, TaskRow.name, TaskRow.spec, _total, dispute_state)
         .join(TaskRow, Release.task_id == TaskRow.id)
         .outerjoin(entries, _given)
+        .outerjoin(DisputeRow, DisputeRow.award_id == Release.award_id)
         .where(Release.party_id == party.id)
         .order_by(*order)
         .limit(limit)
@@ -86,15 +96,41 @@ def statement(
         rows = session.execute(query).all()
         awards, earned, delivered = session.execute(sums.where(Release.party_id == party.id)).one()
         who = as_wire(wire.Party, session.get_one(PartyRow, party.id))
+        known = reputations(session, [party.id])[party.id]
+        extra = session.scalar(credits(DisputeRow.owner_id == party.id, "pay"))
+        held = _held(session, party)
     releases = []
-    for one, name, spec, total in rows:
+    for one, name, spec, total, dispute in rows:
         paid = one.price_micros if one.state == AwardState.POSTED else 0
         place = task_words(spec["broker"]["engine"], spec["kind"], trust=spec.get("trust", "local")).place
         told = {"task_name": name, "place": place, "epsilon_total": float(total or 0.0), "paid_micros": paid}
+        told["dispute"] = dispute
         releases.append(as_wire(wire.Release, one, **told))
     reached = start + len(releases)
     following = reached if releases and reached < awards else None
-    return wire.Statement(who, privacy(broker, party), int(earned), awards, delivered, tuple(releases), following)
+    sums_of_all = privacy(broker, party), int(earned), awards, delivered
+    return wire.Statement(who, *sums_of_all, tuple(releases), following, known, int(extra or 0), held)
+
+
+def _held(session: Session, party: Party) -> tuple[wire.Held, ...]:
+    """Her awards in escrow that no statement has yet, as the ledger has them; looked for among her latest."""
+    hold, end = entries.alias("hold"), entries.alias("ending")
+    latest = select(hold).where(hold.c.owner == party.id, hold.c.kind == EntryKind.HOLD.value)
+    held = latest.order_by(hold.c.seq.desc()).limit(_LATEST).subquery()
+    ended = and_(end.c.ref == held.c.ref, end.c.kind.in_([kind.value for kind in RESOLUTIONS.values()]))
+    query = select(held.c.ref, TaskRow.id, TaskRow.name, held.c.round_index, held.c.amount_micros, dispute_state)
+    query = query.join(TaskRow, TaskRow.id == held.c.debit).outerjoin(end, ended)
+    query = query.outerjoin(Release, Release.award_id == held.c.ref)
+    query = query.outerjoin(DisputeRow, DisputeRow.award_id == held.c.ref)
+    lock = held.c.ref.endswith("/dispute")
+    open_ = query.where(end.c.ref.is_(None), Release.award_id.is_(None), ~lock).order_by(held.c.seq.desc())
+    return tuple(wire.Held(*row) for row in session.execute(open_))
+
+
+def credits(whose: ColumnElement[bool], decision: str) -> Select[int]:
+    """What the operator credited after disputes that she decided in favour of one side."""
+    decided = DisputeRow.state == "decided", DisputeRow.decision == decision
+    return select(func.coalesce(func.sum(DisputeRow.credited_micros), 0)).where(whose, *decided)
 
 
 def history(broker: Broker, party: Party, *, most: int) -> list[tuple[int, float, int]]:
@@ -117,19 +153,21 @@ def history(broker: Broker, party: Party, *, most: int) -> list[tuple[int, float
 
 
 def statement_csv(broker: Broker, party: Party) -> str:
-    """The same as a table; amounts in currency units, exact."""
+    """The same as a table in the words of the pages, where rounds count from 1; amounts in currency units, exact."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(_HEADER)
     for one in statement(broker, party).releases:
         amounts = (format_micros(one.price_micros), format_micros(one.paid_micros))
-        cells = (one.at, one.task_id, _plain(one.task_name), one.index, one.epsilon, one.epsilon_total, one.records)
-        writer.writerow((*cells, *amounts, one.state, _plain(one.reason), one.award_id, one.place))
+        what = (one.at, _plain(one.task_name), one.place, one.index + 1, one.epsilon, one.epsilon_total, one.records)
+        state = AWARD_WORDS.get(one.state, one.state)
+        writer.writerow((*what, *amounts, state, _plain(one.reason), one.task_id, one.award_id))
     return out.getvalue()
 
 
 def _plain(text: str) -> str:
-    """A buyer chooses the task's name; a spreadsheet must not read it as a formula."""
+    """A buyer chooses the task's name; a spreadsheet must not read it as a formula, nor be turned around by it."""
+    text = without_invisible(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 

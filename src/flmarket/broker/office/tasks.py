@@ -24,15 +24,28 @@ from flmarket.broker.office.listing import make_terms
 from flmarket.broker.office.notices import announce_end
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
+from flmarket.broker.office.reputation import reputations, simulated_reputations
 from flmarket.broker.office.runs import run_of_task, runs_of_tasks
+from flmarket.broker.office.statements import credits, dispute_state
 from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, check_visible, order_of, trust_of
 from flmarket.broker.stamps import derived_id, new_id, now
-from flmarket.broker.tables import ACTIVE, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, vector
+from flmarket.broker.tables import (
+    ACTIVE,
+    DisputeRow,
+    Event,
+    PartyRow,
+    Release,
+    RoundRow,
+    Slot,
+    TaskRow,
+    as_wire,
+    vector,
+)
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
 from flmarket.errors import MissingDependency
 from flmarket.learning import Model, to_named
-from flmarket.ledger import format_micros
+from flmarket.ledger import AwardState, format_micros
 from flmarket.ledger.entry import EntryKind, loss_of
 from flmarket.ledger.store import entries
 from flmarket.privacy import event_to_dict
@@ -234,7 +247,8 @@ def round_detail(
         if row is None:
             raise NotFound("round", str(index))
         sold: tuple[ColumnElement[bool], ...] = (Release.task_id == task_id, Release.index == index)
-        query = select(Release, PartyRow.name).outerjoin(PartyRow, Release.party_id == PartyRow.id)
+        query = select(Release, PartyRow.name, dispute_state).outerjoin(PartyRow, Release.party_id == PartyRow.id)
+        query = query.outerjoin(DisputeRow, DisputeRow.award_id == Release.award_id)
         named = party.role == "operator"
         slots = session.scalars(select(Release.slot).where(*sold)).all()
         names = {slot: f"owner-{slot}" if named else owner_name(broker, task_id, slot) for slot in slots}
@@ -248,6 +262,8 @@ def round_detail(
         hold = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.HOLD.value)
         terms = session.execute(select(entries.c.ref, entries.c.detail).join(Release, hold).where(*sold))
         losses = {ref: event_to_dict(loss_of(json.loads(detail))) for ref, detail in terms}
+        known = reputations(session, {one.party_id for one, _, _ in releases if one.party_id is not None})
+        drawn = simulated_reputations(session, task_id, [one.slot for one, _, _ in releases if one.party_id is None])
     awards = [
         as_wire(
             wire.Award,
@@ -258,33 +274,53 @@ def round_detail(
             owner=(name if named and name else names[one.slot]),
             reason=one.reason if named else "",  # it may quote her totals
             award_id=one.award_id if named else buyers_award(broker, one.award_id),
+            dispute=dispute,
+            reputation=drawn.get(one.slot) if one.party_id is None else known.get(one.party_id),
         )
-        for one, name in releases
+        for one, name, dispute in releases
     ]
     return wire.RoundDetail(as_wire(wire.Round, row), tuple(awards), reached if reached < len(slots) else None)
 
 
 def bill(broker: Broker, party: Party, task_id: str, *, lines: bool = True) -> wire.Bill:
     """What was paid for, round by round; or the sums alone."""
+    frozen = Release.task_id == task_id, Release.state == AwardState.PENDING.value
+    disputed = select(func.coalesce(func.sum(Release.price_micros), 0)).join(
+        DisputeRow, DisputeRow.award_id == Release.award_id
+    )
     with broker.database.read() as session:
         row = own_task(session, party, task_id)
         query = select(RoundRow).where(RoundRow.task_id == task_id).order_by(RoundRow.index)
         played = session.scalars(query).all() if lines else ()
+        kept = int(session.scalar(disputed.where(*frozen)) or 0)
+        extra = int(session.scalar(credits(DisputeRow.task_id == task_id, "refund")) or 0)
     listed = tuple(as_wire(wire.BillLine, one, deliveries=one.delivered) for one in played if one.closed_at)
     left = row.escrow_micros - row.spent_micros - row.refunded_micros
-    return as_wire(wire.Bill, row, task_id=task_id, left_micros=left, lines=listed)
+    return as_wire(
+        wire.Bill, row, task_id=task_id, left_micros=left, lines=listed, disputed_micros=kept, credited_micros=extra
+    )
+
+
+def bill_lines(found: wire.Bill) -> list[tuple[str, str, int]]:
+    """The bill's lines as they are written out, which add up to the deposit: what, how many updates, micro-units."""
+    lines = [(f"round {one.index + 1}", f"{one.deliveries}", one.spent_micros) for one in found.lines]
+    if found.disputed_micros:
+        lines.append(("in escrow until a dispute is decided", "", found.disputed_micros))
+    return [
+        *lines,
+        ("returned", "", found.refunded_micros),
+        ("still in escrow", "", found.left_micros - found.disputed_micros),
+    ]
 
 
 def bill_csv(broker: Broker, party: Party, task_id: str) -> str:
     """The bill as a table: a line for each round and where the rest is, exact, which add up to the deposit."""
     found = bill(broker, party, task_id)
-    lines = [(f"round {one.index + 1}", one.deliveries, format_micros(one.spent_micros)) for one in found.lines]
-    rest = [("returned", "", found.refunded_micros), ("still in escrow", "", found.left_micros)]
-    whole = ("deposit", "", found.escrow_micros)
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(("what", "updates", "amount"))
-    writer.writerows([*lines, *((what, "", format_micros(micros)) for what, _, micros in (*rest, whole))])
+    whole = ("deposit", "", found.escrow_micros)
+    writer.writerows((what, updates, format_micros(micros)) for what, updates, micros in (*bill_lines(found), whole))
     return out.getvalue()
 
 

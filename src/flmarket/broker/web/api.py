@@ -13,6 +13,7 @@ from flmarket.broker import requests
 from flmarket.broker.core import require
 from flmarket.broker.office import (
     audits,
+    disputes,
     explore,
     ledger,
     listing,
@@ -20,6 +21,7 @@ from flmarket.broker.office import (
     notices,
     offers,
     operator,
+    papers,
     parties,
     payouts,
     sessions,
@@ -275,6 +277,18 @@ def get_bill(who: Caller, task_id: Identifier) -> wire.Bill:
     return tasks.bill(*who, task_id)
 
 
+@task_routes.get("/tasks/{task_id}/bill.csv", response_class=Response, responses=file_response("text/csv"))
+def bill_csv(who: Caller, task_id: Identifier) -> Response:
+    """The same as a table."""
+    return attachment(tasks.bill_csv(*who, task_id), "text/csv", f"bill-{task_id}.csv")
+
+
+@task_routes.get("/tasks/{task_id}/invoice.pdf", response_class=Response, responses=file_response("application/pdf"))
+def invoice_pdf(who: Caller, task_id: Identifier) -> Response:
+    """The same to print: an invoice once the task has ended, an account of it so far before."""
+    return attachment(papers.invoice_pdf(*who, task_id), "application/pdf", f"invoice-{task_id}.pdf")
+
+
 @task_routes.get(
     "/tasks/{task_id}/model",
     response_class=Response,
@@ -344,6 +358,12 @@ def statement_csv(who: Caller) -> Response:
     return attachment(statements.statement_csv(*who), "text/csv", "statement.csv")
 
 
+@owner_routes.get("/me/statement.pdf", response_class=Response, responses=file_response("application/pdf"))
+def statement_pdf(who: Caller) -> Response:
+    """The same to print."""
+    return attachment(papers.statement_pdf(*who), "application/pdf", "statement.pdf")
+
+
 @owner_routes.get("/me/privacy")
 def privacy(who: Caller) -> wire.Privacy:
     """My total ε, spent and left."""
@@ -362,6 +382,40 @@ async def bid_help(
 ) -> wire.BidAdvice:
     """What a bid would earn, and what its ε means on top of all I gave up before. Nothing is placed."""
     return await get_gate(request).heavy.run(who.party.id, lambda: explore.bid_help(*who, body))
+
+
+# --- disputes ---------------------------------------------------------------------------------------------------------
+
+dispute_routes = APIRouter(tags=["disputes"], route_class=IdempotentRoute, responses=PROBLEMS)
+
+
+@dispute_routes.post("/disputes", status_code=201)
+def open_dispute(who: Caller, body: requests.DisputeRequest, key: IdempotencyKey = None) -> wire.Dispute:
+    """Dispute an award that I won or pay for. While its price is in escrow it is frozen there until the operator
+    decides; an award that has ended stays as it is, and the operator may credit the price from her own money."""
+    return disputes.open_dispute(*who, body)
+
+
+@dispute_routes.get("/disputes")
+def list_disputes(
+    who: Caller, limit: Limit = 50, before: Before = None, is_open: Annotated[bool | None, Query(alias="open")] = None
+) -> wire.DisputePage:
+    """Disputes about my awards (the operator: all), newest first; or only those that are open, or are not."""
+    return disputes.list_disputes(*who, limit=limit, before=before, is_open=is_open)
+
+
+@dispute_routes.get("/disputes/{dispute_id}")
+def get_dispute(who: Caller, dispute_id: Identifier) -> wire.Dispute:
+    """One dispute."""
+    return disputes.get_dispute(*who, dispute_id)
+
+
+@dispute_routes.post("/disputes/{dispute_id}/decision")
+def decide_dispute(
+    who: Caller, dispute_id: Identifier, body: requests.DecisionRequest, key: IdempotencyKey = None
+) -> wire.Dispute:
+    """The operator's: who gets the price, once and for all."""
+    return disputes.decide(*who, dispute_id, body)
 
 
 # --- audits -----------------------------------------------------------------------------------------------------------
@@ -505,4 +559,6 @@ def verify_ledger(who: Caller, key: IdempotencyKey = None) -> wire.LedgerCheck:
     return ledger.verify(*who)
 
 
-ROUTERS = (sign_in_routes, account_routes, task_routes, owner_routes, audit_routes, operator_routes)
+ROUTERS = (
+    sign_in_routes, account_routes, task_routes, owner_routes, dispute_routes, audit_routes, operator_routes,
+)  # fmt: skip

@@ -5,7 +5,8 @@ delivered. One that has not is undone when its task ends. Which of the two follo
 same whether or not a crash came in between; and what is written about a round that is undone is what the ledger says.
 
 A task ends in three steps: what is still held of its round goes back to it, everything left goes back to the buyer,
-its rows are written in one transaction. The first two may be repeated, the last happens once.
+its rows are written in one transaction. The first two may be repeated, the last happens once. The price of an award in
+dispute stays in escrow beyond that, until the operator decides (`office.disputes`).
 """
 
 from sqlalchemy.orm import Session, undefer
@@ -73,7 +74,8 @@ def end_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:
         if task.state in ENDED:
             return
         void = void_round(session, task, awards)
-        task.state, task.refunded_micros, task.error, task.finished_at = state, refunded, error[:2000], now()
+        task.state, task.error, task.finished_at = state, error[:2000], now()
+        task.refunded_micros += refunded  # beside what decided disputes gave back
         session.add(Event(task_id=task_id, kind=state, data={"refunded_micros": refunded, "error": error}, at=now()))
         announce_end(session, task)
         note(session, None, f"task.{state}", task_id, outcome="failed" if error else "ok", detail=error)

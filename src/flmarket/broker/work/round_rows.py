@@ -6,7 +6,7 @@ that is settled stays so, and an event that is said twice is read as the latest.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -79,7 +79,8 @@ def settle_round(
     """Awards are resolved and the model has moved; None, and nothing changed, if that was written before.
 
     `parameters` is the buyer's model now; None leaves the one that is there. `awards` are the round's, as the ledger
-    has them: those that run on are not on the statements yet. `over`: no round comes after this one.
+    has them: those that run on are not on the statements yet, those in dispute are, with their price in
+    escrow. `over`: no round comes after this one.
     """
     index, at = record.index, now()
     task = session.get_one(TaskRow, task_id, with_for_update=True)
@@ -95,7 +96,9 @@ def settle_round(
     ended = []
     for owner, award in awards.items():
         k = places[owner]
-        if award.state is not AwardState.PENDING and record.state[k] is not None:
+        if award.state is AwardState.PENDING and record.state[k] is AwardState.PENDING:
+            award = replace(award, reason=record.reason[k])  # it has one if it is in dispute, and ends with that
+        if (award.state is not AwardState.PENDING or award.reason) and record.state[k] is not None:
             sold = {"records": float(record.data_size[k]), "weight": float(record.weights[k])}
             ended.append(_release(task_id, index, owner, award, at, party_id=parties.get(owner), **sold))
     session.add_all(ended)

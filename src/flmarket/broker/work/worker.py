@@ -18,6 +18,7 @@ from sqlalchemy import select, update
 from flmarket.audit import audit
 from flmarket.broker.core import Broker
 from flmarket.broker.database import fenced, is_transient
+from flmarket.broker.office.disputes import carry_out, unfinished
 from flmarket.broker.office.operator import WORKER
 from flmarket.broker.office.reconcile import RECONCILE, reconcile
 from flmarket.broker.office.tasks import recover_posting
@@ -249,7 +250,7 @@ class Worker:
         with self.broker.database.read() as session:
             stuck = select(TaskRow.id).where(TaskRow.state == "funding", TaskRow.created_at < now() - _FUNDING_MS)
             query = select(TaskRow.id, TaskRow.spec).where(TaskRow.state.in_(PLAYABLE), TaskRow.next_at <= now())
-            postings = session.scalars(stuck).all()
+            postings, decisions = session.scalars(stuck).all(), unfinished(session, now() - _FUNDING_MS)
             due = [(row.id, row.spec["broker"]["engine"]) for row in session.execute(query.order_by(TaskRow.next_at))]
         for task_id in postings:
             try:
@@ -258,6 +259,13 @@ class Worker:
                 raise
             except Exception:  # it is still there in the next turn
                 log.exception("the posting of task %s could not be cleared up", task_id)
+        for dispute_id in decisions:
+            try:
+                carry_out(self.broker, None, dispute_id)
+            except Replaced:
+                raise
+            except Exception:  # it is still there in the next turn, or open again for the operator
+                log.exception("the decision of dispute %s could not be booked", dispute_id)
         due = [one for one in due if self._faults.get(one[0], (0, 0.0))[1] <= time.monotonic()]  # those that rested
         for task_id, engine in due:
             if self._stop.is_set() or not self._has_lease():
@@ -266,7 +274,7 @@ class Worker:
                 self._flower.look(task_id)
             else:
                 self._advance(task_id)
-        return bool(due or postings)
+        return bool(due or postings or decisions)
 
     def _advance(self, task_id: str) -> None:
         """One step of a task's round, or all of them if nobody wants to watch; the task's end if it is time."""

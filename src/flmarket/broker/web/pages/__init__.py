@@ -12,6 +12,7 @@ from starlette.types import Scope
 from flmarket.broker.web.pages import (
     account,
     audit,
+    disputes,
     front,
     ledger,
     listing,
@@ -41,6 +42,6 @@ def mount(app: FastAPI) -> None:
     """Add the pages to an application whose state has a broker and a gate. `posting` comes before `tasks`: /tasks/new
     is not a task, and the page for addresses that lead nowhere last."""
     app.mount(STATIC_PATH, _Static(packages=[("flmarket.broker.web", "static")]), name="static")
-    for part in (front, account, posting, live, listing, tasks, owner, audit, ledger, operator, reference):
+    for part in (front, account, posting, live, listing, tasks, owner, disputes, audit, ledger, operator, reference):
         app.include_router(part.router)
     app.include_router(front.last_router)

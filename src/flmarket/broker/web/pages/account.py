@@ -32,6 +32,7 @@ Ended = Literal["keys", "sessions", "users", "hooks"]
 _EVENTS = {
     "cap": "nine tenths of a privacy cap are used", "award": "an update was bought", "payment": "an award was paid",
     "payout": "a payout was sent", "task.ended": "a task ended", "task.failed": "a task failed",
+    "dispute.opened": "a dispute was opened", "dispute.decided": "a dispute was decided",
 }  # fmt: skip
 _MAIL = {"email": Unit(pattern="An address such as somebody@example.org.")}
 

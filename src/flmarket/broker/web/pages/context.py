@@ -311,7 +311,11 @@ def error_page(request: Request, status: int, title: str, text: str, *, back: st
     return page(identify(request), "error.html.j2", title=title, status=status, code=status, text=text, back=back)
 
 
-_FORMS = {"/owner/cap": "/owner", "/ledger/verify": "/ledger"}  # the page of a form that is sent elsewhere
+_FORMS = {
+    "/owner/cap": "/owner",
+    "/ledger/verify": "/ledger",
+    "/disputes": "/disputes/new",
+}  # the page of a form that is sent elsewhere
 _LONGEST_AGAIN = 3000
 
 

@@ -10,9 +10,10 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from flmarket.broker.office import operator, parties, payouts, sessions, tasks
+from flmarket.broker.office import disputes, operator, parties, payouts, sessions, tasks
 from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest
 from flmarket.broker.stamps import derived_id, new_id
+from flmarket.broker.tables import PartyRow
 from flmarket.broker.web.pages.context import (
     ByName,
     Form,
@@ -65,6 +66,7 @@ _ACTIONS = {
     "flower.start": "started a Flower run", "key.reissue": "replaced all keys", "payout": "asked for a payout",
     "sign-in.oidc": "signed in", "session.end": "ended a session", "user.add": "entered somebody",
     "user.rights": "changed somebody's rights", "user.remove": "removed somebody",
+    "dispute.open": "opened a dispute", "dispute.decide": "decided a dispute",
     "hook.create": "asked for notices", "hook.remove": "stopped notices",
     "payout.booked": "booked a payout", "payout.sent": "sent a payout", "payout.failed": "could not send a payout",
 }  # fmt: skip
@@ -213,7 +215,8 @@ def _party(
     her, account, keys = parties.party_view(broker, party, party_id)
     return page(
         visitor, "party.html.j2", title=her.name, status=422 if errors else 200, errors=errors, her=her, done=done,
-        account=account, keys=keys.items, key=key, link=link, typed=typed, flower=bool(broker.settings.superlink),
+        reputation=parties.reputation_of(broker, party, party_id), account=account,
+        keys=keys.items, key=key, link=link, typed=typed, flower=bool(broker.settings.superlink),
         payouts=payouts.list_payouts(broker, party, party_id=party_id, limit=20).items, actions=_ACTIONS,
         lines=operator.audit_log(broker, party, limit=30, about=party_id).items, idempotency_key=new_id("form"),
     )  # fmt: skip
@@ -227,7 +230,7 @@ def _page(
     balances = broker.books.ledger.balances(one.id for one in found.items)
     runs = tasks.list_tasks(broker, party, limit=15).items
     with broker.database.read() as session:
-        names = operator.names_of(session, {one.buyer_id for one in runs})
+        names = operator.names_of(session, {one.buyer_id for one in runs}, (PartyRow,))
     return page(
         visitor,
         "operator.html.j2",
@@ -239,7 +242,8 @@ def _page(
         runs=runs,
         names=names,
         search=search,
-        parties=[(one, balances.get(one.id, 0)) for one in found.items],
+        parties=[(one, balances.get(one.id, 0), found.reputations.get(one.id)) for one in found.items],
+        disputes=disputes.list_disputes(broker, party, limit=5, is_open=True),
         pages=Pages(number, _LISTED, found.total, "/operator", "#parties", urlencode({"q": search}) if search else ""),
         lines=operator.audit_log(broker, party, limit=40).items,
         actions=_ACTIONS,

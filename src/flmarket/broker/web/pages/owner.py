@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office import explore, offers, parties, statements
+from flmarket.broker.office import disputes, explore, offers, papers, parties, statements
 from flmarket.broker.requests import BidHelpRequest, BidRequest, CapRequest
 from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import (
@@ -29,7 +29,8 @@ from flmarket.broker.web.pages.context import (
     fragment,
     page,
 )
-from flmarket.broker.web.pages.rendering import Chart, Column, remedy, sentence
+from flmarket.broker.web.pages.disputes import disputable_since
+from flmarket.broker.web.pages.rendering import Chart, Column, remedy, seconds, sentence
 from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
@@ -278,6 +279,12 @@ def download(visitor: Owner) -> Response:
     return attachment(text, "text/csv; charset=utf-8", "statement.csv")
 
 
+@router.get("/owner/statement.pdf")
+def print_statement(visitor: Owner) -> Response:
+    """The statement to print."""
+    return attachment(papers.statement_pdf(visitor.broker, visitor.party), "application/pdf", "statement.pdf")
+
+
 @router.post("/owner/cap")
 def set_cap(visitor: OwnerWrites, reader: Form) -> Response:
     """Change one's own lifetime cap."""
@@ -318,6 +325,9 @@ def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "", number: 
         offers=[(offer, _bid_text(offer)) for offer in open_to_her],
         more_offers=more_offers,
         releases=statement.releases,
+        disputes=disputes.list_disputes(broker, party, limit=5),
+        since=disputable_since(broker),
+        window=seconds(broker.settings.dispute_seconds),
         pages=Pages(number, _SHOWN, statement.awards, "/owner", "#releases"),
     )
 

@@ -21,6 +21,7 @@ import jinja2
 
 from flmarket import __version__
 from flmarket.broker.books import SHOWN_DELTA, shown_epsilon
+from flmarket.broker.office.statements import AWARD_WORDS
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.ledger import format_micros
@@ -162,12 +163,7 @@ _WAITS = {
     "lonely": "waits for owners’ nodes", "starting": "waits for its run", "waiting": "waits for its run",
     "silent": "its run is silent", "broken": "its run broke down", "unreachable": "waits for the SuperLink",
 }  # fmt: skip
-_AWARDS = {
-    "posted": ("paid", "good"),
-    "voided": ("not delivered", "warn"),
-    "expired": ("too late", "warn"),
-    "pending": ("in escrow", "live"),
-}
+_AWARD_TONES = {"posted": "good", "voided": "warn", "expired": "warn", "pending": "live"}
 
 
 @dataclass(frozen=True)
@@ -253,12 +249,12 @@ def condition(task: wire.Task | wire.MarketTask | wire.Listing) -> tuple[str, st
 
 def award_state(state: str) -> str:
     """How an award ended."""
-    return _AWARDS.get(state, (state, ""))[0]
+    return AWARD_WORDS.get(state, state)
 
 
 def award_tone(state: str) -> str:
     """Its colour."""
-    return _AWARDS.get(state, ("", "idle"))[1]
+    return _AWARD_TONES.get(state, "idle")
 
 
 def seconds(value: float) -> str:
@@ -271,6 +267,7 @@ def seconds(value: float) -> str:
 
 
 _LOSSES = re.compile(r"(?:PureDp|ApproxDp|ZCdp)\(([^()]*)\)")
+_FROZEN = re.compile(r"^in dispute, else (\w+)")
 _AWARD = re.compile(r"^(past the registered cap: )?award \S+: ")
 
 
@@ -286,7 +283,8 @@ def said(text: str) -> str:
         except ValueError:
             return "her cap"
 
-    return _LOSSES.sub(loss, _AWARD.sub(r"\1", text))
+    plain = _FROZEN.sub(lambda found: f"without the dispute: {award_state(found[1])}", _AWARD.sub(r"\1", text))
+    return _LOSSES.sub(loss, plain)
 
 
 def sentence(error: Exception) -> str:

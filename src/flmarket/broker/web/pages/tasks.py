@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.errors import NotFound
-from flmarket.broker.office import market, parties, tasks
+from flmarket.broker.office import market, papers, parties, tasks
 from flmarket.broker.requests import FLOWER, TaskRequest, order_of, trust_of
 from flmarket.broker.tables import PLAYABLE
 from flmarket.broker.web.pages.context import (
@@ -22,6 +22,7 @@ from flmarket.broker.web.pages.context import (
     TaskId,
     page,
 )
+from flmarket.broker.web.pages.disputes import disputable_since
 from flmarket.broker.web.pages.listing import facts_of
 from flmarket.broker.web.pages.rendering import Chart, Column, kind_words, list_of
 from flmarket.broker.web.problems import attachment
@@ -102,6 +103,7 @@ def show_round(
     return page(
         visitor, "round.html.j2", title=title, task=task, number=number, round=detail.round, awards=detail.awards,
         paid=detail.round.spent_micros, pages=pages, order=order, words=kind_words(order.kind), trust=trust_of(order),
+        disputable=visitor.party.role == "buyer" and (detail.round.closed_at or "") > disputable_since(visitor.broker),
     )  # fmt: skip
 
 
@@ -110,6 +112,13 @@ def download_bill(task_id: TaskId, visitor: BuyerOrOperator) -> Response:
     """The bill, exactly."""
     text = tasks.bill_csv(visitor.broker, visitor.party, task_id)
     return attachment(text, "text/csv; charset=utf-8", f"bill-{task_id}.csv")
+
+
+@router.get("/tasks/{task_id}/invoice.pdf")
+def print_invoice(task_id: TaskId, visitor: BuyerOrOperator) -> Response:
+    """The bill to print."""
+    content = papers.invoice_pdf(visitor.broker, visitor.party, task_id)
+    return attachment(content, "application/pdf", f"invoice-{task_id}.pdf")
 
 
 @router.get("/tasks/{task_id}/rounds/{number}/receipts.json")
@@ -215,7 +224,10 @@ def _model(order: TaskRequest) -> str:
 
 def _amounts(bill: wire.Bill) -> list[tuple[str, str, str]]:
     """Where the deposit is, in lines that add up to it: what, for reading, exactly."""
-    parts = {"Paid to owners": bill.spent_micros, "Returned": bill.refunded_micros, "Still in escrow": bill.left_micros}
+    parts = {"Paid to owners": bill.spent_micros, "Returned": bill.refunded_micros}
+    if bill.disputed_micros:
+        parts["In escrow until a dispute is decided"] = bill.disputed_micros
+    parts["Still in escrow"] = bill.left_micros - bill.disputed_micros
     exact = {name: format_micros(micros) for name, micros in parts.items()}
     return [
         (name[:1].upper() + name[1:], text, exact.get(name, "")) for name, text in adding_up(bill.escrow_micros, parts)
