@@ -1,4 +1,4 @@
-"""This checkout against an earlier one, in one run: `python -m benchmarks.against REVISION [--repeats N]`.
+"""This checkout against an earlier one, in one run: `python -m benchmarks.against REVISION --repeats 3 --only WORDS`.
 
 The same markets through the same public calls, in processes of the two versions by turns, so that whatever else the
 machine does falls on both. A row is the ratio of the best times; below 1 means faster now.
@@ -69,6 +69,8 @@ work |= {"ledger in memory, 4,000 awards": lambda: books(MemoryLedger()), "ledge
 work["auction on Flower, 400 nodes, 3 rounds"] = lambda: on_flower(many)
 times = {}
 for name, run in work.items():
+    if len(sys.argv) > 1 and sys.argv[1] not in name:
+        continue
     if "400" not in name:
         run()
     best = 1e9
@@ -81,10 +83,12 @@ print(json.dumps(times))
 """
 
 
-def measured(source: Path) -> dict[str, float]:
-    """Seconds of each piece of work by the code of one checkout."""
+def measured(source: Path, only: str) -> dict[str, float]:
+    """Seconds of each piece of work, or of those with this in their names, by the code of one checkout."""
     env = os.environ | {"PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", WORK], env=env, check=True, capture_output=True, text=True, cwd=source)
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, only], env=env, check=True, capture_output=True, text=True, cwd=source
+    )
     return {name: float(seconds) for name, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
@@ -93,13 +97,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("revision")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default="", help="what its name has in it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"
         git = ["git", "-C", str(HERE), "worktree"]
         subprocess.run([*git, "add", "--detach", "--quiet", str(before), given.revision], check=True)
         try:
-            runs = [(measured(before), measured(HERE)) for _ in range(given.repeats)]
+            runs = [(measured(before, given.only), measured(HERE, given.only)) for _ in range(given.repeats)]
         finally:
             subprocess.run([*git, "remove", "--force", str(before)], check=True)
     for name in runs[0][0]:

@@ -151,6 +151,9 @@ def test_the_commands(market, command, order, tmp_path, capsys):
     assert "Offers" in run(owner, "owner", "offers")
     assert "80" in run(owner, "owner", "cap", 80)
     assert json.loads(run(owner, "owner", "cap", "--json"))["cap_epsilon_total"] == 80
+    said = json.loads(run(owner, "owner", "cap", 80, "--unit", "record", "--delta", 1e-6, "--json"))
+    assert (said["unit"], said["delta"]) == ("record", 1e-6)
+    assert json.loads(run(owner, "owner", "cap", 80, "--unit", "update", "--json"))["unit"] == "update"
     assert "earned" in run(owner, "owner", "statement")
     run(owner, "owner", "statement", "--csv", tmp_path / "s.csv")
     assert (tmp_path / "s.csv").read_text().startswith("time,")
