@@ -151,9 +151,6 @@ def test_the_commands(market, command, order, tmp_path, capsys):
     assert "Offers" in run(owner, "owner", "offers")
     assert "80" in run(owner, "owner", "cap", 80)
     assert json.loads(run(owner, "owner", "cap", "--json"))["cap_epsilon_total"] == 80
-    said = json.loads(run(owner, "owner", "cap", 80, "--unit", "record", "--delta", 1e-6, "--json"))
-    assert (said["unit"], said["delta"]) == ("record", 1e-6)
-    assert json.loads(run(owner, "owner", "cap", 80, "--unit", "update", "--json"))["unit"] == "update"
     assert "earned" in run(owner, "owner", "statement")
     run(owner, "owner", "statement", "--csv", tmp_path / "s.csv")
     assert (tmp_path / "s.csv").read_text().startswith("time,")
@@ -162,6 +159,28 @@ def test_the_commands(market, command, order, tmp_path, capsys):
         run(owner, "owner", "bid", "t_nothing", "--rate", 1, "--epsilon", 1)
     with pytest.raises(ConfigError, match="--key"):
         command(["buyer", "tasks", "--url", address, "--key", ""], standalone_mode=False)
+
+
+def test_a_cap_for_records_is_set_before_anything_is_sold(tmp_path, joined, serve, command, capsys):
+    broker = Broker.open(Settings(database_url=f"sqlite:///{tmp_path}/b.db", run_worker=False))
+    owner = joined(broker, "owner")
+    with serve(create_app(broker=broker)) as address:
+
+        def cap(*words):
+            command(["owner", "cap", *words, "--json", "--url", address, "--key", owner.key], standalone_mode=False)
+            said = json.loads(capsys.readouterr().out)
+            return said["cap_epsilon_total"], said["unit"], said["delta"]
+
+        assert cap("8", "--unit", "record", "--delta", "1e-6") == (8, "record", 1e-6)
+        assert cap("9") == cap() == (9, "record", 1e-6)  # what is not said stays
+        assert cap("3", "--unit", "update") == (3, "update", 0)
+        with pytest.raises(BrokerRefused, match="delta"):
+            cap("3", "--delta", "1e-6")
+        with pytest.raises(BrokerRefused, match="unit"):
+            cap("3", "--unit", "row")
+        with pytest.raises(ConfigError, match="cap"):
+            cap("--unit", "record")
+    broker.close()
 
 
 def test_the_client_needs_nothing_of_the_broker():
