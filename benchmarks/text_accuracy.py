@@ -38,6 +38,9 @@ def played(settings: dict[str, Any], work: Path, *, private: bool, seed: int) ->
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     folder = work / "run"
+    for made in folder.glob("owner-*/embeddings-*.npy"):  # an earlier run's, the same in all of them
+        if not made.is_symlink():
+            made.replace(work / made.name)
     shutil.rmtree(folder, ignore_errors=True)
     text = (EXAMPLE / "sections" / "owner.toml").read_text(encoding="utf-8")
     for i in range(OWNERS):

@@ -199,10 +199,13 @@ def sure(epsilon_total: float) -> str:
     return f"{100 * share:.{0 if share < 0.99 else 2}f} %" if share < 0.9999 else "more than 99.99 %"
 
 
-def meaning_of(epsilon_total: float) -> str:
-    """What a total ε, or a cap on it, means at worst."""
+def meaning_of(epsilon_total: float, record_delta: float = 0.0) -> str:
+    """What a total ε, or a cap on it, means at worst: of all an owner's data, or with a δ of any one record."""
+    of, but = "your data", ""
+    if record_delta:
+        of, but = "any one of your records", f", but for a chance of δ = {record_delta:g}"
     return (
-        f"ε = {epsilon_total:.4g} in total means: somebody who gives anything about your data a 50 : 50 chance, and "
-        f"sees all that you release, can become {sure(epsilon_total)} sure of it at worst, whatever else she knows "
+        f"ε = {epsilon_total:.4g} in total means: somebody who gives anything about {of} a 50 : 50 chance, and sees "
+        f"all that you release, can become {sure(epsilon_total)} sure of it at worst{but}, whatever else she knows "
         f"(e^ε / (1 + e^ε))."
     )

@@ -114,11 +114,11 @@ def test_a_service_that_wakes_up_after_the_repetition_writes_nothing(broker, joi
     owner, entered, leave, answers = joined(broker, "owner"), threading.Event(), threading.Event(), []
     original = statements.set_cap
 
-    def paused(*args):
+    def paused(*args, **named):
         if not entered.is_set():
             entered.set()
             assert leave.wait(30)
-        return original(*args)
+        return original(*args, **named)
 
     def put(cap, key):
         headers = owner.headers | {"Idempotency-Key": key}

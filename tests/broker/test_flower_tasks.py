@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 import shutil
 import subprocess
 import time
@@ -49,27 +50,30 @@ from flmarket.ledger import (
 )
 from flmarket.market import Announcement, Bid
 from flmarket.market.record import close_records
-from flmarket.privacy import PureDp
+from flmarket.privacy import ApproxDp, PureDp, RecordLevel, analytic_gaussian_sigma
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 PATIENCE = 600.0  # these machines may be busy; a quiet one needs a tenth
 OWNERS = 3
-SOLD = MarketConfig.parse(
-    {
-        "seed": 5,
-        "task": {"name": "at-home", "rounds": 3, "bidders_per_round": OWNERS, "budget_per_round": 100.0},
-        "data": {"name": "breast-cancer", "owners": OWNERS, "partition": "equal"},
-        "owners": {"valuations": ["linear"], "rate": [0.005, 0.01], "privacy_budget": [0.5, 0.9], "privacy_cap": 50.0},
-    }
+AT_HOME = {
+    "seed": 5,
+    "task": {"name": "at-home", "rounds": 3, "bidders_per_round": OWNERS, "budget_per_round": 100.0},
+    "data": {"name": "breast-cancer", "owners": OWNERS, "partition": "equal"},
+    "owners": {"valuations": ["linear"], "rate": [0.005, 0.01], "privacy_budget": [0.5, 0.9], "privacy_cap": 50.0},
+}
+SOLD = MarketConfig.parse(AT_HOME)
+OF_RECORDS = {"unit": "record", "auction": "all-in"}
+RECORDS_SOLD = MarketConfig.parse(
+    AT_HOME | {"mechanism": OF_RECORDS, "owners": AT_HOME["owners"] | {"privacy_cap_delta": 1e-5}}
 )
 
 
 class Grid(InProcessGrid):
     """Owners' nodes in this process; `before[owner](message)` may say what is answered instead."""
 
-    def __init__(self, folder):
-        spec = SOLD.simulation()
+    def __init__(self, folder, sold=SOLD):
+        spec = sold.simulation()
         super().__init__(client_app(Dealer(store_spec(spec, folder), folder / "owners")), OWNERS)
         self.before = {}
 
@@ -82,7 +86,7 @@ class Grid(InProcessGrid):
 class Stage:
     """A broker with a Flower task, three owners with nodes, and Flower's commands played by this test."""
 
-    def __init__(self, url, folder, joined, order, monkeypatch, **changes):
+    def __init__(self, url, folder, joined, order, monkeypatch, sold=SOLD, **changes):
         self.settings = Settings(
             database_url=url, run_worker=False, superlink="test", flower_folder=folder / "runs",
             flower_bid_seconds=5.0, flower_train_seconds=5.0,
@@ -91,7 +95,7 @@ class Stage:
         self.buyer = joined(self.broker, "buyer").party
         self.desk = joined(self.broker, "operator").party
         self.owners = [joined(self.broker, "owner", f"owner {i}").party for i in range(OWNERS)]
-        self.grid = Grid(folder)
+        self.grid = Grid(folder, sold)
         for owner, node in zip(self.owners, self.grid.contexts, strict=True):
             parties.bind_node(self.broker, self.desk, owner.id, node_id=str(node))
         self.commands, self.answers = [], True
@@ -337,6 +341,63 @@ def test_a_registered_cap_cuts_bids(stage):
     assert sold
     assert 0.29 < sum(sold) <= 0.3
     one.check()
+
+
+def home_of(tmp_path, number):
+    return DurableAccount.open(tmp_path / "f" / "owners" / f"owner-{number}.account.sqlite")
+
+
+def test_records_are_sold_by_owners_whose_registered_caps_count_them(stage, tmp_path):
+    """One of the three is capped tightly here, and one's cap counts whole updates: she is left out."""
+    one = stage(sold=RECORDS_SOLD, mechanism=OF_RECORDS)
+    kept = one.broker.books.ledger
+    for owner, most in ((one.owners[0], 8.0), (one.owners[1], 1.0)):
+        said = statements.set_cap(one.broker, owner, most, unit="record")
+        assert (said.unit, said.delta, said.cap_epsilon_total) == ("record", 1e-5, most)
+        assert "any one of your records" in said.words
+    assert one.finish().state == "finished"
+    one.check()
+    sold = {number: [a for a in one.awards() if a.owner == one.owners[number].id] for number in range(OWNERS)}
+    assert [len(sold[0]), len(sold[2])] == [3, 0]
+    for number in (0, 1):
+        owner, awards = one.owners[number], sold[number]
+        assert {(type(a.loss), a.loss.loss.delta) for a in awards} == {(RecordLevel, 1e-5)}
+        said = one.statement(owner)
+        assert said.releases[-1].epsilon_total == pytest.approx(said.privacy.spent_epsilon_total, abs=1e-9)
+        with home_of(tmp_path, number) as home:
+            assert len(list(home.releases())) == len(awards)
+            assert home.spent == pytest.approx(kept.privacy_spent(owner.id))
+    # three Gaussian releases of ε each at δ: more than one of them and less than their sum, for it is ρ that adds up
+    spent, each = kept.privacy_spent(one.owners[0].id), sold[0][0].loss.loss.epsilon
+    rho = 3 / (2 * analytic_gaussian_sigma(epsilon=each, delta=1e-5, sensitivity=1.0) ** 2)
+    assert each < spent < min(3 * each, rho + 2 * math.sqrt(rho * math.log(1e5)))
+    with home_of(tmp_path, 1) as home:  # cut here, and not at home, where there is room for more
+        assert 0.5 < home.spent <= 1.0 + 1e-9
+        assert home.cap == RecordLevel(ApproxDp(50.0, 1e-5))
+    # what was sold settles the unit
+    with pytest.raises(Conflict, match="of its own"):
+        statements.set_cap(one.broker, one.owners[0], 50.0, unit="update")
+    with pytest.raises(Conflict, match="already"):
+        statements.set_cap(one.broker, one.owners[0], 0.1)
+    assert statements.set_cap(one.broker, one.owners[0], 9.0).unit == "record"
+
+
+def test_whole_updates_are_not_bought_from_accounts_of_records(stage, order, cheap_bid):
+    """Neither from a node, nor for a standing bid; and no simulated task takes registered owners for records."""
+    one = stage()
+    statements.set_cap(one.broker, one.owners[1], 8.0, unit="record", delta=1e-6)
+    assert one.finish().state == "finished"
+    sellers = {a.owner for a in one.awards() if not a.id.endswith(("refund", "escrow"))}
+    assert sellers == {one.owners[0].id, one.owners[2].id}
+    simulated = one.post(order, engine="simulation")
+    with pytest.raises(Conflict, match="whole updates"):
+        offers.place_bid(one.broker, one.owners[1], simulated, cheap_bid())
+    with pytest.raises(InvalidInput, match=r"broker\.open.*own machines"):
+        one.post(order, engine="simulation", mechanism=OF_RECORDS)
+    with pytest.raises(InvalidInput, match="delta"):
+        statements.set_cap(one.broker, one.owners[0], 8.0, delta=1e-5)
+    with pytest.raises(InvalidInput, match="trust"):  # a remedy that can be followed
+        one.post(order, trust="secure-aggregation")
 
 
 def test_bad_updates_cost_the_liar_and_nobody_else(stage):

@@ -161,6 +161,28 @@ def test_the_commands(market, command, order, tmp_path, capsys):
         command(["buyer", "tasks", "--url", address, "--key", ""], standalone_mode=False)
 
 
+def test_a_cap_for_records_is_set_before_anything_is_sold(tmp_path, joined, serve, command, capsys):
+    broker = Broker.open(Settings(database_url=f"sqlite:///{tmp_path}/b.db", run_worker=False))
+    owner = joined(broker, "owner")
+    with serve(create_app(broker=broker)) as address:
+
+        def cap(*words):
+            command(["owner", "cap", *words, "--json", "--url", address, "--key", owner.key], standalone_mode=False)
+            said = json.loads(capsys.readouterr().out)
+            return said["cap_epsilon_total"], said["unit"], said["delta"]
+
+        assert cap("8", "--unit", "record", "--delta", "1e-6") == (8, "record", 1e-6)
+        assert cap("9") == cap() == (9, "record", 1e-6)  # what is not said stays
+        assert cap("3", "--unit", "update") == (3, "update", 0)
+        with pytest.raises(BrokerRefused, match="delta"):
+            cap("3", "--delta", "1e-6")
+        with pytest.raises(BrokerRefused, match="unit"):
+            cap("3", "--unit", "row")
+        with pytest.raises(ConfigError, match="cap"):
+            cap("--unit", "record")
+    broker.close()
+
+
 def test_the_client_needs_nothing_of_the_broker():
     heavy = ("flmarket.broker", "flmarket.engines", "fastapi", "sqlalchemy", "sklearn", "torch")
     code = f"import sys, flmarket.client; sys.exit(any(m.startswith({heavy}) for m in sys.modules))"

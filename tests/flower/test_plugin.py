@@ -128,6 +128,55 @@ def test_statistics_are_never_sold_and_what_is_not_sold_stays(stage):
     assert set(Tensors.chosen(before, ["bn.*"]).shapes) == {"bn.weight"}
 
 
+def test_patterns_are_of_whole_names_and_else_of_what_follows_a_dot():
+    arrays = record_of(
+        m__fc__lora_A__weight=np.zeros((2, 3)), m__fc__weight=np.zeros(3), m__fc__bias=np.zeros(2),
+        fc__bias=np.zeros(2), m__bn__running_var=np.zeros(2),
+    )  # fmt: skip
+
+    def sold(*patterns):
+        return set(Tensors.chosen(arrays, patterns).shapes)
+
+    assert sold("lora_*") == sold("*lora_*") == {"m.fc.lora_A.weight"}
+    assert sold("fc.*") == {"fc.bias"}  # as a whole: then no other
+    assert sold("fc.weight", "fc.bias") == {"m.fc.weight", "fc.bias"}
+    assert list(Tensors.chosen(arrays, ["fc.bias", "lora_*"]).shapes) == ["m.fc.lora_A.weight", "fc.bias"]
+    for wrong in ("ora_*", "bn.*", "running_var", "Lora_*"):
+        with pytest.raises(InvalidInput, match="release"):
+            sold(wrong)
+
+
+def test_low_rank_adapters_are_sold_and_nothing_else(stage):
+    """Those of a module that peft wrapped; their base stays as it is, whatever `train` does to it."""
+    peft = pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    wrapped = peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["0", "2"]))
+    before = ArrayRecord(wrapped.state_dict())
+
+    def train(message, context):
+        wrapped.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        with torch.no_grad():
+            for one in wrapped.state_dict().values():
+                one += 0.1
+        after = ArrayRecord(wrapped.state_dict())
+        return Message(RecordDict({"arrays": after, "m": MetricRecord({"num-examples": 3})}), reply_to=message)
+
+    adapters = {name for name in before if "lora_" in name}
+    assert len(adapters) == 4
+    for patterns in (["lora_*"], ["*lora_*"]):
+        grid = stage(2, train, folder=patterns[0].strip("*_"))
+        result = played(grid, rounds=1, release=patterns, arrays=before)
+        sold = {n for _, _, answers in grid.seen for a in answers if "update" in a.content for n in a.content["update"]}
+        assert sold == adapters
+        assert result.records[0].delivered.all()
+        for name in before:
+            same = np.array_equal(result.arrays[name].numpy(), before[name].numpy())
+            assert same == (name not in adapters), name
+    wrapped.load_state_dict(result.arrays.to_torch_state_dict())  # and it is a model again
+
+
 def test_nothing_of_what_the_app_says_passes(stage):
     grid = stage(3)
     played(grid)

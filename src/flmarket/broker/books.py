@@ -13,7 +13,8 @@ from flmarket.broker.database import respect_fence
 from flmarket.broker.errors import Conflict
 from flmarket.errors import SettlementError
 from flmarket.ledger import Award, AwardState, Ledger, LedgerCorrupt, SqlLedger, format_micros
-from flmarket.privacy import Event, PureDp, RecordLevel, Unprotected
+from flmarket.ledger.entry import limit_of
+from flmarket.privacy import Event, PureDp, RecordLevel, Unit, Unprotected, unit_of
 from flmarket.privacy.composition import ApproxTotal
 
 SHOWN_DELTA = 1e-5
@@ -134,17 +135,17 @@ class Books:
         except SettlementError:
             return None
 
-    def privacy(self, party_id: str) -> tuple[float | None, float]:
-        """An owner's registered cap, if any, and what she has spent of it: total ε."""
-        return self.privacy_of([party_id])[party_id]
+    def privacy(self, party_id: str, unit: Unit | None = None) -> tuple[float | None, float]:
+        """An owner's registered cap, if any, and what she has spent of it: total ε, at the cap's δ if it has one."""
+        return self.privacy_of([party_id], unit)[party_id]
 
-    def privacy_of(self, party_ids: Sequence[str]) -> dict[str, tuple[float | None, float]]:
-        """The same of many owners at once."""
+    def privacy_of(self, party_ids: Sequence[str], unit: Unit | None = None) -> dict[str, tuple[float | None, float]]:
+        """The same of many owners at once; with a unit, a cap that counts the other one is none."""
         accounts = self.ledger.privacy_accounts(party_ids)
         found: dict[str, tuple[float | None, float]] = dict.fromkeys(party_ids, (None, 0.0))
         for party_id, account in accounts.items():
-            if isinstance(account.cap, PureDp):
-                found[party_id] = (account.cap.epsilon, account.spent)
+            if unit in (None, unit_of(account.cap)):
+                found[party_id] = (limit_of(account.cap), account.spent)
         return found
 
 

@@ -44,7 +44,7 @@ from flmarket.engines import config
 from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.market import kinds
-from flmarket.privacy import PureDp
+from flmarket.privacy import PureDp, Unit
 from flmarket.trust import TrustWords, task_words
 
 # Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
@@ -391,9 +391,12 @@ class BidRequest(Request):
 
 
 class CapRequest(Request):
-    """The most ε that an owner will give up in total, over all tasks and for life."""
+    """The most ε that an owner will give up in total, over all tasks and for life: of her whole updates, or of any one
+    record at `delta`. What is not said stays as it is; the unit is settled with the first release."""
 
     cap_epsilon_total: TotalEpsilon
+    unit: Unit | None = None
+    delta: Annotated[float, Field(ge=1e-12, le=0.01, allow_inf_nan=False)] | None = None
 
 
 class ExploreRequest(Request):
@@ -534,9 +537,12 @@ def check_playable(settings: Settings, order: TaskRequest) -> None:
     engine, offered = order.broker.engine, engines(settings)
     if engine not in offered:
         raise Conflict(f"this broker does not run {engine} tasks; it runs {', '.join(offered)}")
-    if order.kind == "auction" and order.mechanism.unit == "record" and order.broker.open:
-        what = "false in a task for unit = 'record': registered owners' caps count whole updates"
+    if order.kind == "auction" and order.mechanism.unit == "record" and order.broker.open and engine != FLOWER:
+        what = "false in a simulated task for unit = 'record': registered owners sell records on their own machines"
         raise InvalidInput("broker.open", True, what)
+    if order.trust != "local" and engine == FLOWER:
+        what = "local in a Flower task: registered owners' caps have no room for shared noise; simulated tasks can sum"
+        raise InvalidInput("trust", order.trust, what)
     if order.trust != "local" and order.broker.open:
         what = "false in a task for sums: registered owners' caps are in ε alone, which has no room for shared noise"
         raise InvalidInput("broker.open", True, what)

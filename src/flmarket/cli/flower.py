@@ -137,6 +137,7 @@ def deploy(
 def _deploy_app(app: Path, nodes: int, rounds: int | None, settings: str, out: Path, seconds: float) -> None:
     """Somebody's own Flower app, with its owners as processes; what it says is shown as it comes."""
     from flmarket.flower.deploy import AppDeployment
+    from flmarket.ledger.entry import limit_of
 
     if (out / "logs").exists():
         raise ConfigError("--out", str(out), "a folder without a deployment: an app starts anew")
@@ -152,7 +153,8 @@ def _deploy_app(app: Path, nodes: int, rounds: int | None, settings: str, out: P
     rows = table("Owners", "owner", "private releases", "in total", "cap")
     for number, account in deployment.accounts().items():
         with account:
-            rows.add_row(str(number), str(len(list(account.releases()))), f"{account.spent:.4f}", str(account.cap))
+            sold, cap = len(list(account.releases())), f"{limit_of(account.cap):g}"
+            rows.add_row(str(number), str(sold), f"{account.spent:.4f}", cap)
     screen.print(rows)
 
 

@@ -239,13 +239,19 @@ def statement(
 @owner.command("cap")
 def cap(
     total: Annotated[float | None, typer.Argument(min=0.001, help="The new cap on your total ε.")] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="update, or record: ε of any one record; before anything is sold.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="With unit record: the δ of the total.")] = None,
     url: Url = _URL,
     key: Key = "",
     json: Json = False,
 ) -> None:
     """Show, or set, the most ε that I give up in total."""
     with _client(url, key) as client:
-        found = client.privacy() if total is None else client.set_cap(total)
+        if total is None and (unit, delta) != (None, None):
+            raise ConfigError("cap", None, "the cap itself, with its unit or δ")
+        found = client.privacy() if total is None else client.set_cap(total, unit=unit, delta=delta)
     answer(json, asdict(found), found.words)
 
 

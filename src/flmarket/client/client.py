@@ -200,9 +200,11 @@ class BrokerClient:
         """My total ε, spent and left."""
         return _read(wire.Privacy, self._get("/me/privacy"))
 
-    def set_cap(self, cap_epsilon_total: float) -> wire.Privacy:
+    def set_cap(self, cap_epsilon_total: float, *, unit: str | None = None, delta: float | None = None) -> wire.Privacy:
         """Set the most ε that I give up in total."""
-        return _read(wire.Privacy, self._write("PUT", "/me/privacy", {"cap_epsilon_total": cap_epsilon_total}))
+        said = {"cap_epsilon_total": cap_epsilon_total, "unit": unit, "delta": delta}
+        given = {name: value for name, value in said.items() if value is not None}
+        return _read(wire.Privacy, self._write("PUT", "/me/privacy", given))
 
     def bid_help(
         self,

@@ -492,12 +492,17 @@ class OfferPage:
 
 @dataclass(frozen=True)
 class Privacy:
-    """An owner's privacy over her lifetime: total ε spent, cap and what is left."""
+    """An owner's privacy over her lifetime: total ε spent, cap and what is left.
+
+    `unit` is what it is for: her whole updates ("update"), or any one record of hers ("record"), then at `delta`.
+    """
 
     cap_epsilon_total: float
     spent_epsilon_total: float
     left_epsilon_total: float
     words: str
+    unit: str = "update"
+    delta: float = 0.0
 
 
 @dataclass(frozen=True)

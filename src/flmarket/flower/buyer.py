@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid, strategy
@@ -29,7 +28,7 @@ from flmarket import aggregation, auctions, privacy
 from flmarket.aggregation import Aggregation
 from flmarket.aggregation.robust import RobustAggregation
 from flmarket.bids import Auction
-from flmarket.engines.flower.strategy import MarketLoop
+from flmarket.engines.flower.strategy import MarketLoop, tell_round
 from flmarket.errors import InvalidInput
 from flmarket.files import write_file
 from flmarket.flower.app_round import AppAuction, AppOwners, Evaluate, Nodes
@@ -237,7 +236,7 @@ class MarketStrategy(MarketLoop):
             if first is not None:
                 _log.info("Initial global evaluation results: %s", first)
                 kind.metrics[0] = first
-            rounds = Rounds(kind, owners, ledger, store, progress=lambda record: _tell(record, num_rounds))
+            rounds = Rounds(kind, owners, ledger, store, progress=lambda record: tell_round(record, num_rounds))
             rounds.play(num_rounds)
             return self._result(kind, rounds, ledger)
 
@@ -300,17 +299,3 @@ def _facts(record: RoundRecord) -> MetricRecord:
         "delivered": int(came.sum()), "spent": record.spent_micros / 1e6,
         "epsilon-largest": float(record.loss[came].max(initial=0.0)),
     })  # fmt: skip
-
-
-def _tell(record: RoundRecord, rounds: int) -> None:
-    """A finished round, in Flower's log."""
-    states: dict[Any, int] = {}
-    for state in record.state:
-        if state is not None:
-            states[state.value] = states.get(state.value, 0) + 1
-    ends = ", ".join(f"{count} {state}" for state, count in states.items()) or "no awards"
-    _log.info("[ROUND %s/%s] awards: %s; paid %s", record.index + 1, rounds, ends, format_micros(record.spent_micros))
-    for reason in sorted({reason for reason in record.reason if reason}):
-        _log.info("\t%s × %s", record.reason.count(reason), reason[:200])
-    if record.metrics:
-        _log.info("\t└──> MetricRecord: %s", record.metrics)

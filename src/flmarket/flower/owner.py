@@ -27,7 +27,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from flmarket.bids import FloatArray
 from flmarket.engines.flower.client import OwnerGuard, OwnerOf
-from flmarket.engines.flower.files import OwnerFile
+from flmarket.engines.flower.files import OwnerFile, located
 from flmarket.engines.flower.messages import RESERVED, Delivery, pack, unpack_escrow, unpack_text
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.flower.records import WHY, RecordTerms, RecordWork, counting
@@ -68,13 +67,8 @@ def owner_guard(
     if (model is None) != (records is None):
         raise InvalidInput("model, records", (model, records), "both, for markets that protect records, or neither")
     work = None if model is None or records is None else RecordWork(model, records)
-    of = owner_of or (lambda context: owner_at(context, None if tryout is None else _located(tryout)))
+    of = owner_of or (lambda context: owner_at(context, None if tryout is None else located(tryout)))
     return AppGuard(of, work=work)
-
-
-def _located(file: str | Path) -> Path:
-    package, colon, name = str(file).partition(":")
-    return Path(str(resources.files(package) / name)) if colon else Path(file)
 
 
 class AppGuard(OwnerGuard):

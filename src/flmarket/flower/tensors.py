@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -56,20 +56,24 @@ class Tensors:
 
     @classmethod
     def chosen(cls, arrays: ArrayRecord, release: Sequence[str] | None) -> Tensors:
-        """Those that patterns name (`fc.*`, `lora_?.weight`); without patterns all of floating point but statistics.
+        """Those that patterns name (`fc.*`, `lora_*`); without patterns all of floating point but statistics.
 
-        A pattern that names nothing that can be sold is an error: a buyer who misspells a name buys nothing.
+        A pattern that fits no name as a whole is tried on what follows a dot, since wrappers put words before names
+        (`base_model.model.fc.lora_A.default.weight`). One that names nothing that can be sold is an error: a buyer who
+        misspells a name buys nothing.
         """
         sellable = [name for name, one in arrays.items() if one.dtype in FLOATS and not is_buffer(name)]
         if isinstance(release, str):
             raise InvalidInput("release", release, "a list of patterns")
+        wanted = set(sellable if release is None else ())
         for pattern in release or ():
-            if not any(fnmatchcase(name, pattern) for name in sellable):
-                odd = [f"{name} ({one.dtype})" for name, one in arrays.items() if fnmatchcase(name, pattern)]
+            named = _named(pattern, arrays)
+            wanted |= named & set(sellable)
+            if not named & set(sellable):
+                odd = [f"{name} ({one.dtype})" for name, one in arrays.items() if name in named]
                 what = f"only {', '.join(odd)}, which is not sold" if odd else "no tensor"
                 raise InvalidInput("release", f"{pattern!r}: {what}", f"patterns of {', '.join(sellable)}"[:2000])
-        wanted = sellable if release is None else [n for n in sellable if any(fnmatchcase(n, p) for p in release)]
-        return cls.of(arrays, wanted)
+        return cls.of(arrays, [name for name in sellable if name in wanted])
 
     @classmethod
     def of(cls, arrays: ArrayRecord, names: Sequence[str]) -> Tensors:
@@ -122,6 +126,18 @@ class Tensors:
             name: Array(np.ascontiguousarray(part.reshape(shape).astype(dtype or self.dtypes[name])))
             for (name, shape), part in parts
         }
+
+
+def _named(pattern: str, names: Iterable[str]) -> set[str]:
+    """The names that fit a pattern as a whole; if there are none, those of which an end after a dot does."""
+    all_names = list(names)
+    whole = {name for name in all_names if fnmatchcase(name, pattern)}
+    return whole or {name for name in all_names if any(fnmatchcase(end, pattern) for end in _ends(name))}
+
+
+def _ends(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[first:]) for first in range(1, len(parts))]
 
 
 def is_buffer(name: str) -> bool:

@@ -54,7 +54,7 @@ def test_the_example_is_the_app_that_deploy_uses():
 def test_the_examples_market_is_accepted():
     from flmarket.engines.config import MarketConfig
 
-    assert MarketConfig.load(ROOT / "examples/flower/market.toml").simulation().partition.owners == 10
+    assert MarketConfig.load(ROOT / "examples/flower/flmarket_app/market.toml").simulation().partition.owners == 10
 
 
 @pytest.fixture

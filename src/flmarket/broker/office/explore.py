@@ -71,7 +71,7 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
 def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> wire.BidAdvice:
     """What this bid would earn among owners drawn from a population, as far as her lifetime cap lets her sell."""
     require(party, "owner")
-    cap, spent = broker.books.privacy(party.id)
+    cap, spent = broker.books.privacy(party.id, "update")
     left = max(0.0, (cap or 0.0) - spent)
     limit = min(request.bid.privacy_budget, left)  # her bids are cut to what her account allows
     auction = auctions.get(request.auction)
@@ -90,7 +90,11 @@ def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> wire.BidA
     paid_most = min(request.rounds, int(left / mean_epsilon * (1 + 1e-9))) if mean_epsilon else 0
     total = min(request.rounds * share, float(paid_most)) * pay
     truthful = str(auction.guarantees.truthful)
-    if left < LEAST_EPSILON:
+    if cap is None:
+        words = (
+            "You have no cap for whole updates, so you can sell none: a party sells either updates or records’ privacy."
+        )
+    elif left < LEAST_EPSILON:
         words = (
             f"Your cap is reached (ε = {spent:.4g} spent in total): you can sell nothing and are paid nothing, "
             f"whatever you bid."

@@ -110,6 +110,8 @@ def _place(broker: Broker, session: Session, party: Party, task_id: str, request
         raise Conflict(f"bids for task {task_id} come from owners' own nodes: what owner.toml says is bid")
     if task.state not in PLAYABLE:
         raise Conflict(f"task {task_id} is {task.state}: it takes no more bids")
+    if broker.books.privacy(party.id, "update")[0] is None:
+        raise Conflict("your cap is not one for whole updates, which this task buys: sell them as a party of their own")
     slot = _slot(session, party, task_id)
     if slot is None:
         free = select(Slot).where(Slot.task_id == task_id, Slot.party_id.is_(None)).order_by(Slot.slot).limit(1)

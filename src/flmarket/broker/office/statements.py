@@ -15,15 +15,16 @@ from flmarket.broker.office.reputation import reputations
 from flmarket.broker.requests import without_invisible
 from flmarket.broker.tables import DisputeRow, PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire
-from flmarket.errors import PrivacyBudgetExhausted
+from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
 from flmarket.ledger import AwardState, format_micros
-from flmarket.ledger.entry import RESOLUTIONS, EntryKind
+from flmarket.ledger.entry import PICO, RESOLUTIONS, EntryKind
 from flmarket.ledger.store import entries
-from flmarket.privacy import PureDp
+from flmarket.privacy import ApproxDp, Cap, PureDp, RecordLevel, Unit, unit_of
 from flmarket.trust import certainty, meaning_of, task_words
 
 _MOST = 100_000
 _LATEST = 50
+DEFAULT_DELTA = 1e-5  # of a cap for records
 _HEADER = (
     "When", "Task", "Records and noise", "Round", "ε this round", "ε total after", "Records", "Awarded", "Paid",
     "State", "Reason", "Task id", "Award",
@@ -36,32 +37,55 @@ def privacy(broker: Broker, party: Party) -> wire.Privacy:
     """Total ε spent and left over all tasks, as the ledger counts it."""
     require(party, "owner")
     registered, spent = broker.books.privacy(party.id)
+    unit, delta = _unit(broker.books.ledger.cap(party.id))
     cap = registered or 0.0
     left = max(0.0, cap - spent)
+    meaning = meaning_of(cap, delta)
     if cap <= 0:
         words = "You have no cap yet: set one before you bid."
     elif left:
         words = (
             f"All your releases together cost at most ε = {spent:.4g} in total; {left:.3g} of {cap:.4g} "
-            f"({100 * left / cap:.0f} %) is left under your cap. {meaning_of(cap)}"
+            f"({100 * left / cap:.0f} %) is left under your cap. {meaning}"
         )
     else:
         sold = f"You have sold all the privacy that you were willing to sell, ε = {cap:.4g} in total: no more is sold."
-        words = f"{sold} {meaning_of(cap)}"
-    return wire.Privacy(cap, spent, left, words)
+        words = f"{sold} {meaning}"
+    return wire.Privacy(cap, spent, left, words, unit, delta)
 
 
-def set_cap(broker: Broker, party: Party, cap_epsilon_total: float) -> wire.Privacy:
-    """Change one's own cap; never below what was released already."""
+def set_cap(
+    broker: Broker, party: Party, cap_epsilon_total: float, *, unit: Unit | None = None, delta: float | None = None
+) -> wire.Privacy:
+    """Change one's own cap; never below what was released already, and never to another unit than was released.
+
+    Without a unit or a δ hers stay.
+    """
     require(party, "owner")
+    now_unit, now_delta = _unit(broker.books.ledger.cap(party.id))
+    wanted: Cap = PureDp(cap_epsilon_total)
+    if (unit or now_unit) == "record":
+        wanted = RecordLevel(ApproxDp(cap_epsilon_total, delta or now_delta or DEFAULT_DELTA))
+    elif delta is not None:
+        raise InvalidInput("delta", delta, "none: a cap for whole updates is in ε alone; unit = 'record' has a δ")
     try:
-        broker.books.ledger.register_cap(party.id, PureDp(cap_epsilon_total))
+        broker.books.ledger.register_cap(party.id, wanted)
     except PrivacyBudgetExhausted:
         spent = broker.books.privacy(party.id)[1]
         raise Conflict(f"you have given up ε = {spent:.6g} in total already; a cap below that is not kept") from None
+    except InvalidInput:
+        sold = f"you have sold privacy of the {now_unit} already, and no sum of both units means anything"
+        raise Conflict(f"{sold}: sell the other as a party of its own") from None
+    said = f"{cap_epsilon_total:g}" if isinstance(wanted, PureDp) else str(wanted)
     with broker.database.write() as session:
-        note(session, party, "cap.set", party.id, detail=f"{cap_epsilon_total:g}")
+        note(session, party, "cap.set", party.id, detail=said)
     return privacy(broker, party)
+
+
+def _unit(cap: Cap | None) -> tuple[Unit, float]:
+    """For what a cap is, and at which δ; 0 without one."""
+    inner = cap.loss if isinstance(cap, RecordLevel) else cap
+    return "update" if cap is None else unit_of(cap), inner.delta if isinstance(inner, ApproxDp) else 0.0
 
 
 # An owner's awards, oldest first: what each was paid, and what had left her machine up to then, paid for or not.
@@ -72,7 +96,7 @@ _posted = Release.state == AwardState.POSTED.value
 _given = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.RELEASE.value)
 _order = (Release.at, Release.task_id, Release.index)
 _paid = case((_posted, Release.price_micros), else_=0)
-_total = func.sum(case((entries.c.seq.is_(None), 0.0), else_=Release.epsilon)).over(order_by=_order)
+_total = func.max(func.coalesce(entries.c.spent_pico, 0)).over(order_by=_order) / float(PICO)
 
 
 def statement(

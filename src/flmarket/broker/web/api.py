@@ -373,7 +373,7 @@ def privacy(who: Caller) -> wire.Privacy:
 @owner_routes.put("/me/privacy")
 def set_cap(who: Caller, body: requests.CapRequest, key: IdempotencyKey = None) -> wire.Privacy:
     """Set the most ε that I give up in total; not below what I gave up already."""
-    return statements.set_cap(*who, body.cap_epsilon_total)
+    return statements.set_cap(*who, body.cap_epsilon_total, unit=body.unit, delta=body.delta)
 
 
 @owner_routes.post("/bid-help")

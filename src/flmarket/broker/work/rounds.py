@@ -182,7 +182,7 @@ class TaskOwners(MemoryOwners):
     def guard(self, number: int) -> Guard:
         """A registered owner's account is her cap in the ledger and what she has spent of it, over all tasks."""
         if number not in self._guards and number in self.parties:
-            cap, spent = self.broker.books.privacy(self.parties[number])
+            cap, spent = self.broker.books.privacy(self.parties[number], "update")
             self._register(number, self.spec.owner(number), cap, spent)
         return super().guard(number)
 
@@ -195,7 +195,7 @@ class TaskOwners(MemoryOwners):
             taken = session.scalars(select(Slot).where(Slot.task_id == self.task_id, Slot.party_id.is_not(None))).all()
         self.parties.clear()
         self.parties.update({slot.slot: slot.party_id for slot in taken if slot.party_id is not None})
-        privacy = self.broker.books.privacy_of([bid.party_id for bid in standing])
+        privacy = self.broker.books.privacy_of([bid.party_id for bid in standing], "update")
         for bid in standing:
             owner, size = self.spec.owner(bid.slot), bid.data_size
             asks = replace(owner, x=owner.x[:size], y=owner.y[:size], privacy_budget=bid.privacy_budget)

@@ -48,6 +48,7 @@ from __future__ import annotations
 import secrets
 import tomllib
 from collections.abc import Callable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -291,3 +292,14 @@ def read_records(path: Path) -> tuple[FloatArray, IntArray]:
         return np.ascontiguousarray(x, dtype=np.float64), np.asarray(y, dtype=np.int64)
     except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
         raise ConfigError("data", str(path), f"an .npz with x and y, or a .csv of numbers ({error})") from None
+
+
+def located(file: str | Path) -> Path:
+    """A path, or `package:file` in a Flower app; a drive's letter is no package."""
+    package, colon, name = str(file).partition(":")
+    if not colon or len(package) == 1:
+        return Path(file)
+    try:
+        return Path(str(resources.files(package) / name))
+    except (ImportError, ValueError):
+        raise ConfigError("file", str(file), "a path, or package:file with a package of the app") from None

@@ -125,13 +125,19 @@ def _plain(item: Any) -> Any:
 
 def unpack(cls: type[Value], message: Message) -> Value | None:
     """The value that a message carries, None if it carries another kind; raises InvalidInput if it is malformed."""
-    if not message.has_content() or _RECORD[cls] not in message.content.config_records:
+    record = _config(message, _RECORD[cls]) if message.has_content() else None
+    if record is None:
         return None
-    record = message.content.config_records[_RECORD[cls]]
     names = {f.name.replace("_", "-"): f for f in fields(cls)}
     if set(record) != set(names):
         raise InvalidInput(_RECORD[cls], sorted(record), f"the fields {', '.join(names)}")
     return cls(**{f.name: _checked(key, record[key], str(f.type)) for key, f in names.items()})
+
+
+def _config(message: Message, name: str) -> ConfigRecord | None:
+    """A message's configuration of that name. Flower's own view of them all is made anew for every look."""
+    record = message.content.get(name)
+    return record if isinstance(record, ConfigRecord) else None
 
 
 def unpack_vector(message: Message, length: int = LARGEST_VECTOR) -> FloatArray:
@@ -169,7 +175,7 @@ def unpack_escrow(message: Message) -> HoldReceipt | None:
 
 def unpack_identity(message: Message) -> bytes:
     """The public key by which an owner is known in masked sums, beside a bid; empty if she has none."""
-    record = message.content.config_records.get(_IDENTITY)
+    record = _config(message, _IDENTITY)
     if record is None:
         return b""
     key = record.get("key")
@@ -180,7 +186,7 @@ def unpack_identity(message: Message) -> bytes:
 
 def unpack_stage(message: Message) -> tuple[str, bytes]:
     """A stage of a masked sum, and its question or answer, not yet read."""
-    record = message.content.config_records.get(_STAGE, ConfigRecord())
+    record = _config(message, _STAGE) or ConfigRecord()
     name, body = record.get("name"), record.get("body")
     if set(record) != {"name", "body"} or not isinstance(name, str) or not isinstance(body, bytes):
         raise InvalidInput(_STAGE, sorted(record), "a stage's name and body")
@@ -218,7 +224,7 @@ def _beside(message: Message, name: str, meaning: Callable[[Any], _Beside]) -> _
 
 def unpack_text(message: Message, name: str, longest: int) -> str | None:
     """A text that goes beside, if any."""
-    record = message.content.config_records.get(name)
+    record = _config(message, name)
     if record is None:
         return None
     text = record.get(_TEXT)

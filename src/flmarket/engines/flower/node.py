@@ -28,8 +28,10 @@ def owner_of_node(context: Context) -> Owner:
         return _own(Path(str(context.node_config["owner-file"])))
     if "partition-id" not in context.node_config:
         raise ConfigError("node configuration", sorted(context.node_config), "owner-file, the path of an owner.toml")
+    from flmarket.engines.flower.files import located
+
     seeded = context.run_config.get("noise", "seeded") != "secure"
-    market, number = Path(run_setting(context, "market")), int(context.node_config["partition-id"])
+    market, number = located(run_setting(context, "market")), int(context.node_config["partition-id"])
     folder = Path(run_setting(context, "state")) / "owners"
     return market_of(market).owner(number, folder / f"owner-{number}", seeded=seeded)
 

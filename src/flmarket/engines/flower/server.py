@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from flmarket.engines.flower.files import located
 from flmarket.engines.flower.node import market_of, run_setting
 from flmarket.engines.flower.strategy import KindStrategy
 from flmarket.files import write_file
@@ -27,8 +28,7 @@ app = ServerApp()
 def serve(grid: Grid, context: Context) -> None:
     """Play the market, verify the ledger, write `result.json`."""
     settings, state = context.run_config, Path(run_setting(context, "state"))
-    market = Path(run_setting(context, "market"))
-    kind = market_of(market).kind()
+    kind = market_of(located(run_setting(context, "market"))).kind()
     with SqlLedger(run_setting(context, "ledger")) as ledger:
         strategy = KindStrategy(
             kind, ledger, FileStore(state / "server"), nodes=int(settings.get("nodes", 1)),

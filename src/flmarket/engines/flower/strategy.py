@@ -42,7 +42,7 @@ from flmarket.engines.flower.messages import (
 )
 from flmarket.errors import InvalidInput
 from flmarket.learning import Model, dimension, from_named, to_named
-from flmarket.ledger import Head, HoldReceipt, Ledger
+from flmarket.ledger import Head, HoldReceipt, Ledger, format_micros
 from flmarket.market import kind as market
 from flmarket.market.kind import Announcement, Bad, Bid, Delivered, MarketKind, Order, Refused, ReleasedUpdate
 from flmarket.market.masking import INPUT, Reply
@@ -344,6 +344,7 @@ class KindStrategy(MarketLoop):
             evaluated = evaluate_fn(record.index + 1, self._arrays()) if evaluate_fn is not None else None
             if evaluated is not None:
                 result.evaluate_metrics_serverapp[record.index + 1] = evaluated
+            tell_round(record, kind.rounds)
             if self.progress is not None:
                 self.progress(record)
 
@@ -356,3 +357,17 @@ class KindStrategy(MarketLoop):
 
     def _arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(one) for name, one in to_named(self.kind.model, self.kind.parameters).items()})
+
+
+def tell_round(record: RoundRecord, rounds: int) -> None:
+    """A finished round, in Flower's log."""
+    states: dict[str, int] = {}
+    for state in record.state:
+        if state is not None:
+            states[state.value] = states.get(state.value, 0) + 1
+    ends = ", ".join(f"{count} {state}" for state, count in states.items()) or "no awards"
+    _log.info("[ROUND %s/%s] awards: %s; paid %s", record.index + 1, rounds, ends, format_micros(record.spent_micros))
+    for reason in sorted({reason for reason in record.reason if reason}):
+        _log.info("\t%s × %s", record.reason.count(reason), reason[:200])
+    if record.metrics:
+        _log.info("\t└──> MetricRecord: %s", record.metrics)

@@ -30,8 +30,9 @@ from flmarket.broker.work.rounds import SqlStore, steps_with_events
 from flmarket.engines.flower.node import run_setting
 from flmarket.engines.flower.strategy import GridOwners
 from flmarket.errors import FlmarketError
-from flmarket.market import Announcement, Bid, Checkpoint, FileStore, MarketKind, Rounds, TooFewBids
+from flmarket.market import Announcement, Bid, Checkpoint, FileStore, MarketKind, Rounds, TooFewBids, kinds
 from flmarket.market.owner import LEAST_EPSILON
+from flmarket.privacy import PrivacyAccount, unit_of
 
 _LOOK_SECONDS = 1.0
 _WAIT_FOR_BIDS_SECONDS = 10.0
@@ -87,18 +88,22 @@ class RegisteredOwners(GridOwners):
         """Bids within registered caps."""
         found = super().bids(call, accepts)
         accounts = self.broker.books.ledger.privacy_accounts(self.parties[owner] for owner in found)
-        left = {owner: accounts.get(self.parties[owner]) for owner in found}
-        most = {
-            owner: 0.0
-            if account is None
-            else account.affordable(least=LEAST_EPSILON, most=max(found[owner].privacy_budget, LEAST_EPSILON))
-            for owner, account in left.items()
-        }
+        most = {owner: self._left(accounts.get(self.parties[owner]), bid, call) for owner, bid in found.items()}
         return {
             owner: replace(bid, privacy_budget=min(bid.privacy_budget, most[owner]))
             for owner, bid in found.items()
             if most[owner] >= LEAST_EPSILON
         }
+
+    @staticmethod
+    def _left(account: PrivacyAccount | None, bid: Bid, call: Announcement) -> float:
+        """The most ε that a registered account still allows; nothing if it counts another unit than is sold here."""
+        side = kinds.of(call.market).side
+        if account is None or unit_of(account.cap) != side.unit(call):
+            return 0.0
+        guarantee, releases = side.whole(call, account.cap, bid.data_size)
+        most = max(bid.privacy_budget, LEAST_EPSILON)
+        return account.affordable(releases, guarantee=guarantee, least=LEAST_EPSILON, most=most)
 
 
 class TaskServer:
