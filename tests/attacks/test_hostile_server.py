@@ -171,7 +171,7 @@ def bought(kind, folder, trials, seed=0):
         return {"x": x, "y": np.zeros(RECORDS, dtype=int)}
 
     cap = PureDp(1e9) if isinstance(owner_for(kind)["cap"], PureDp) else ZCdp(1e9)
-    capped = {"cap": RecordLevel(cap) if by_record else cap, "privacy_budget": 5.0}
+    capped = {"cap": RecordLevel(cap) if by_record else cap, "privacy_budget": 8.0}
     desks = [
         Desk(folder / str(sign), update(sign), **(owner_for(kind) | capped | (records(sign) if by_record else {})))
         for sign in (1, -1)
@@ -183,7 +183,8 @@ def bought(kind, folder, trials, seed=0):
         desk = desks[world]
         asked = {"task": task, "rounds": 1} | terms
         assert unpack(Bid, desk.bid(**asked)) is not None
-        amount = 1.0 if reward else 4.5 if by_record else 2.0  # so much that 150 guesses show it
+        # so much that 150 guesses show it: ε with a small δ shows much less than ε alone
+        amount = 1.0 if reward else 2.0 if isinstance(cap, PureDp) else 8.0
         vector = delivered(desk.train(amount=amount, price_micros=10**9, **asked))
         wins += (vector[0] > 0) == (world == 0)
     with DurableAccount.open(desks[0].owner.record.with_suffix(".account.sqlite")) as account:
