@@ -1,4 +1,4 @@
-"""Writers on SQLite who wait for one another share a commit: answered after it, each undone alone, all or none of it."""
+"""Writers on SQLite who wait for one another share a commit: answered after it, each undone alone, all or none."""
 
 import sqlite3
 import threading

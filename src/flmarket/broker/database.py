@@ -124,10 +124,10 @@ class _Together:
     """Writers of one process on SQLite, one at a time; whoever is waiting when another is done goes on in the same
     transaction, and the last one commits it for all.
 
-    SQLite lets a waiting writer sleep and try again, and the unlucky starve; here they queue. A writer that fails undoes
-    her own savepoint, and the others stand. If that fails, or the commit does, all of them have failed: to each it is a
-    fault of the database, like one in a transaction of her own. Do not take a lock inside `write` that somebody may hold
-    while she calls it.
+    SQLite lets a waiting writer sleep and try again, and the unlucky starve; here they queue. A writer that fails
+    undoes her own savepoint, and the others stand. If that fails, or the commit does, all of them have failed: to each
+    it is a fault of the database, like one in a transaction of her own. Do not take a lock inside `write` that somebody
+    may hold while she calls it.
     """
 
     def __init__(self, engine: Engine) -> None:
