@@ -1,4 +1,5 @@
-"""The broker on loopback: a thousand owners bid in one round, and pages' worth of reads, against an empty endpoint.
+"""The broker on loopback: a thousand owners' first bids, and reads of a task, the market's page and an owner's own
+page, against an empty endpoint.
 
 Server and clients share the machine. The peer is a FastAPI application whose only route returns `{}`, served and asked
 in the same way: the difference is what keys, rights, limits and the database cost.
@@ -16,12 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 
 from benchmarks.measure import Row
 
 OWNERS, READS, CLIENTS = 1000, 2000, 8
+PEOPLE = 20  # signed in
 RATE = 200.0  # reads a second, offered whether or not the last one was answered
 Request = tuple[str, str, dict[str, str], bytes | None]
 
@@ -35,7 +38,7 @@ def serve_broker(url: str, port: int) -> None:
 
     settings = Settings(
         database_url=url, requests_per_second=1e6, request_burst=10**6, anonymous_requests_per_second=1e6,
-        anonymous_burst=10**6,
+        anonymous_burst=10**6, sign_ins_per_minute=1e4,
     )  # fmt: skip
     uvicorn.run(create_app(settings), port=port, ws="none", log_level="error", access_log=False)
 
@@ -118,6 +121,16 @@ def load(port: int, requests: Sequence[Request], *, rate: float | None = None) -
     return time.perf_counter() - started, np.concatenate([np.array(times) for times in taken])
 
 
+def sign_in(port: int, key: str) -> str:
+    """The cookie of a new session."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request(
+        "POST", "/sign-in", urlencode({"key": key}), {"Content-Type": "application/x-www-form-urlencoded"}
+    )
+    answer = connection.getresponse()
+    return (answer.getheader("Set-Cookie") or "").partition(";")[0]
+
+
 def prepare(url: str) -> tuple[str, str, list[str]]:
     """A task for a thousand registered owners; returns its id, the buyer's key and the owners' keys."""
     from flmarket.broker.core import Broker, Party
@@ -184,8 +197,14 @@ def run() -> Iterator[Row]:
             peer_seconds, peer_times = load(peer, [("GET", "/empty", {}, None)] * READS)
             yield Row("read a task over HTTP, 8 at a time", "read", seconds / READS, peer_name, peer_seconds / READS)
             yield Row("the same, slowest 1 % (p99)", "read", _p99(times), peer_name, _p99(peer_times))
-            for what, request in (("task", ("GET", path, mine, None)), ("market's page", ("GET", "/", {}, None))):
-                _, times = load(port, [request] * READS, rate=RATE)
+            signed_in = [{"Cookie": sign_in(port, one)} for one in keys[:PEOPLE]]
+            for what, reads in (
+                ("task", [("GET", path, mine, None)]),
+                ("market's page", [("GET", "/", {}, None)]),
+                ("market's page, signed in", [("GET", "/", cookie, None) for cookie in signed_in]),
+                ("owner's own page, signed in", [("GET", "/owner", cookie, None) for cookie in signed_in]),
+            ):
+                _, times = load(port, reads * (READS // len(reads)), rate=RATE)
                 _, peer_times = load(peer, [("GET", "/empty", {}, None)] * READS, rate=RATE)
                 yield Row(
                     f"read the {what}, {RATE:.0f} a second: median", "read", *_halves(times, peer_name, peer_times)

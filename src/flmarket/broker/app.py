@@ -118,7 +118,10 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
     worker = Worker(broker) if broker.settings.run_worker else None
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # FastAPI makes routes ready when it first looks for one, which takes a second: before anybody waits for it
+        for route in app.router.routes:
+            route.matches({"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": []})
         if worker is not None:
             worker.start()
         yield

@@ -4,14 +4,18 @@ SQLite has one writer. A transaction that reads first and writes later can find 
 fails at once, whatever the timeout; so a writing transaction says so when it begins (BEGIN IMMEDIATE) and waits its
 turn. For the same reason nobody may call the ledger, which has its own connection, inside `write`.
 
+Waiting for the disk is most of a short write. Writers of a process that wait for their turn on SQLite therefore share a
+transaction and its commit, each within a savepoint of its own (`_Together`); nobody is answered before the commit.
+
 A process may lose its right to write while it is not looking (`holders`). Inside `fenced`, every writing transaction of
 this thread, the ledger's included, begins with a check of that right, which then holds until the transaction ends.
 """
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from flmarket.ledger.journal import LedgerUnavailable
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_SECONDS = 30
+_MOST_TOGETHER = 64  # writers that share a commit
 _FAULTS = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.PendingRollbackError, LedgerUnavailable)
 
 Check = Callable[[Connection], None]
@@ -73,8 +78,7 @@ class Database:
             self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         )
         self._writer: Engine = self.engine.execution_options(writes=True)
-        # SQLite lets a waiting writer sleep and try again, and the unlucky starve; within a process they queue here.
-        self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
+        self._together = _Together(self._writer) if self.is_sqlite else None
 
     def upgrade(self) -> None:
         """Bring the tables to this version of the broker."""
@@ -93,12 +97,121 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A transaction that is committed whole at the end, or not at all."""
-        with self._turn, Session(self._writer, expire_on_commit=False) as session, session.begin():
-            yield session
+        if self._together is not None:
+            with self._together.write() as session:
+                yield session
+        else:
+            with Session(self._writer, expire_on_commit=False) as session, session.begin():
+                yield session
 
     def close(self) -> None:
         """Give all connections back."""
         self.engine.dispose()
+
+
+@dataclass
+class _Shared:
+    """A transaction that several writers share, until it is over: then `failure` says why it was undone, if it was."""
+
+    connection: Connection
+    members: int = 0
+    worth: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+    failure: BaseException | None = None
+
+
+class _Together:
+    """Writers of one process on SQLite, one at a time; whoever is waiting when another is done goes on in the same
+    transaction, and the last one commits it for all.
+
+    SQLite lets a waiting writer sleep and try again, and the unlucky starve; here they queue. A writer that fails
+    undoes her own savepoint, and the others stand. If that fails, or the commit does, all of them have failed: to each
+    it is a fault of the database, like one in a transaction of her own. Do not take a lock inside `write` that somebody
+    may hold while she calls it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._turn, self._count = threading.Lock(), threading.Lock()
+        self._waiting = 0
+        self._shared: _Shared | None = None
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """One writer's part; returns once it is on the disk."""
+        with self._count:
+            self._waiting += 1
+        try:
+            self._turn.acquire()
+        finally:
+            with self._count:
+                self._waiting -= 1
+        shared = None
+        try:
+            try:
+                shared = self._join()
+                with self._part(shared) as session:
+                    yield session
+            finally:
+                if shared is not None:
+                    self._leave(shared)
+                self._turn.release()
+        finally:  # also for one who failed: what she saw of the others is so, or all of it failed
+            while shared is not None and not shared.over.wait(1.0):
+                with self._turn:  # whoever was waiting never came
+                    self._leave(shared)
+        if shared.failure is not None:
+            raise exc.OperationalError("COMMIT", None, shared.failure)
+
+    def _join(self) -> _Shared:
+        if self._shared is not None:
+            return self._shared
+        connection = self._engine.connect()
+        try:
+            connection.begin()  # checks the fence
+        except BaseException:
+            connection.close()
+            raise
+        self._shared = _Shared(connection)
+        return self._shared
+
+    @contextmanager
+    def _part(self, shared: _Shared) -> Iterator[Session]:
+        shared.members += 1
+        with Session(shared.connection, expire_on_commit=False, join_transaction_mode="create_savepoint") as session:
+            try:
+                if shared.members > 1:
+                    _check_fence(session.connection())
+                yield session
+                session.flush()
+            except BaseException:
+                try:
+                    session.rollback()
+                except BaseException as error:
+                    shared.failure = error
+                raise
+            try:
+                session.commit()  # of the savepoint
+            except BaseException as error:
+                shared.failure = error
+                raise
+            shared.worth = True
+
+    def _leave(self, shared: _Shared) -> None:
+        """Ends the transaction, unless somebody is waiting who will."""
+        if shared.over.is_set() or (self._waiting and shared.members < _MOST_TOGETHER and shared.failure is None):
+            return
+        self._shared = None
+        with shared.connection as connection:
+            try:
+                if not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+                    raise shared.failure or RuntimeError("SQLite gave the transaction up")
+                if shared.worth and shared.failure is None:
+                    connection.commit()
+            except BaseException as error:
+                shared.failure = shared.failure or error
+                connection.invalidate()  # whatever state it is in, nobody gets it
+        shared.over.set()
 
 
 def _check_fence(connection: Connection) -> None:

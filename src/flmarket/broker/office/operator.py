@@ -5,7 +5,7 @@ In the log there is never a secret and never a request's body.
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import func, make_url, select
+from sqlalchemy import func, insert, make_url, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
@@ -18,16 +18,16 @@ from flmarket.ledger import ESCROW
 
 WORKER = "worker"
 _LONGEST = 500
+_LINE = insert(AuditLog)
 
 
 def note(
     session: Session, party: Party | None, action: str, target: str = "", *, outcome: str = "ok", detail: str = ""
 ) -> None:
     """Add a line within the transaction of what it describes."""
-    who, detail = None if party is None else party.id, detail[:_LONGEST]
-    line = AuditLog(at=now(), party_id=who, action=action, target=target[:120], outcome=outcome, detail=detail)
-    line.user_id = None if party is None else party.user_id
-    session.add(line)
+    who, person = (None, None) if party is None else (party.id, party.user_id)
+    line = {"at": now(), "party_id": who, "user_id": person, "action": action, "target": target[:120]}
+    session.connection().execute(_LINE, line | {"outcome": outcome, "detail": detail[:_LONGEST]})
 
 
 def audit_log(

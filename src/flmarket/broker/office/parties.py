@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -225,20 +225,20 @@ def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], Non
     """
     parts = split_key(key)
     with broker.database.read() as session:
-        found = None if parts is None else session.execute(_valid_key(parts[0])).one_or_none()
+        found = None if parts is None else _valid_key(session, parts[0])
     if parts is None or found is None:
         raise Unauthenticated("the key is not valid")
-    stored, row = found
+    stored, party = found
     if is_slow(stored):
         before_slow_work()
     if not verify_secret(broker.secrets.keys, parts[0], stored, parts[1]):
         raise Unauthenticated("the key is not valid")
     if is_slow(stored):  # store today's hash, unless the key was revoked meanwhile
         with broker.database.write() as session:
-            if session.execute(_valid_key(parts[0])).one_or_none() is None:
+            if _valid_key(session, parts[0]) is None:
                 raise Unauthenticated("the key is not valid")
             session.get_one(ApiKey, parts[0]).hash = hash_secret(broker.secrets.keys, *parts)
-    return as_party(row, parts[0])
+    return party
 
 
 def may_act(session: Session, party: Party) -> bool:
@@ -248,7 +248,7 @@ def may_act(session: Session, party: Party) -> bool:
         if user is None or user.removed_at is not None:
             return False
     if party.key_id is not None:
-        return session.execute(_valid_key(party.key_id)).one_or_none() is not None
+        return _valid_key(session, party.key_id) is not None
     row = session.get(PartyRow, party.id)
     return row is not None and row.active
 
@@ -292,13 +292,17 @@ def as_party(row: PartyRow, key_id: str | None = None, user: User | None = None)
     return Party(row.id, row.role, row.name, key_id, user.id, user.rights)
 
 
-def _valid_key(key_id: str) -> Select[str, PartyRow]:
-    """A key's hash and its party, if neither was revoked or closed."""
-    return (
-        select(ApiKey.hash, PartyRow)
-        .join(PartyRow, ApiKey.party_id == PartyRow.id)
-        .where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None), PartyRow.active)
-    )
+_VALID_KEY = (
+    select(ApiKey.hash, PartyRow.id, PartyRow.role, PartyRow.name)
+    .join(PartyRow, ApiKey.party_id == PartyRow.id)
+    .where(ApiKey.id == bindparam("key"), ApiKey.revoked_at.is_(None), PartyRow.active)
+)
+
+
+def _valid_key(session: Session, key_id: str) -> tuple[str, Party] | None:
+    """A key's hash and its party, if neither was revoked or closed: as the database has it now, with every request."""
+    found = session.connection().execute(_VALID_KEY, {"key": key_id}).one_or_none()
+    return None if found is None else (found.hash, Party(found.id, found.role, found.name, key_id))
 
 
 def _party_row(session: Session, party_id: str) -> PartyRow:

@@ -13,6 +13,8 @@ import hashlib
 import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import wraps
+from inspect import iscoroutinefunction
 from typing import Annotated, Any
 
 from fastapi import Header, Request, Response
@@ -43,6 +45,9 @@ IdempotencyKey = Annotated[
 class IdempotentRoute(APIRoute):
     """A route whose writes honour the key."""
 
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint if iscoroutinefunction(endpoint) else _in_thread(endpoint), **options)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The route's handler, behind the memory of former answers."""
         original = super().get_route_handler()
@@ -71,6 +76,16 @@ class IdempotentRoute(APIRoute):
             return response
 
         return handler
+
+
+def _in_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """What FastAPI does with a plain function, except that a second thread to look at the answer is not waited for."""
+
+    @wraps(endpoint)
+    async def run(**values: Any) -> Any:
+        return await run_in_threadpool(endpoint, **values)
+
+    return run
 
 
 def keep_secret(request: Request) -> None:

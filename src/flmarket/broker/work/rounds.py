@@ -238,7 +238,9 @@ def play_round(broker: Broker, task_id: str) -> Iterator[str]:
         bids = session.scalar(count) or 0
     order = order_of(task.spec)
     waits = order.broker.minimum_bids if not order.broker.simulated else 0
-    if row is not None and row.state == "open" and bids < waits:  # before anything is loaded for it
+    if bids < waits and (row is None or row.state == "open"):  # before anything is loaded for it
+        with broker.database.write() as session:
+            open_round(session, task_id, task.rounds_done)
         raise TooFewBids
     spec, parties = broker.simulations.build(task_id, order), dict[int, str]()
     kind = spec.kind(buyer=task_id)

@@ -75,7 +75,7 @@ def _page(visitor: Visitor, auction: str, audit: wire.Audit | None) -> HTMLRespo
         auction=auction,
         catalogue=market.catalogue(visitor.broker),
         thoroughness=_THOROUGHNESS,
-        in_use=sorted({task.auction for task in market.overview(visitor.broker, visitor.party).tasks}),
+        in_use=sorted({one.auction for one in market.overview(visitor.broker, visitor.party).tasks if one.auction}),
         trust=BIDS_ONLY,
         **_shown(audit, past),
     )
