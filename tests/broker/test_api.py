@@ -303,8 +303,8 @@ def test_no_secret_reaches_a_log(http, small, joined, caplog):
         lines = " ".join(f"{row.action} {row.target} {row.detail}" for row in session.scalars(select(AuditLog)))
         assert session.scalars(select(SignInLink.id)).one() != token
     for secret in (person.key, made, cookie, token, csrf):
-        assert secret.rpartition("_")[2] not in service
-        assert secret.rpartition("_")[2] not in lines
+        assert secret[-16:] not in service
+        assert secret[-16:] not in lines
 
 
 def test_the_description_covers_every_route(http):
