@@ -21,9 +21,9 @@ from flmarket.simulator.chance import FAULTS
 
 SEEDS = {
     "compute before charge": 0,
-    "end before resume": 27,
+    "end before resume": 22,
     "missing task in an id": 0,
-    "unfenced lease": 10,
+    "unfenced lease": 21,
     "bad update not charged": 10,
     "double pay on resume": 29,
     "escrow not refunded on cancel": 0,

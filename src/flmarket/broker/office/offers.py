@@ -64,9 +64,10 @@ def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -
     require(party, "owner")
     if request.valuation.kind == "tabulated":
         valuations_of(request.valuation)  # a table that is no valuation is refused here
+    sells_updates = broker.books.privacy(party.id, "update")[0] is not None
     for _ in range(3):  # again if somebody took the place in between (PostgreSQL)
         with suppress(IntegrityError), broker.database.write() as session:
-            return _place(broker, session, party, task_id, request)
+            return _place(broker, session, party, task_id, request, sells_updates=sells_updates)
     raise Conflict("the task is busy, try again")
 
 
@@ -105,7 +106,9 @@ def _view_bid(bid: Bid) -> wire.Bid:
     return as_wire(wire.Bid, bid, **{name: None if one is None else tuple(one) for name, one in tables.items()})
 
 
-def _place(broker: Broker, session: Session, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
+def _place(
+    broker: Broker, session: Session, party: Party, task_id: str, request: BidRequest, *, sells_updates: bool
+) -> wire.Bid:
     # prepared statements, straight to the connection: a thousand owners bid within a few seconds of a task's posting
     connection, hers = session.connection(), {"task": task_id, "party": party.id}
     found = connection.execute(_STANDING, hers).one_or_none()
@@ -115,7 +118,7 @@ def _place(broker: Broker, session: Session, party: Party, task_id: str, request
         raise Conflict(f"bids for task {task_id} come from owners' own nodes: what owner.toml says is bid")
     if found.state not in PLAYABLE:
         raise Conflict(f"task {task_id} is {found.state}: it takes no more bids")
-    if broker.books.privacy(party.id, "update")[0] is None:
+    if not sells_updates:
         raise Conflict("your cap is not one for whole updates, which this task buys: sell them as a party of their own")
     place = found if found.slot is not None else connection.execute(_CLAIM, hers).one_or_none()
     if place is None:
