@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -19,13 +19,15 @@ from typing import IO, Any
 from flmarket.errors import InvalidInput
 
 Name = str | os.PathLike[str]
+_BESIDE = ("-wal", "-shm", "-journal")  # what SQLite has beside a file
 
 
 @contextmanager
-def whole_file(path: Name, *, sync: bool = False, private: bool = False) -> Iterator[IO[bytes]]:
+def whole_file(path: Name, *, sync: bool = False, private: bool = False, new: bool = False) -> Iterator[IO[bytes]]:
     """A file to write into that becomes `path` at the end, or nothing if there is an error.
 
-    `sync`: its content and its name survive a power cut. `private`: mode 0600, whatever the umask.
+    `sync`: its content and its name survive a power cut. `private`: mode 0600, whatever the umask. `new`: it takes
+    nobody's place; FileExistsError if there is a file by then.
     """
     final = Path(path)
     part = final.with_name(f".{final.name}.{secrets.token_hex(6)}.part")
@@ -37,7 +39,10 @@ def whole_file(path: Name, *, sync: bool = False, private: bool = False) -> Iter
             file.flush()
             if sync:
                 os.fsync(handle)
-        os.replace(part, final)
+        if new:
+            os.link(part, final)
+        else:
+            os.replace(part, final)
     finally:
         part.unlink(missing_ok=True)
     if sync:
@@ -94,6 +99,21 @@ def sync_folder(folder: Name) -> None:
         os.close(handle)
 
 
+def start_database(path: Name, image: Callable[[], bytes], *, sync: bool) -> None:
+    """Make this SQLite file if there is none, with mode 0600 and a write-ahead log: whole or not at all.
+
+    `image` gives a database in memory, serialised. Writing it down takes one file; SQLite's own transactions for the
+    same take a journal each, which a power cut or a slow disk makes dear. Where something of an earlier file lies
+    beside (SQLite alone knows what it is worth), or there are no links, nothing is made: SQLite does that.
+    """
+    if any(os.path.lexists(f"{path}{suffix}") for suffix in ("", *_BESIDE)):
+        return
+    content = bytearray(image())
+    content[18:20] = b"\2\2"  # the file format's word for a write-ahead log, which a database in memory cannot have
+    with suppress(OSError), whole_file(path, sync=sync, private=True, new=True) as file:
+        file.write(content)
+
+
 def keep_private(path: Name) -> None:
     """Make this SQLite file with mode 0600 if there is none, whatever the umask; take others' rights from an old one.
 
@@ -102,7 +122,7 @@ def keep_private(path: Name) -> None:
     """
     with suppress(OSError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    for suffix in ("", "-wal", "-shm", "-journal"):
+    for suffix in ("", *_BESIDE):
         with suppress(OSError):
             mode = stat.S_IMODE(os.stat(f"{path}{suffix}").st_mode)
             if mode & 0o077:

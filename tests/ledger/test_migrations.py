@@ -7,8 +7,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from flmarket.errors import ConfigError, MissingDependency
-from flmarket.ledger import SqlLedger, store
+from flmarket.errors import ConfigError, MissingDependency, SettlementError
+from flmarket.ledger import AwardState, EntryKind, Release, Resolution, SqlLedger, store
+from flmarket.ledger.entry import Line
+from flmarket.ledger.sql import append
+from flmarket.privacy import PureDp
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -72,8 +75,49 @@ def test_another_version_is_not_touched(engine):
     SqlLedger(url).close()
     with engine.begin() as connection:
         connection.exec_driver_sql(f"UPDATE {store.VERSION_TABLE} SET version_num = '0000'")
-    with pytest.raises(ConfigError, match="version 0001, not 0000"):
+    with pytest.raises(ConfigError, match="version 0002, not 0000"):
         SqlLedger(url)
+
+
+def guards(engine):
+    """What guards the journal in SQLite, in the words in which it is kept there."""
+    with engine.connect() as connection:
+        kept = "SELECT name, sql FROM sqlite_master WHERE type IN ('trigger', 'index') AND sql IS NOT NULL"
+        return dict(connection.execute(text(kept)).all())
+
+
+def test_the_version_before_opens_with_its_rows_and_moves_up_and_down(engine, award):
+    """Rows of version 0001 are read, added to and verified, before the step, after it, and after the way back."""
+    url = engine.url.render_as_string(hide_password=False)
+    store.migrate(engine, "0001")
+    before = guards(engine) if engine.dialect.name == "sqlite" else {}
+    with SqlLedger(url) as book:  # as it is, nothing is asked of anybody
+        book.deposit("d1", "buyer", 1000)
+        book.register_cap("owner-1", PureDp(9.0))
+        book.hold_many([award(id=f"a{i}", price=1) for i in range(300)])
+        book.void("a9", "late")
+        old = book.verify()
+    with engine.connect() as connection:
+        assert store.version(connection) == "0001"
+    with SqlLedger(url, upgrade=True) as book:
+        assert book.verify(old) == old
+        book.resolve_many([Resolution("a1", AwardState.POSTED, release=Release("a1", "m", PureDp(1.0)))])
+        for state in (AwardState.POSTED, AwardState.EXPIRED):  # the same guards: by a program without our rules
+            payee = "owner-1" if state is AwardState.POSTED else "buyer"
+            line = Line(EntryKind(state.value), "a9", "escrow", payee, 1, "owner-1")
+            with pytest.raises(SettlementError, match="resolved already"), store.writing(book.engine) as connection:
+                append(connection, [line], 1)
+        newer = book.verify(old)
+    with engine.connect() as connection:
+        assert store.version(connection) == store.NEWEST
+    if engine.dialect.name == "sqlite":
+        after = guards(engine)
+        assert after.keys() == before.keys() - {"ledger_entries_resolve_once", "ledger_entries_pay_for_release"}
+        assert after != before
+        store.migrate(engine, "0001")
+        assert guards(engine) == before
+        with SqlLedger(url) as book:
+            assert book.verify(newer) == newer
 
 
 def test_readers_leave_the_write_lock_alone(tmp_path):

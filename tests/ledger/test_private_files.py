@@ -3,10 +3,12 @@
 import os
 import sqlite3
 import stat
+from contextlib import closing
 
 import pytest
 
 from flmarket.errors import FlmarketError
+from flmarket.files import start_database
 from flmarket.ledger import Award, DurableAccount, SqlLedger
 from flmarket.market import Order
 from flmarket.market.record import OwnerJournal
@@ -47,6 +49,7 @@ def write_journal(path):
     return journal
 
 
+HEADERS = ("journal_mode", "application_id", "user_version", "page_size", "encoding")
 WRITERS = [write_ledger, write_account, write_journal]
 
 
@@ -83,3 +86,42 @@ def test_what_cannot_be_made_is_refused_as_before(tmp_path):
     with pytest.raises(FlmarketError):
         SqlLedger(f"sqlite:///{tmp_path}/none.db", create=False)
     assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize("write", [write_account, write_journal])
+def test_a_file_made_whole_is_the_one_that_sqlite_makes(tmp_path, write):
+    """The oracle is an empty file, which SQLite's own transactions fill."""
+    (tmp_path / "other.db").touch()
+    shapes = []
+    for name in ("books.db", "other.db"):
+        write(tmp_path / name).close()
+        with closing(sqlite3.connect(tmp_path / name)) as file:
+            assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            headers = [file.execute(f"PRAGMA {one}").fetchone() for one in HEADERS]
+            shapes.append((headers, file.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()))
+    assert shapes[0] == shapes[1]
+    assert shapes[0][0][0] == ("wal",)
+
+
+def test_a_log_without_its_file_is_not_read_into_a_new_one(tmp_path):
+    path = tmp_path / "books.db"
+    before = write_account(path)
+    log = (tmp_path / "books.db-wal").read_bytes()
+    before.close()
+    path.unlink()
+    (tmp_path / "books.db-wal").write_bytes(log)
+    with DurableAccount.open(path, PureDp(7.0)) as account:
+        assert (account.cap, list(account.releases())) == (PureDp(7.0), [])
+
+
+def test_a_file_that_somebody_else_has_just_made_stays(tmp_path):
+    path = tmp_path / "books.db"
+
+    def image():
+        write_account(path).close()
+        return b"not this" * 4
+
+    start_database(path, image, sync=True)
+    with DurableAccount.open(path) as account:
+        assert len(list(account.releases())) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["books.db"]

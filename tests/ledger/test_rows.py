@@ -21,7 +21,7 @@ def test_rows_hash_as_canonical_json(line, seq, time_us, previous):
     content = {name: getattr(line, name) for name in Line.__slots__} | {"kind": line.kind.value}
     content |= {"seq": seq, "time_us": time_us, "previous": previous}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    assert entry.hash == hashlib.sha256(b"\x00" + text.encode()).hexdigest() == row_hash(entry.row())
+    assert entry.hash == hashlib.sha256(b"\x00" + text.encode()).hexdigest() == row_hash(entry.row()).hex()
     assert entry.content() == content
     assert Entry.from_row(entry.row()) == entry == Entry.from_dict(entry.to_dict())
     assert row_of(line, seq, time_us, previous, entry.hash) == entry.row()

@@ -220,6 +220,7 @@ def test_what_is_said_in_a_sum_is_on_disk_before_it_leaves(disk):
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "her.journal.sqlite"
+    path.touch()  # an empty file, as an earlier version left it at a crash
     monkeypatch.setattr(record, "_MASKS", "create nonsense")
     with pytest.raises(sqlite3.OperationalError):
         OwnerJournal(path)

@@ -104,13 +104,12 @@ def balance(
     """What accounts hold, and what owners with a registered cap have spent of it."""
     with _open(db) as books:
         balances = dict(books.balances()) if account is None else {account: books.balance(account)}
-        caps = {name: cap for name in balances if (cap := books.cap(name)) is not None}
-        spent = {name: books.privacy_spent(name) for name in caps}
+        accounts = books.privacy_accounts(balances)
     listing = table("Balances", "account", "balance", "privacy spent (total)", "cap")
     for name, amount in sorted(balances.items()):
-        given = (f"{spent[name]:.6g}", str(caps[name])) if name in caps else ("", "")
+        given = (f"{of.spent:.6g}", str(of.cap)) if (of := accounts.get(name)) is not None else ("", "")
         listing.add_row(name, format_micros(amount), *given)
-    privacy = {name: {"spent": spent[name], "cap": event_to_dict(cap)} for name, cap in caps.items()}
+    privacy = {name: {"spent": of.spent, "cap": event_to_dict(of.cap)} for name, of in accounts.items()}
     answer(json, {"balances_micros": balances, "privacy": privacy}, listing)
 
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, get_args
 
 from flmarket.errors import InvalidInput
@@ -103,7 +104,7 @@ class Entry:
 
     def computed_hash(self) -> str:
         """What the hash must be, by the content."""
-        return row_hash(self.row())
+        return row_hash(self.row()).hex()
 
     def row(self) -> "Row":
         """The entry as stores keep it."""
@@ -183,32 +184,29 @@ def row_of(line: Line, seq: int, time_us: int, previous: str, hash: str = "") ->
     )  # fmt: skip
 
 
-def row_hash(row: Row) -> str:
-    """SHA-256 over a zero byte and the canonical bytes, in hexadecimal.
+def row_hash(row: Row) -> bytes:
+    """SHA-256 over a zero byte and the canonical bytes.
 
     The bytes are written out here, because every entry of a log passes through: they are those of `canonical` over
     `Entry.content`, which tests compare.
     """
     seq, time_us, previous, _, kind, ref, debit, credit, amount, owner, index, spent, limit, detail = row
     text = (
-        f'{{"amount_micros":{amount},"credit":{_quoted(credit)},"debit":{_quoted(debit)},"detail":{_quote(detail)},'
-        f'"kind":{_quote(kind)},"limit_pico":{"null" if limit is None else limit},"owner":{_quoted(owner)},'
+        f'\x00{{"amount_micros":{amount},"credit":{"null" if credit is None else _quote(credit)},'
+        f'"debit":{"null" if debit is None else _quote(debit)},"detail":{_quote(detail)},"kind":{_quote(kind)},'
+        f'"limit_pico":{"null" if limit is None else limit},"owner":{"null" if owner is None else _quote(owner)},'
         f'"previous":{_quote(previous)},"ref":{_quote(ref)},"round_index":{"null" if index is None else index},'
         f'"seq":{seq},"spent_pico":{"null" if spent is None else spent},"time_us":{time_us}}}'
     )
-    return hashlib.sha256(b"\x00" + text.encode("ascii")).hexdigest()
+    return _sha256(text.encode("ascii")).digest()
 
 
-_quote = json.encoder.encode_basestring_ascii
-
-
-def _quoted(text: str | None) -> str:
-    return "null" if text is None else _quote(text)
+_quote, _sha256 = json.encoder.encode_basestring_ascii, hashlib.sha256
 
 
 def sealed(line: Line, seq: int, time_us: int, previous: str) -> Entry:
     """The line as an entry of the log, hashed."""
-    return Entry(seq, time_us, line, previous, row_hash(row_of(line, seq, time_us, previous)))
+    return Entry(seq, time_us, line, previous, row_hash(row_of(line, seq, time_us, previous)).hex())
 
 
 PICO = 10**12
@@ -309,8 +307,13 @@ def pico(account: PrivacyAccount) -> tuple[int, int]:
     So whatever the account accepts passes the integer comparison, and a relative excess of 3 · 10⁻¹² does not.
     """
     spent, parts = account.spent.as_integer_ratio()
-    limit, limit_parts = limit_of(account.cap).as_integer_ratio()
-    return spent * PICO // parts, -(-limit * (PICO + 2) // limit_parts)
+    return spent * PICO // parts, _limit_pico(limit_of(account.cap))
+
+
+@lru_cache(1024)
+def _limit_pico(cap: float) -> int:
+    limit, parts = cap.as_integer_ratio()
+    return -(-limit * (PICO + 2) // parts)
 
 
 def limit_of(cap: Cap) -> float:

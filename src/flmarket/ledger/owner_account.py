@@ -16,14 +16,15 @@ import math
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 from flmarket.errors import ConfigError, InvalidInput, PrivacyBudgetExhausted
-from flmarket.files import keep_private
+from flmarket.files import keep_private, start_database
 from flmarket.ledger.entry import canonical
 from flmarket.ledger.journal import ReplayRefused, now_us
 from flmarket.ledger.rules import checked_name
@@ -33,6 +34,11 @@ _Value = TypeVar("_Value")
 _APPLICATION = 0x464C4D41  # "FLMA" in the file's header
 _VERSION = 1
 _WAIT_SECONDS = 30.0
+_HEADER = (  # whose file it is, which version, whether it has the youngest table, and how many
+    "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master WHERE name = 'returned'), "
+    "(SELECT count(*) FROM sqlite_master) FROM pragma_application_id, pragma_user_version"
+)
+_RETURNED = "CREATE TABLE IF NOT EXISTS returned (award_id TEXT PRIMARY KEY, time_us INTEGER NOT NULL) STRICT"
 _COUNTED = (  # releases after a number that were not taken back
     "SELECT number, award_id, buyer, guarantee, time_us FROM releases "
     "WHERE number > ? AND award_id NOT IN (SELECT award_id FROM returned) ORDER BY number"
@@ -58,6 +64,7 @@ class DurableAccount:
         self._lock = threading.RLock()
         self._account: PrivacyAccount | None = None
         self._cap_number = self._number = self._returned = 0
+        self._version: int | None = None  # of the file, by what `_account` was read from
 
     @classmethod
     def open(cls, path: str | Path, cap: Cap | None = None, *, synchronised: bool = True) -> "DurableAccount":
@@ -71,6 +78,7 @@ class DurableAccount:
             raise ConfigError("privacy account", str(path), "a file that exists, or a cap to start one with")
         if cap is not None:
             PrivacyAccount(cap)  # refuses what is no cap before a file is made
+            start_database(path, lambda: _image(cap), sync=synchronised)
         keep_private(path)
         try:
             connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
@@ -155,7 +163,7 @@ class DurableAccount:
         with self._writing():
             for release in self.releases():
                 fresh.compose(release.guarantee)
-            self._add_cap(cap)
+            _add_cap(self._connection, cap)
 
     def releases(self) -> Iterator[ChargedRelease]:
         """Everything on record that counts, oldest first."""
@@ -178,22 +186,15 @@ class DurableAccount:
 
     def _prepare(self, cap: Cap | None, *, synchronised: bool) -> None:
         self._connection.execute(f"PRAGMA synchronous = {'FULL' if synchronised else 'OFF'}")
-        with self._writing():
-            (application,) = self._connection.execute("PRAGMA application_id").fetchone()
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if not tables and not application and cap is not None:
-                schema = files("flmarket.ledger.migrations") / "sql" / "owner_account.sql"
-                for statement in statements(schema.read_text(encoding="utf-8")):
-                    self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                self._connection.execute(f"PRAGMA user_version = {_VERSION}")
-                self._add_cap(cap)
-            elif (application, version) != (_APPLICATION, _VERSION):
-                raise ConfigError("privacy account", str(self.path), f"an owner's account, version {_VERSION}")
-            self._connection.execute(  # files of before have none
-                "CREATE TABLE IF NOT EXISTS returned (award_id TEXT PRIMARY KEY, time_us INTEGER NOT NULL) STRICT"
-            )
+        if self._connection.execute(_HEADER).fetchone()[:3] != (_APPLICATION, _VERSION, 1):
+            with self._writing():
+                application, version, _, tables = self._connection.execute(_HEADER).fetchone()
+                if not tables and not application and cap is not None:
+                    _start(self._connection)
+                    _add_cap(self._connection, cap)
+                elif (application, version) != (_APPLICATION, _VERSION):
+                    raise ConfigError("privacy account", str(self.path), f"an owner's account, version {_VERSION}")
+                self._connection.execute(_RETURNED)  # files of before have none
         self._connection.execute("PRAGMA journal_mode = WAL")
         if cap is not None and cap != self.cap:
             raise InvalidInput("cap", cap, f"the account's own cap {self.cap}, or none; change_cap changes it")
@@ -206,6 +207,7 @@ class DurableAccount:
             try:
                 yield
                 self._connection.execute("COMMIT")
+                self._version = None  # SQLite counts what others write
             except BaseException:
                 self._account = None
                 if self._connection.in_transaction:
@@ -215,6 +217,9 @@ class DurableAccount:
     def _current(self) -> PrivacyAccount:
         """The account as the file has it now: the latest cap, and every release."""
         with self._lock:
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            if self._account is not None and version == self._version:
+                return self._account
             number, cap = self._connection.execute(
                 "SELECT number, cap FROM caps ORDER BY number DESC LIMIT 1"
             ).fetchone()
@@ -225,17 +230,43 @@ class DurableAccount:
             for number, _, _, text, _ in self._connection.execute(_COUNTED, (self._number,)):
                 self._account.compose(self._read(text, event_from_dict))
                 self._number = number
+            self._version = version
             return self._account
-
-    def _add_cap(self, cap: Cap) -> None:
-        text = canonical(event_to_dict(cap))
-        self._connection.execute("INSERT INTO caps (time_us, cap) VALUES (?, ?)", (now_us(), text))
 
     def _read(self, text: str, meaning: Callable[[Any], _Value]) -> _Value:
         try:
             return meaning(json.loads(text))
         except ValueError as error:
             raise ConfigError("privacy account", str(self.path), f"intact records ({error})") from None
+
+
+def _start(connection: sqlite3.Connection) -> None:
+    """The tables of an account in an empty database."""
+    schema = files("flmarket.ledger.migrations") / "sql" / "owner_account.sql"
+    for statement in (*statements(schema.read_text(encoding="utf-8")), _RETURNED):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _add_cap(connection: sqlite3.Connection, cap: Cap) -> None:
+    text = canonical(event_to_dict(cap))
+    connection.execute("INSERT INTO caps (time_us, cap) VALUES (?, ?)", (now_us(), text))
+
+
+@lru_cache(maxsize=1)
+def _tables() -> bytes:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        _start(connection)
+        return connection.serialize()
+
+
+def _image(cap: Cap) -> bytes:
+    """An account's file on which nothing is but its cap."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.deserialize(_tables())
+        _add_cap(connection, cap)
+        return connection.serialize()
 
 
 def statements(script: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ rules that wrote them, other than the privacy account. The first entry that fail
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger.entry import (
@@ -29,9 +30,7 @@ from flmarket.privacy import Event, PrivacyAccount, event_from_dict
 
 _read = json.JSONDecoder().decode
 _DEBIT, _CREDIT = ROW.index("debit"), ROW.index("credit")
-_HOLD, _POSTED, _CAP, _RELEASE = (
-    kind.value for kind in (EntryKind.HOLD, EntryKind.POSTED, EntryKind.CAP, EntryKind.RELEASE)
-)
+_HOLD, _POSTED, _CAP = (kind.value for kind in (EntryKind.HOLD, EntryKind.POSTED, EntryKind.CAP))
 # kind → the side that is fixed, and the account that stands there
 _FIXED = {
     EntryKind.DEPOSIT.value: (_DEBIT, BANK),
@@ -44,6 +43,18 @@ _FIXED = {
 }
 
 
+# Of terms that many entries share only the first is read.
+@lru_cache(4096)
+def _sold(detail: str) -> Event:
+    return loss_of(_read(detail))
+
+
+@lru_cache(4096)
+def _given(detail: str) -> tuple[str, Event]:
+    terms = _read(detail)
+    return terms["mechanism"], event_from_dict(terms["guarantee"])
+
+
 class Replay:
     """The books as the log so far makes them."""
 
@@ -52,10 +63,10 @@ class Replay:
         self.leaves: list[bytes] = []
         self._nodes: dict[int, list[bytes]] = {}
         self._last = GENESIS
-        self._seen: set[tuple[str, str]] = set()
-        self._held: dict[str, tuple[str, int, str | None]] = {}  # buyer, price and owner of awards still open
-        self._sold: dict[str, tuple[str | None, Event]] = {}  # owner and loss of every award
-        self._posted: set[str] = set()
+        self._seen: dict[str, set[str]] = {kind.value: set() for kind in EntryKind}
+        self._released = self._seen[EntryKind.RELEASE.value]
+        self._held: dict[str, tuple[str, int, str | None, Event]] = {}  # buyer, price, owner, loss of awards still open
+        self._unpaid: dict[str, tuple[str | None, Event]] = {}  # owner and loss of those that ended without a payment
         self._accounts: dict[str, PrivacyAccount] = {}
         self._events: dict[str, list[Event]] = {}
 
@@ -65,28 +76,31 @@ class Replay:
 
     def feed_rows(self, rows: Iterable[Row]) -> "Replay":
         """The same of entries as stores keep them."""
+        leaves, last = self.leaves, self._last
         for row in rows:
             seq = row[0]
             try:
                 checked_row(row)
             except InvalidInput as error:
                 raise LedgerCorrupt(f"cannot be read: {error}", seq if isinstance(seq, int) else None) from None
-            if seq != len(self.leaves):
-                raise LedgerCorrupt(f"missing; number {seq} follows", len(self.leaves))
-            if row[2] != self._last:
+            if seq != len(leaves):
+                raise LedgerCorrupt(f"missing; number {seq} follows", len(leaves))
+            if row[2] != last:
                 raise LedgerCorrupt("does not name its predecessor's hash", seq)
-            if row_hash(row) != row[3]:
+            hashed = row_hash(row)
+            last = hashed.hex()
+            if row[3] != last:
                 raise LedgerCorrupt("the content does not match the hash", seq)
             problem = self._problem(row)
             if problem:
                 raise LedgerCorrupt(problem, seq)
-            self._last = row[3]
-            self.leaves.append(bytes.fromhex(row[3]))
+            self._last = last
+            leaves.append(hashed)
         return self
 
     def finish(self, known: Head | None = None) -> Head:
         """The head of the whole log; with `known`, also check that the log begins as that earlier head says."""
-        pending = sum(price for _, price, _ in self._held.values())
+        pending = sum(price for _, price, *_ in self._held.values())
         if self.balances.get(ESCROW, 0) != pending:
             raise LedgerCorrupt(f"escrow holds {self.balances.get(ESCROW, 0)} for pending awards of {pending}")
         if known is not None:
@@ -118,25 +132,24 @@ class Replay:
     def _problem(self, row: Row) -> str:
         """Why an entry may not follow the ones before, or nothing."""
         kind, ref = row[4], row[5]
-        if (kind, ref) in self._seen:
+        seen = self._seen[kind]
+        if ref in seen:
             return f"a second {kind} of {ref}"
-        self._seen.add((kind, ref))
+        seen.add(ref)
         try:
             return self._money(row) if kind in _FIXED else self._privacy(row)
         except (FlmarketError, KeyError, TypeError, ValueError) as error:
             return f"cannot be read: {error}"
 
     def _money(self, row: Row) -> str:
-        kind, ref, debit, credit, amount, owner = row[4:10]
+        _, _, _, _, kind, ref, debit, credit, amount, owner, _, _, _, _ = row
         place, account = _FIXED[kind]
         if row[place] != account or not debit or not credit or debit == credit:
             return f"a {kind} from {debit} to {credit}"
         if not 0 <= amount <= MAX_MICROS:
             return f"an amount of {amount}"
         if kind == _HOLD:
-            loss = loss_of(_read(row[13]))
-            self._held[ref] = debit, amount, owner
-            self._sold[ref] = owner, loss
+            self._held[ref] = debit, amount, owner, _sold(row[13])
         elif account == ESCROW:
             problem = self._resolution(kind, ref, credit, amount, owner)
             if problem:
@@ -152,17 +165,17 @@ class Replay:
             return f"award {ref} is not open"
         if dispute_of(ref) in self._held:
             return f"award {ref} is {kind} while it is in dispute"
-        buyer, price, seller = held
-        if (credit, amount, owner) != (seller if kind == _POSTED else buyer, price, seller):
+        buyer, price, seller, loss = held
+        if credit != (seller if kind == _POSTED else buyer) or amount != price or owner != seller:
             return f"award {ref} is {kind} on other terms than it was held"
-        if kind == _POSTED:
-            self._posted.add(ref)
-            if owner in self._accounts and (_RELEASE, ref) not in self._seen and self._sold[ref][1] != NOTHING:
-                return f"award {ref} is paid without a release"
+        if kind != _POSTED:
+            self._unpaid[ref] = seller, loss
+        elif owner in self._accounts and ref not in self._released and loss != NOTHING:
+            return f"award {ref} is paid without a release"
         return ""
 
     def _privacy(self, row: Row) -> str:
-        kind, ref, debit, credit, amount, owner, _, spent, limit, _ = row[4:]
+        _, _, _, _, kind, ref, debit, credit, amount, owner, _, spent, limit, detail = row
         if not owner or amount or debit is not None or credit is not None:
             return f"a {kind} that names no owner, or moves money"
         account = self._accounts.get(owner)
@@ -171,12 +184,11 @@ class Replay:
             for event in self._events.get(owner, ()):
                 account.compose(event)
         else:
-            seller, loss = self._sold.get(ref, (None, NOTHING))
-            if seller != owner or ref in self._posted:
+            *_, seller, loss = self._held.get(ref) or self._unpaid.get(ref) or (None, NOTHING)
+            if seller != owner:
                 return f"a release for award {ref}, which {owner} does not have or was paid for before"
-            terms = _read(row[13])
-            event = event_from_dict(terms["guarantee"])
-            if not fits(Release(ref, terms["mechanism"], event), loss):
+            mechanism, event = _given(detail)
+            if event != loss and not fits(Release(ref, mechanism, event), loss):
                 return f"a release of {event} for award {ref}, which is for {loss}"
             self._events.setdefault(owner, []).append(event)
             if account is not None:

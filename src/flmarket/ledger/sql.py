@@ -12,9 +12,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, Select, func, insert, select
+from sqlalchemy import Connection, Engine, bindparam, func, insert, select
 
 from flmarket.errors import ConfigError, InvalidInput, SettlementError
 from flmarket.ledger import store
@@ -49,6 +49,25 @@ _COLUMNS = tuple(entries.c[name] for name in ROW)
 _SELECT = f"SELECT {', '.join(ROW)} FROM {entries.name}"  # noqa: S608  # our own names
 _RESOLVED = [kind.value for kind in RESOLUTIONS.values()]
 
+# Statements of short calls are put together once: that takes longer than the database takes to answer them.
+_LAST = select(func.max(entries.c.seq))
+_OF_OWNERS = (
+    select(*_COLUMNS)
+    .where(entries.c.owner.in_(bindparam("owners", expanding=True)), entries.c.kind == bindparam("of_kind"))
+    .where(entries.c.seq >= bindparam("start"))
+    .order_by(entries.c.seq)
+)
+_ABOUT = select(*_COLUMNS).where(entries.c.ref.in_(bindparam("refs", expanding=True)))
+_BALANCES = select(accounts.c.name, accounts.c.balance)
+_BALANCES_OF = _BALANCES.where(accounts.c.name.in_(bindparam("names", expanding=True)))
+_LEAVES, _NODES = (
+    select(place, column).where(place >= bindparam("first"), place < bindparam("end"), *level).order_by(place)
+    for place, column, level in (
+        (entries.c.seq, entries.c.hash, ()),
+        (nodes.c.position, nodes.c.hash, (nodes.c.level == bindparam("level"),)),
+    )
+)
+
 
 def entry_of(row: Row) -> Entry:
     """A stored row as an entry; what no writer of ours can have stored is corrupt."""
@@ -82,7 +101,7 @@ class _readable:
 
 def size(connection: Connection) -> int:
     """How many entries there are."""
-    last = connection.execute(select(func.max(entries.c.seq))).scalar()
+    last = connection.execute(_LAST).scalar()
     return 0 if last is None else int(last) + 1
 
 
@@ -108,7 +127,7 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
     """All lines with these ids."""
     found: dict[Key, Line] = {}
     for some in chunks(refs):
-        for row in connection.execute(select(*_COLUMNS).where(entries.c.ref.in_(some))):
+        for row in connection.execute(_ABOUT, {"refs": some}):
             line = stored_line(row)
             found[line.kind, line.ref] = line
     return found
@@ -117,17 +136,16 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
 def owner_lines(connection: Connection, owners: Iterable[str], kind: EntryKind, start: int = 0) -> Iterator[Entry]:
     """All entries of a kind about these owners, oldest first for each."""
     for some in chunks(owners):
-        condition = entries.c.owner.in_(some) & (entries.c.kind == kind.value) & (entries.c.seq >= start)
-        yield from map(entry_of, connection.execute(select(*_COLUMNS).where(condition).order_by(entries.c.seq)))
+        asked = {"owners": some, "of_kind": kind.value, "start": start}
+        yield from map(entry_of, connection.execute(_OF_OWNERS, asked))
 
 
 def balances(connection: Connection, names: Iterable[str] | None = None) -> dict[str, int]:
     """Balances of these accounts, or all; those never used are left out."""
-    query = select(accounts.c.name, accounts.c.balance)
-    parts: Iterable[Select[Any]] = (
-        [query] if names is None else (query.where(accounts.c.name.in_(c)) for c in chunks(names))
-    )
-    return {name: int(balance) for part in parts for name, balance in connection.execute(part)}
+    if names is None:
+        return {name: int(balance) for name, balance in connection.execute(_BALANCES)}
+    parts = (connection.execute(_BALANCES_OF, {"names": some}) for some in chunks(names))
+    return {name: int(balance) for part in parts for name, balance in part}
 
 
 def awards_after(
@@ -157,13 +175,8 @@ def awards_after(
 
 def hashes(connection: Connection, level: int, first: int, count: int) -> list[bytes]:
     """Stored hashes of complete nodes of the tree, leaves included."""
-    if level == 0:
-        place, column = entries.c.seq, entries.c.hash
-        query = select(place, column).where(place >= first, place < first + count)
-    else:
-        place, column = nodes.c.position, nodes.c.hash
-        query = select(place, column).where(nodes.c.level == level, place >= first, place < first + count)
-    found = [bytes.fromhex(row[1]) for row in connection.execute(query.order_by(place))]
+    asked = {"level": level, "first": first, "end": first + count}
+    found = [bytes.fromhex(row[1]) for row in connection.execute(_NODES if level else _LEAVES, asked)]
     if len(found) != count:
         raise LedgerCorrupt(f"hashes {first} to {first + count - 1} of level {level} of the tree are not all there")
     return found
@@ -177,7 +190,7 @@ def append(connection: Connection, lines: Sequence[Line], time_us: int) -> int:
     previous = str(last)
     for seq, line in enumerate(lines, start):
         row = row_of(line, seq, time_us, previous)
-        previous = row_hash(row)
+        previous = row_hash(row).hex()
         rows.append((*row[:3], previous, *row[4:]))
     _insert(connection, rows)
     for level, position, node in tiles(start, len(rows), lambda *run: hashes(connection, *run)):
@@ -337,7 +350,7 @@ class SqlLedger(Ledger):
     def _open(self, create: bool, upgrade: bool) -> None:
         with store.reading(self.engine) as connection:
             found = store.version(connection)
-        if found == store.NEWEST:
+        if found == store.NEWEST or (found in store.WORKING and not upgrade):
             return
         if not (upgrade if found else create):
             fix = (

@@ -75,7 +75,7 @@ entries = Table(
         "ledger_entries_resolved_once",
         "ref",
         unique=True,
-        sqlite_where=text("kind IN ('posted', 'voided', 'expired')"),
+        sqlite_where=text("kind = 'posted' OR kind = 'voided' OR kind = 'expired'"),
         postgresql_where=text("kind IN ('posted', 'voided', 'expired')"),
     ),
     Index("ledger_entries_owner", "owner", "kind", "seq"),
@@ -125,8 +125,12 @@ nodes = Table(
 
 
 VERSION_TABLE = "ledger_version"
-NEWEST = "0001"  # the revision that this code is written for
+NEWEST = "0002"  # the revision that this code is written for
+WORKING = ("0001", NEWEST)  # those it works on: version 0001 has the same rules, and checks them more slowly
 _WAIT_SECONDS = 30
+# Opening a file costs as much as several short reads, so every thread of a service may keep one; the last used, whose
+# pages and statements are at hand, is taken first.
+SQLITE_POOL: dict[str, Any] = {"pool_size": 48, "pool_use_lifo": True}
 _MIGRATION_LOCK = 0x464C4D41  # any fixed number: whoever migrates holds this advisory lock
 
 
@@ -136,7 +140,7 @@ def open_engine(url: str) -> Engine:
     try:
         if target.get_backend_name() == "sqlite":
             keep_private(str(target.database))
-            engine = create_engine(target, connect_args={"timeout": _WAIT_SECONDS})
+            engine = create_engine(target, connect_args={"timeout": _WAIT_SECONDS}, **SQLITE_POOL)
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
@@ -162,8 +166,10 @@ def migrate(engine: Engine, revision: str = NEWEST) -> None:
         config.attributes["connection"] = connection
         if engine.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-        if version(connection) != revision:
-            (command.downgrade if revision == "base" else command.upgrade)(config, revision)
+        found = version(connection)
+        if found != revision:
+            down = revision == "base" or (found is not None and revision < found)
+            (command.downgrade if down else command.upgrade)(config, revision)
 
 
 def version(connection: Connection) -> str | None:

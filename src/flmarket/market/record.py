@@ -33,7 +33,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +44,7 @@ import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
-from flmarket.files import keep_private
+from flmarket.files import keep_private, start_database
 from flmarket.ledger import DurableAccount, Head, ReplayRefused
 from flmarket.market.kind import Announcement, Bid, Order, release_id
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, ZCdp
@@ -80,7 +80,7 @@ class Offer:
     def to_json(self) -> str:
         """For a file."""
         seen = None if self.seen is None else self.seen.to_dict()
-        return json.dumps({"call": asdict(self.call), "bid": asdict(self.bid), "seen": seen})
+        return f'{{"call": {_text(self.call)}, "bid": {json.dumps(asdict(self.bid))}, "seen": {json.dumps(seen)}}}'
 
     @classmethod
     def from_json(cls, body: str) -> Offer:
@@ -88,6 +88,11 @@ class Offer:
         offer = json.loads(body)
         seen = None if offer["seen"] is None else Head.from_dict(offer["seen"])
         return cls(Announcement(**offer["call"]), Bid.from_dict(offer["bid"]), seen)
+
+
+@lru_cache(maxsize=32)
+def _text(call: Announcement) -> str:
+    return json.dumps(asdict(call))
 
 
 @dataclass(frozen=True)
@@ -325,12 +330,13 @@ class OwnerJournal:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        start_database(path, _image, sync=synchronised)
         keep_private(path)
         self._connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
         self._connection.execute(f"pragma synchronous = {'normal' if synchronised else 'off'}")
         if self._connection.execute("pragma user_version").fetchone()[0] < _VERSION:
             self._connection.execute("pragma journal_mode = wal")
-            self._migrate()
+            _migrate(self._connection)
 
     def close(self) -> None:
         """Close the file."""
@@ -345,9 +351,13 @@ class OwnerJournal:
 
     def make_offer(self, offer: Offer) -> Offer:
         """Record an offer and return the one that stands: the first."""
-        task, round_index = offer.call.task, offer.call.round_index
+        task, round_index, body = offer.call.task, offer.call.round_index, offer.to_json()
         with self._lock, self._connection as connection:
-            connection.execute("insert or ignore into offers values (?, ?, ?)", (task, round_index, offer.to_json()))
+            made = connection.execute(
+                "insert or ignore into offers values (?, ?, ?)", (task, round_index, body)
+            ).rowcount
+        if made == 1:
+            return offer
         standing = self.offer(task, round_index)
         assert standing is not None
         return standing
@@ -469,24 +479,32 @@ class OwnerJournal:
         stem = self.path.name.removesuffix(".journal.sqlite")
         return self.path.with_name(f"{stem}.own") / f"{quote(task, safe='')}-{round_index}.npy"
 
-    def _migrate(self) -> None:
-        """Bring the file to this version, whole or not at all, whoever else tries at the same time."""
-        with self._lock:
-            self._connection.isolation_level = None
-            try:
-                self._connection.execute("begin immediate")
-                (version,) = self._connection.execute("pragma user_version").fetchone()
-                steps = [*_SCHEMA.strip().split(";\n")] if version < 2 else ["delete from offers"] * (version < 3)
-                for statement in (*steps, _MASKS, _CHAINS):
-                    self._connection.execute(statement)
-                self._connection.execute(f"pragma user_version = {_VERSION}")
-                self._connection.execute("commit")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("rollback")
-                raise
-            finally:
-                self._connection.isolation_level = "DEFERRED"
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file to this version, whole or not at all, whoever else tries at the same time."""
+    connection.isolation_level = None
+    try:
+        connection.execute("begin immediate")
+        (version,) = connection.execute("pragma user_version").fetchone()
+        steps = [*_SCHEMA.strip().split(";\n")] if version < 2 else ["delete from offers"] * (version < 3)
+        for statement in (*steps, _MASKS, _CHAINS):
+            connection.execute(statement)
+        connection.execute(f"pragma user_version = {_VERSION}")
+        connection.execute("commit")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("rollback")
+        raise
+    finally:
+        connection.isolation_level = "DEFERRED"
+
+
+@lru_cache(maxsize=1)
+def _image() -> bytes:
+    """A journal's file on which nothing is."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        _migrate(connection)
+        return connection.serialize()
 
 
 def _terms(order: Order) -> str:
@@ -566,5 +584,11 @@ def _journal(path: Path) -> Path:
 
 def _files(path: Path) -> tuple[int, int]:
     """Which files these are now; −1 for one that is not there."""
-    account, journal = (file.stat().st_ino if file.exists() else -1 for file in (_account(path), _journal(path)))
-    return account, journal
+    return _file(_account(path)), _file(_journal(path))
+
+
+def _file(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return -1

@@ -45,7 +45,7 @@ from flmarket.market.kind import (
 )
 from flmarket.market.store import Checkpoint, RoundStore
 from flmarket.market.task import RoundRecord
-from flmarket.privacy import PrivacyAccount
+from flmarket.privacy import Cap, PrivacyAccount
 
 _log = logging.getLogger(__name__)
 Prove = Callable[[Sequence[Order], Mapping[int, Head]], Mapping[str, HoldReceipt]]
@@ -183,14 +183,15 @@ class Rounds:
     def _bids(self, index: int) -> Mapping[int, Bid]:
         call = self.kind.announcement(index)
         bids = self.owners.bids(call, self.kind.accepts)
-        bids = {owner: bid for owner, bid in bids.items() if self._can_be_paid(bid, call)}
+        known = self.ledger.privacy_accounts(self.account_of(owner) for owner in bids)
+        caps = {name: account.cap for name, account in known.items()}
+        bids = {n: bid for n, bid in bids.items() if self._can_be_paid(bid, call, caps.get(self.account_of(n)))}
         if len(bids) < self.minimum_bids:
             raise TooFewBids
         return bids
 
-    def _can_be_paid(self, bid: Bid, call: Announcement) -> bool:
+    def _can_be_paid(self, bid: Bid, call: Announcement, cap: Cap | None) -> bool:
         """Whether her cap in the ledger, if she has one, can hold such a release at all: it is paid on record only."""
-        cap = self.ledger.cap(self.account_of(bid.owner))
         if cap is None or not call.perturbation:
             return cap is None
         try:

@@ -68,7 +68,7 @@ class FailingGuard(OwnerGuard):
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer, or drop out."""
         owner = self.owner_of(context)
-        if owner.simulated and message.metadata.message_type in (TRAIN, MASKED):
+        if owner.simulated and owner.dropout and message.metadata.message_type in (TRAIN, MASKED):
             order = guarded(lambda: unpack(Order, message))
             if isinstance(order, Order) and drops_out(owner, order):
                 raise ConnectionError("simulated drop-out")
@@ -76,8 +76,9 @@ class FailingGuard(OwnerGuard):
 
     def work(self, guard: Guard, order: Order, message: Message) -> ReleasedUpdate:
         """What she sends instead of what she should."""
-        vector = super().work(guard, order, message)
-        return spoilt(guard.owner, order, vector, unpack_vector(message)) if guard.owner.simulated else vector
+        vector, owner = super().work(guard, order, message), guard.owner
+        spoils = owner.simulated and (owner.faulty or owner.adversary is not None)
+        return spoilt(owner, order, vector, unpack_vector(message)) if spoils else vector
 
 
 def store_spec(spec: Spec, folder: Path) -> Path:
