@@ -40,7 +40,7 @@ def serve_broker(url: str, port: int) -> None:
         database_url=url, requests_per_second=1e6, request_burst=10**6, anonymous_requests_per_second=1e6,
         anonymous_burst=10**6, sign_ins_per_minute=1e4,
     )  # fmt: skip
-    uvicorn.run(create_app(settings), port=port, ws="none", log_level="error", access_log=False)
+    uvicorn.run(create_app(settings, alone=True), port=port, ws="none", log_level="error", access_log=False)
 
 
 def serve_peer(url: str, port: int) -> None:

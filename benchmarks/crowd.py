@@ -47,6 +47,12 @@ class Size:
 FULL = Size(parties=5_000, tasks=500, rounds=1_000, awards=20, crowded=900)
 
 
+_SHORT = (
+    "me", "me/keys", "me/sessions", "me/users", "me/hooks", "me/notices", "catalogue", "ledger/head",
+    "disputes", "audits",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Crowd:
     """What was built, and who may look at it: cookies by role."""
@@ -64,6 +70,7 @@ class Crowd:
         market = ["/", "/market/tasks", f"/market/{task}", f"/market/{task}/live", "/ledger", "/sign-in"]
         found = "/?q=task%201"
         everybody = [f"{api}/market", f"{api}/listings/{task}", f"{api}/ledger", f"{api}/ledger?search=release"]
+        everybody += ["/account", "/disputes", *(f"{api}/{one}" for one in _SHORT)]
         own = [
             "/tasks", "/tasks?q=task%201", f"/tasks/{task}", f"/tasks/{task}?page=3", f"/tasks/{task}/live",
             f"/tasks/{task}/rounds/1", f"/tasks/{task}/rounds/{rounds}", f"/tasks/{task}/rounds/{rounds}?page=3",

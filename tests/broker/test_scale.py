@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from benchmarks.crowd import LONG_NAME, Size, build
+from fastapi import APIRouter
 from sqlalchemy import event
 
 from flmarket.broker.app import create_app
@@ -95,6 +96,71 @@ def test_pages_stay_small_and_ask_no_more_as_the_market_grows(markets):
     assert not busy
     grew = {place: (before[place][1], after[place][1]) for place in shared if after[place][1] > before[place][1] + 2}
     assert not grew  # two more where a chunk or a tile of the ledger's tree begins
+
+
+# GET routes that the walk leaves out: streams, files of any length, parts of forms, and what the crowd has none of
+NOT_WALKED = (
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/api",
+    "/theme.css",
+    "/{path:path}",
+    "/sign-in/oidc",
+    "/sign-in/oidc/callback",
+    "/sign-in/{token}",
+    "/listings/{task_id}/terms",
+    "/tasks/{task_id}/events",
+    "/tasks/{task_id}/stream",
+    "/market/{task_id}/stream",
+    "/market/{task_id}/terms.json",
+    "/tasks/{task_id}/rounds/{index}/receipts",
+    "/tasks/{task_id}/rounds/{number}/receipts.json",
+    "/tasks/{task_id}/bill.csv",
+    "/tasks/{task_id}/invoice.pdf",
+    "/tasks/{task_id}/model",
+    "/tasks/{task_id}/model.{suffix}",
+    "/me/statement.csv",
+    "/me/statement.pdf",
+    "/owner/statement.csv",
+    "/owner/statement.pdf",
+    "/operator/payouts.csv",
+    "/offers/{task_id}",
+    "/offers/{task_id}/bid",
+    "/owner/bid/help",
+    "/tasks/new/explore",
+    "/disputes/new",
+    "/disputes/{dispute_id}",
+    "/audits/{audit_id}",
+    "/audit/{audit_id}",
+)
+
+
+def templates(app):
+    """The GET routes of everything that the application includes; the API's without their prefix."""
+    parts = [part.original_router for part in app.routes if hasattr(part, "original_router")]
+    return [route for part in parts for route in part.routes if "GET" in (getattr(route, "methods", None) or ())]
+
+
+def unwalked(app, crowd):
+    """The paths of GET routes that neither the walk meets nor the list above names."""
+    asked = {path.partition("?")[0].removeprefix("/api/v1") for paths in crowd.pages().values() for path in paths}
+    return {
+        route.path
+        for route in templates(app)
+        if route.path not in NOT_WALKED and not any(route.path_regex.fullmatch(path) for path in asked)
+    }
+
+
+def test_no_page_is_forgotten(large):
+    broker, crowd, _ = large
+    app = create_app(broker=broker)
+    assert {route.path for route in templates(app)} >= set(NOT_WALKED)
+    assert unwalked(app, crowd) == set()
+    router = APIRouter()
+    router.get("/a-page-nobody-walks")(lambda: None)
+    app.include_router(router)
+    assert unwalked(app, crowd) == {"/a-page-nobody-walks"}
 
 
 def test_a_query_for_each_row_would_be_noticed(large):

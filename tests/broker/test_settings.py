@@ -1,5 +1,6 @@
 """Where settings come from: options before the environment before the file before the defaults."""
 
+import re
 import tomllib
 import warnings
 
@@ -46,6 +47,32 @@ def test_a_password_is_not_shown():
     assert "pAss" not in str(refused.value)
 
 
+SECRETS = ("database_url", "metrics_token", "smtp_password", "oidc_client_secret")
+
+
+@pytest.mark.parametrize("name", [*SECRETS, "smtp_pasword", "smtp-password", "databse_url"])
+@pytest.mark.parametrize("source", ["option", "file", "environment"])
+def test_no_error_repeats_what_may_be_a_secret(tmp_path, monkeypatch, name, source):
+    """A secret of the wrong type, or under a misspelt name: the name is said, and never the value."""
+    file = tmp_path / "broker.toml"
+    file.write_text(f'"{name}" = ["hunter2"]' if source == "file" else "")
+    given = {name: ["hunter2"]} if source == "option" else {}
+    if source == "environment":  # where all are texts, and names that are not known are somebody else's
+        monkeypatch.setenv(f"FLMARKET_{name.upper()}", "hunter2")
+        given = {"max_streams": 0}
+    with pytest.raises(ConfigError) as refused:
+        Settings.read(file, given)
+    assert (name if source != "environment" else "max_streams") in str(refused.value)
+    assert "hunter2" not in f"{refused.value!r} {refused.value} {vars(refused.value)} {refused.value.__context__}"
+
+
+def test_secrets_are_marked_as_such():
+    """Whatever is called a secret, and whatever may hold one, is left out of reprs and errors."""
+    named = {name for name in Settings.model_fields if re.search("password|secret|token|url$", name)} - {"public_url"}
+    assert named == set(SECRETS)
+    assert all(not Settings.model_fields[name].repr for name in named)
+
+
 def test_the_template_is_the_defaults(capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # typer itself uses what click has deprecated
@@ -56,5 +83,8 @@ def test_the_template_is_the_defaults(capsys):
     assert set(Settings.model_fields) - set(values) == {"data_dir"}  # has no default to write down
     with pytest.raises(ConfigError, match="name=value"):
         app(["serve", "--set", "max_streams"], standalone_mode=False)
+    with pytest.raises(ConfigError) as refused:
+        app(["serve", "--set", "smtp_password:hunter2"], standalone_mode=False)
+    assert "hunter2" not in str(refused.value)
     with pytest.raises(ConfigError, match="max_streams"):
         app(["serve", "--set", "max_streams=none"], standalone_mode=False)

@@ -18,9 +18,9 @@ from sqlalchemy.exc import IntegrityError
 from flmarket.broker.books import Books
 from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
-from flmarket.broker.requests import TaskRequest
+from flmarket.broker.requests import TaskRequest, order_of
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import Fact, Release, Rights, Role, RoundRow, Secret
+from flmarket.broker.tables import Fact, Release, Rights, Role, RoundRow, Secret, TaskRow
 from flmarket.engines import Simulation, Spec
 from flmarket.engines.config import DataFile, DataSection
 from flmarket.errors import ConfigError, FlmarketError, InvalidInput
@@ -298,6 +298,10 @@ class Broker:
         currency = _settled(database, "currency", settings.currency) or cls.currency
         books = Books.open(settings.database_url)
         return cls(settings, database, books, secrets, Simulations(settings), Metrics(), currency=currency)
+
+    def order(self, task: TaskRow) -> TaskRequest:
+        """What a task was posted with, read once: it does not change."""
+        return self.settled.get(("order", task.id), lambda: order_of(task.spec))
 
     def close(self) -> None:
         """Give all connections back."""

@@ -26,14 +26,17 @@ from sqlalchemy.orm import Session
 
 from flmarket.files import keep_private
 from flmarket.ledger.journal import LedgerUnavailable
+from flmarket.ledger.store import SQLITE_POOL
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_SECONDS = 30
 _MOST_TOGETHER = 64  # writers that share a commit
+_STATEMENTS = 512  # that a connection keeps prepared: more than there are
 _FAULTS = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.PendingRollbackError, LedgerUnavailable)
 
 Check = Callable[[Connection], None]
 _fence: ContextVar[Check | None] = ContextVar("flmarket_fence", default=None)
+_moment: ContextVar["tuple[Database, Session] | None"] = ContextVar("flmarket_moment", default=None)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -67,7 +70,8 @@ class Database:
             if address.database and address.database != ":memory:":
                 Path(address.database).parent.mkdir(parents=True, exist_ok=True)
                 keep_private(address.database)
-            self.engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})
+            settings = {"timeout": _BUSY_SECONDS, "check_same_thread": False, "cached_statements": _STATEMENTS}
+            self.engine = create_engine(url, connect_args=settings, **SQLITE_POOL)
             event.listen(self.engine, "connect", _sqlite_settings)
             event.listen(self.engine, "begin", _sqlite_begin)
         else:
@@ -91,8 +95,23 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A transaction that changes nothing, and sees the database as it was at one moment."""
+        held = _moment.get()
+        if held is not None and held[0] is self:
+            yield held[1]
+            return
         with Session(self._reader, expire_on_commit=False, autoflush=False) as session:
             yield session
+
+    @contextmanager
+    def moment(self) -> Iterator[None]:
+        """All reads of this thread inside are of one moment, in one transaction: for a page that is made of many. What
+        is written inside they do not see."""
+        with self.read() as session:
+            before = _moment.set((self, session))
+            try:
+                yield
+            finally:
+                _moment.reset(before)
 
     @contextmanager
     def write(self) -> Iterator[Session]:

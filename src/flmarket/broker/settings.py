@@ -166,8 +166,8 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"])) or "settings"
-            field = cls.model_fields.get(name)
-            shown = first["input"] if field is None or field.repr else "…"
+            field = cls.model_fields.get(name)  # a name that is not known may be a misspelt secret's
+            shown = first["input"] if field is not None and field.repr else "…"
             known = "one of those that `flmarket serve --show-settings` prints"
             accepted = known if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Input should be ")
             raise ConfigError(f"setting {name}", shown, accepted) from None

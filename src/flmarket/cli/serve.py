@@ -54,7 +54,7 @@ def serve(
             settings = settings.model_copy(update={"database_url": f"sqlite:///{folder}/flmarket-broker.db"})
         broker = Broker.open(settings)
         stack.callback(broker.close)
-        app = create_app(broker=broker)
+        app = create_app(broker=broker, alone=True)
         if people := _welcome(broker, f"http://{host}:{port}", demo):
             from flmarket.broker.demo import Demo
 
@@ -88,7 +88,7 @@ def show_settings() -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError("--set", text, "name=value, such as max_streams=50")
+        raise ConfigError("--set", "…", "name=value, such as max_streams=50")
     return name.strip(), value.strip()
 
 

@@ -6,6 +6,7 @@ from importlib import resources
 
 import pytest
 
+from flmarket.broker.web.pages import posting
 from flmarket.broker.web.pages.context import Reader, local_path
 from flmarket.broker.web.pages.live import _message
 from flmarket.broker.web.pages.rendering import clock, environment, list_of, seconds, theme_css, when
@@ -139,3 +140,10 @@ def _contrast(first, second):
 def _luminance(colour):
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (x / 255 for x in colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize(("kind", "field"), [("auction", "budget"), ("sampling", "hard_cap"), ("reward", "reward")])
+def test_amounts_are_refused_in_the_markets_own_currency(kind, field):
+    typed = Reader(posting._DEFAULTS | {"name": "triage", "kind": kind, field: "-1"})
+    assert posting._order(typed, currency="EUR") is None
+    assert typed.errors[field].endswith(" EUR.")

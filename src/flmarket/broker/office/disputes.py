@@ -12,9 +12,10 @@ or by the worker, and leads to the same books.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
@@ -24,7 +25,7 @@ from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, owner_name
 from flmarket.broker.requests import DecisionRequest, DisputeRequest, EventName, order_of
 from flmarket.broker.stamps import derived_id, iso, now
-from flmarket.broker.tables import DisputeRow, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
+from flmarket.broker.tables import DisputeRow, PartyRow, Release, Role, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import PrivacyBudgetExhausted, SettlementError
 from flmarket.ledger import Award, AwardState, Resolution, format_micros
@@ -72,21 +73,21 @@ def list_disputes(
     broker: Broker, party: Party, *, limit: int = 50, before: str | None = None, is_open: bool | None = None
 ) -> wire.DisputePage:
     """Those that concern one, or all for the operator, newest first; or only those that are open, or are not."""
-    undecided = DisputeRow.state.in_(_OPEN)
-    shown = [_concerns(party)] if is_open is None else [_concerns(party), undecided if is_open else ~undecided]
-    query = _shown(*shown).order_by(DisputeRow.opened_at.desc(), DisputeRow.id.desc())
+    query, undecided = _lists(party.role, is_open)
+    hers = {"party": party.id, "most": limit + 1}
     with broker.database.read() as session:
         if before is not None:
-            last = session.scalars(select(DisputeRow).where(DisputeRow.id == before, _concerns(party))).one_or_none()
+            one = select(DisputeRow).where(DisputeRow.id == before, _concerns(party.role))
+            last = session.scalars(one, hers).one_or_none()
             if last is None:
                 raise NotFound("dispute", before)
             same = (DisputeRow.opened_at == last.opened_at) & (DisputeRow.id < last.id)
             query = query.where((DisputeRow.opened_at < last.opened_at) | same)
-        rows = session.execute(query.limit(limit + 1)).all()
+        rows = session.execute(query, hers).all()
         if is_open and before is None and len(rows) <= limit:
             undone = len(rows)
         else:
-            undone = session.scalar(select(func.count()).where(_concerns(party), undecided)) or 0
+            undone = session.scalar(undecided, hers) or 0
     items = tuple(_view(broker, party, row) for row in rows[:limit])
     return wire.DisputePage(items, items[-1].id if len(rows) > limit else None, undone)
 
@@ -94,7 +95,8 @@ def list_disputes(
 def get_dispute(broker: Broker, party: Party, dispute_id: str) -> wire.Dispute:
     """One that concerns one."""
     with broker.database.read() as session:
-        found = session.execute(_shown(DisputeRow.id == dispute_id, _concerns(party))).one_or_none()
+        one = _shown(DisputeRow.id == dispute_id, _concerns(party.role))
+        found = session.execute(one, {"party": party.id}).one_or_none()
     if found is None:
         raise NotFound("dispute", dispute_id)
     return _view(broker, party, found)
@@ -236,10 +238,20 @@ def _tell(broker: Broker, session: Session, row: DisputeRow, event: EventName) -
     announce(session, event, told, subject=row.id)
 
 
-def _concerns(party: Party) -> ColumnElement[bool]:
-    if party.role == "operator":
+def _concerns(role: Role) -> ColumnElement[bool]:
+    """Those that concern the `party` that the statement is executed with."""
+    if role == "operator":
         return DisputeRow.id.is_not(None)
-    return (DisputeRow.owner_id if party.role == "owner" else DisputeRow.buyer_id) == party.id
+    return (DisputeRow.owner_id if role == "owner" else DisputeRow.buyer_id) == bindparam("party")
+
+
+@cache
+def _lists(role: Role, is_open: bool | None) -> tuple[Select[Any], Select[int]]:
+    """A party's disputes, newest first, at `most` so many; and how many of hers are open."""
+    hers, undecided = _concerns(role), DisputeRow.state.in_(_OPEN)
+    shown = _shown(hers) if is_open is None else _shown(hers, undecided if is_open else ~undecided)
+    newest = shown.order_by(DisputeRow.opened_at.desc(), DisputeRow.id.desc())
+    return newest.limit(bindparam("most", type_=Integer)), select(func.count()).where(hers, undecided)
 
 
 def _shown(*which: ColumnElement[bool]) -> Select[Any]:

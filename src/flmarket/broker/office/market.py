@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import ColumnElement, Integer, bindparam, case, func, select
 
 from flmarket import aggregation, auctions, populations
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.office.runs import runs_of_tasks
-from flmarket.broker.requests import FLOWER, order_of, public_terms, pure_perturbations
+from flmarket.broker.requests import FLOWER, TaskRequest, order_of, public_terms, pure_perturbations
 from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.ledger import AwardState
@@ -18,16 +18,27 @@ from flmarket.market import kinds
 def overview(broker: Broker, party: Party | None, *, limit: int = 50, start: int = 0, search: str = "") -> wire.Market:
     """Tasks as everybody may know them, signed in or not: those under way first, else newest first, from the `start`-th
     on, or those whose name holds `search`. No accuracy, no names of buyers or owners. The sums may be seconds old."""
-    shown = TaskRow.state != "funding"
+    query, count = _SHOWN, _COUNT
     if search:
-        shown &= TaskRow.name.icontains(search, autoescape=True) | (TaskRow.id == search)
-    order = case((TaskRow.state.in_(PLAYABLE), 0), else_=1), TaskRow.created_at.desc(), TaskRow.id
+        named = TaskRow.name.icontains(search, autoescape=True) | (TaskRow.id == search)
+        query, count = query.where(named), count.where(named)
     with broker.database.read() as session:
-        rows = session.scalars(select(TaskRow).where(shown).order_by(*order).limit(limit).offset(start)).all()
-        total = session.scalar(select(func.count()).select_from(TaskRow).where(shown)) or 0
+        rows = session.scalars(query, {"limit": limit, "start": start}).all()
+        total = session.scalar(count) or 0
         runs = runs_of_tasks(broker, session, rows)
-    listed = tuple(_task(row, party, runs.get(row.id)) for row in rows)
+    listed = tuple(_task(broker.order(row), row, party, runs.get(row.id)) for row in rows)
     return wire.Market(listed, *broker.recent.get("market", lambda: _sums(broker)), total)
+
+
+_order = case((TaskRow.state.in_(PLAYABLE), 0), else_=1), TaskRow.created_at.desc(), TaskRow.id
+_SHOWN = (
+    select(TaskRow)
+    .where(TaskRow.state != "funding")
+    .order_by(*_order)
+    .limit(bindparam("limit", type_=Integer))
+    .offset(bindparam("start", type_=Integer))
+)
+_COUNT = select(func.count()).select_from(TaskRow).where(TaskRow.state != "funding")
 
 
 def _sums(broker: Broker) -> tuple[int, int, int, int, int, int, int]:
@@ -98,8 +109,7 @@ def _mechanisms(names: tuple[str, ...]) -> tuple[wire.Mechanism, ...]:
     )
 
 
-def _task(row: TaskRow, party: Party | None, run: wire.FlowerRun | None) -> wire.MarketTask:
-    order = order_of(row.spec)
+def _task(order: TaskRequest, row: TaskRow, party: Party | None, run: wire.FlowerRun | None) -> wire.MarketTask:
     return as_wire(
         wire.MarketTask,
         row,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import bindparam, case, func, insert, select, update
+from sqlalchemy import BindParameter, Integer, bindparam, case, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
@@ -19,7 +19,7 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, NotFound
 from flmarket.broker.office.listing import terms_hash, terms_of
 from flmarket.broker.office.operator import note
-from flmarket.broker.requests import FLOWER, BidRequest, Valuation, order_of, public_terms
+from flmarket.broker.requests import FLOWER, BidRequest, TaskRequest, Valuation, public_terms
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, Bid, Slot, TaskRow, as_wire
 from flmarket.client import wire
@@ -34,7 +34,7 @@ def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | 
         query = query.where(TaskRow.id < before)
     with broker.database.read() as session:
         rows = session.scalars(query.options(undefer(TaskRow.listing))).all()
-        found = [row for row in rows if _takes_bids(row)]
+        found = [row for row in rows if _takes_bids(broker.order(row))]
         items = _views(broker, session, found[:limit], party)
     more = len(found) > limit or len(rows) > 4 * limit
     return wire.OfferPage(items, (items[-1].task_id if items else rows[-1].id) if more else None)
@@ -43,12 +43,10 @@ def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | 
 def my_offers(broker: Broker, party: Party, *, limit: int, task_id: str = "") -> tuple[tuple[wire.Offer, ...], bool]:
     """For an owner's desk: this task, those in which her bid stands, then the newest; and whether there are more."""
     require(party, "owner")
-    hers = (Bid.task_id == TaskRow.id) & (Bid.party_id == party.id) & Bid.active
-    order = case((TaskRow.id == task_id, 0), (Bid.task_id.is_not(None), 1), else_=2), TaskRow.id.desc()
-    query = select(TaskRow).outerjoin(Bid, hers).where(TaskRow.state.in_(PLAYABLE)).order_by(*order)
+    asked = {"party": party.id, "task": task_id, "most": 4 * limit + 1}
     with broker.database.read() as session:
-        rows = session.scalars(query.limit(4 * limit + 1).options(undefer(TaskRow.listing))).all()
-        found = [row for row in rows if _takes_bids(row)]
+        rows = session.scalars(_MINE, asked).all()
+        found = [row for row in rows if _takes_bids(broker.order(row))]
         return _views(broker, session, found[:limit], party), len(found) > limit or len(rows) > 4 * limit
 
 
@@ -56,7 +54,7 @@ def get_offer(broker: Broker, party: Party, task_id: str) -> wire.Offer:
     """One offer; also an ended one, if the owner has a place in it."""
     require(party, "owner", "operator")
     with broker.database.read() as session:
-        return _views(broker, session, [_offer(session, party, task_id)], party)[0]
+        return _views(broker, session, [_offer(broker, session, party, task_id)], party)[0]
 
 
 def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
@@ -159,17 +157,35 @@ _CLAIM = (
     .returning(Slot.slot, Slot.records)
 )
 _BID = insert(Bid)
+# those under way, as `my_offers` sorts them
+_hers = (Bid.task_id == TaskRow.id) & (Bid.party_id == bindparam("party")) & Bid.active
+_MINE = (
+    select(TaskRow)
+    .outerjoin(Bid, _hers)
+    .where(TaskRow.state.in_(PLAYABLE))
+    .order_by(case((TaskRow.id == bindparam("task"), 0), (Bid.task_id.is_not(None), 1), else_=2), TaskRow.id.desc())
+    .limit(bindparam("most", type_=Integer))
+    .options(undefer(TaskRow.listing))
+)
+# of some tasks: places that nobody has, and the caller's own places and bids
+_these: BindParameter[Any] = bindparam("tasks", expanding=True)
+_UNCLAIMED = (
+    select(Slot.task_id, func.count()).where(Slot.task_id.in_(_these), Slot.party_id.is_(None)).group_by(Slot.task_id)
+)
+_PLACES = select(Slot).where(Slot.task_id.in_(_these), Slot.party_id == bindparam("party"))
+_BIDS = select(Bid).where(Bid.task_id.in_(_these), Bid.party_id == bindparam("party"))
 _REPLACE = update(Bid).where(Bid.task_id == bindparam("task"), Bid.party_id == bindparam("party"))
 
 
 def _open_task(broker: Broker, session: Session, task_id: str) -> bool:
     """`_takes_bids`, remembered: an order does not change."""
-    return broker.settled.get(("takes bids", task_id), lambda: _takes_bids(session.get_one(TaskRow, task_id)))
+    known = ("takes bids", task_id)
+    return broker.settled.get(known, lambda: _takes_bids(broker.order(session.get_one(TaskRow, task_id))))
 
 
-def _offer(session: Session, party: Party, task_id: str) -> TaskRow:
+def _offer(broker: Broker, session: Session, party: Party, task_id: str) -> TaskRow:
     row = session.get(TaskRow, task_id)
-    listed = row is not None and row.state in PLAYABLE and _takes_bids(row)
+    listed = row is not None and row.state in PLAYABLE and _takes_bids(broker.order(row))
     if row is None or not (listed or party.role == "operator" or _slot(session, party, task_id)):
         raise NotFound("offer", task_id)
     return row
@@ -179,9 +195,8 @@ def _slot(session: Session, party: Party, task_id: str) -> Slot | None:
     return session.scalars(select(Slot).where(Slot.task_id == task_id, Slot.party_id == party.id)).first()
 
 
-def _takes_bids(row: TaskRow) -> bool:
+def _takes_bids(order: TaskRequest) -> bool:
     """Whether registered owners bid here; on Flower their nodes do."""
-    order = order_of(row.spec)
     return order.kind == "auction" and order.broker.open and order.broker.engine != FLOWER
 
 
@@ -194,16 +209,15 @@ def _bid(session: Session, party: Party, task_id: str) -> Bid:
 
 def _views(broker: Broker, session: Session, rows: Sequence[TaskRow], party: Party) -> tuple[wire.Offer, ...]:
     """Offers as an owner sees them, in as few queries as one."""
-    ids = [row.id for row in rows]
-    unclaimed = select(Slot.task_id, func.count()).where(Slot.task_id.in_(ids), Slot.party_id.is_(None))
-    free: dict[str, int] = dict(session.execute(unclaimed.group_by(Slot.task_id)).all())
-    hers = session.scalars(select(Slot).where(Slot.task_id.in_(ids), Slot.party_id == party.id))
-    slots = {slot.task_id: slot for slot in hers}
-    placed = session.scalars(select(Bid).where(Bid.task_id.in_(ids), Bid.party_id == party.id))
-    bids = {bid.task_id: _view_bid(bid) for bid in placed}
+    if not rows:
+        return ()
+    asked = {"tasks": [row.id for row in rows], "party": party.id}
+    free: dict[str, int] = dict(session.execute(_UNCLAIMED, asked).all())
+    slots = {slot.task_id: slot for slot in session.scalars(_PLACES, asked)}
+    bids = {bid.task_id: _view_bid(bid) for bid in session.scalars(_BIDS, asked)}
     made = []
     for row in rows:
-        order, slot = order_of(row.spec), slots.get(row.id)
+        order, slot = broker.order(row), slots.get(row.id)
         made.append(
             as_wire(
                 wire.Offer,

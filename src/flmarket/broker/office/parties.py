@@ -255,12 +255,14 @@ def may_act(session: Session, party: Party) -> bool:
 
 def account(broker: Broker, party: Party) -> wire.Account:
     """One's own money."""
-    query = select(
-        func.coalesce(func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros), 0)
-    ).where(TaskRow.buyer_id == party.id)  # of tasks that have ended only what is in dispute is left
     with broker.database.read() as session:
-        escrow = int(session.scalar(query) or 0)
+        escrow = int(session.scalar(_ESCROW, {"buyer": party.id}) or 0)
     return wire.Account(party.id, broker.books.ledger.balance(party.id), escrow)
+
+
+_ESCROW = select(
+    func.coalesce(func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros), 0)
+).where(TaskRow.buyer_id == bindparam("buyer"))  # of tasks that have ended only what is in dispute is left
 
 
 def deposit(

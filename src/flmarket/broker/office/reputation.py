@@ -10,7 +10,7 @@ Each owner costs the database 20 rows of an index, however many awards she has h
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Integer, bindparam, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from flmarket.broker.tables import PartyRow, Release, Slot
@@ -23,8 +23,7 @@ _one = aliased(Release, name="one")
 
 def reputations(session: Session, parties: Collection[str]) -> dict[str, wire.Reputation]:
     """Of registered owners, by their ids."""
-    counts = _counts(PartyRow, _one.party_id == PartyRow.id, order=(_one.at, _one.task_id, _one.index))
-    found = session.execute(select(PartyRow.id, *counts).where(PartyRow.id.in_(list(parties))))
+    found = session.execute(_OF_PARTIES, {"parties": list(parties), "window": WINDOW})
     return {party: reputation(delivered, ended) for party, delivered, ended in found}
 
 
@@ -32,7 +31,7 @@ def simulated_reputations(session: Session, task_id: str, slots: Collection[int]
     """Of simulated owners, by their places in a task."""
     hers = _one.task_id == Slot.task_id, _one.slot == Slot.slot, _one.party_id.is_(None)
     query = select(Slot.slot, *_counts(Slot, *hers, order=(_one.index,)))
-    found = session.execute(query.where(Slot.task_id == task_id, Slot.slot.in_(list(slots))))
+    found = session.execute(query.where(Slot.task_id == task_id, Slot.slot.in_(list(slots))), {"window": WINDOW})
     return {slot: reputation(delivered, ended) for slot, delivered, ended in found}
 
 
@@ -51,9 +50,18 @@ def _counts(
     outer: Any, *hers: ColumnElement[bool], order: tuple[InstrumentedAttribute[Any], ...]
 ) -> tuple[ColumnElement[int], ColumnElement[int]]:
     ended = select(_one.state).where(*hers, _one.state != AwardState.PENDING.value)
-    last = ended.order_by(*(column.desc() for column in order)).limit(WINDOW).correlate(outer).subquery()
+    last = (
+        ended.order_by(*(column.desc() for column in order))
+        .limit(bindparam("window", type_=Integer))
+        .correlate(outer)
+        .subquery()
+    )
     posted = last.c.state == AwardState.POSTED.value
     return (
         select(func.count().filter(posted)).select_from(last).scalar_subquery(),
         select(func.count()).select_from(last).scalar_subquery(),
     )
+
+
+_BY_PARTY = _counts(PartyRow, _one.party_id == PartyRow.id, order=(_one.at, _one.task_id, _one.index))
+_OF_PARTIES = select(PartyRow.id, *_BY_PARTY).where(PartyRow.id.in_(bindparam("parties", expanding=True)))

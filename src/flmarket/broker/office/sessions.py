@@ -8,7 +8,7 @@ she is removed.
 import hashlib
 from dataclasses import dataclass
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party
@@ -132,12 +132,19 @@ def end_session(broker: Broker, party: Party, session_id: str) -> None:
         note(session, party, "session.end", party.id)
 
 
+_SESSION = (
+    select(SessionRow, PartyRow, User)
+    .join(PartyRow, PartyRow.id == SessionRow.party_id)
+    .outerjoin(User, User.id == SessionRow.user_id)
+    .where(SessionRow.id == bindparam("id"))
+)
+
+
 def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow, Party] | None:
-    row = session.get(SessionRow, _digest(cookie))
-    party = None if row is None else session.get(PartyRow, row.party_id)
-    if row is None or party is None or row.expires_at < now():
+    found = session.execute(_SESSION, {"id": _digest(cookie)}).one_or_none()
+    if found is None or found[0].expires_at < now():
         return None
-    user = None if row.user_id is None else session.get(User, row.user_id)
+    row, party, user = found
     who = as_party(party, row.key_id, user)
     return (row, party, who) if may_act(session, who) else None
 

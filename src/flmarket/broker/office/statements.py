@@ -4,9 +4,9 @@ plain words, always from the total of everything she gave up (`flmarket.trust`).
 import csv
 import io
 import math
+from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, case, func, select
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict
@@ -17,7 +17,7 @@ from flmarket.broker.tables import DisputeRow, PartyRow, Release, TaskRow, as_wi
 from flmarket.client import wire
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
 from flmarket.ledger import AwardState, format_micros
-from flmarket.ledger.entry import PICO, RESOLUTIONS, EntryKind
+from flmarket.ledger.entry import PICO, RESOLUTIONS, EntryKind, limit_of
 from flmarket.ledger.store import entries
 from flmarket.privacy import ApproxDp, Cap, PureDp, RecordLevel, Unit, unit_of
 from flmarket.trust import certainty, meaning_of, task_words
@@ -36,9 +36,9 @@ AWARD_WORDS = {"posted": "paid", "voided": "not delivered", "expired": "too late
 def privacy(broker: Broker, party: Party) -> wire.Privacy:
     """Total ε spent and left over all tasks, as the ledger counts it."""
     require(party, "owner")
-    registered, spent = broker.books.privacy(party.id)
-    unit, delta = _unit(broker.books.ledger.cap(party.id))
-    cap = registered or 0.0
+    account = broker.books.ledger.privacy_accounts([party.id]).get(party.id)
+    cap, spent = (0.0, 0.0) if account is None else (limit_of(account.cap), account.spent)
+    unit, delta = _unit(None if account is None else account.cap)
     left = max(0.0, cap - spent)
     meaning = meaning_of(cap, delta)
     if cap <= 0:
@@ -92,6 +92,7 @@ def _unit(cap: Cap | None) -> tuple[Unit, float]:
 dispute_state = case(
     (DisputeRow.id.is_(None), ""), (DisputeRow.state == "decided", "decided"), else_="open"
 )  # of the dispute about an award, as everybody is told
+_hers = Release.party_id == bindparam("party")
 _posted = Release.state == AwardState.POSTED.value
 _given = and_(entries.c.ref == Release.award_id, entries.c.kind == EntryKind.RELEASE.value)
 _order = (Release.at, Release.task_id, Release.index)
@@ -104,25 +105,14 @@ def statement(
 ) -> wire.Statement:
     """Every award of the owner, oldest first (or `newest`), with running totals; or `limit` of them from `start` on."""
     require(party, "owner")
-    order = [column.desc() for column in _order] if newest else _order
-    query = (
-        select(Release, TaskRow.name, TaskRow.spec, _total, dispute_state)
-        .join(TaskRow, Release.task_id == TaskRow.id)
-        .outerjoin(entries, _given)
-        .outerjoin(DisputeRow, DisputeRow.award_id == Release.award_id)
-        .where(Release.party_id == party.id)
-        .order_by(*order)
-        .limit(limit)
-        .offset(start)
-    )
-    sums = select(func.count(), func.coalesce(func.sum(_paid), 0), func.count().filter(_posted))
+    hers = {"party": party.id}
     with broker.database.read() as session:
-        rows = session.execute(query).all()
-        awards, earned, delivered = session.execute(sums.where(Release.party_id == party.id)).one()
+        rows = session.execute(_NEWEST if newest else _OLDEST, hers | {"limit": limit, "start": start}).all()
+        awards, earned, delivered = session.execute(_SUMS, hers).one()
         who = as_wire(wire.Party, session.get_one(PartyRow, party.id))
         known = reputations(session, [party.id])[party.id]
-        extra = session.scalar(credits(DisputeRow.owner_id == party.id, "pay"))
-        held = _held(session, party)
+        extra = session.scalar(_CREDITS, hers)
+        held = tuple(wire.Held(*row) for row in session.execute(_HELD, hers))
     releases = []
     for one, name, spec, total, dispute in rows:
         paid = one.price_micros if one.state == AwardState.POSTED else 0
@@ -136,10 +126,10 @@ def statement(
     return wire.Statement(who, *sums_of_all, tuple(releases), following, known, int(extra or 0), held)
 
 
-def _held(session: Session, party: Party) -> tuple[wire.Held, ...]:
+def _held() -> Select[Any]:
     """Her awards in escrow that no statement has yet, as the ledger has them; looked for among her latest."""
     hold, end = entries.alias("hold"), entries.alias("ending")
-    latest = select(hold).where(hold.c.owner == party.id, hold.c.kind == EntryKind.HOLD.value)
+    latest = select(hold).where(hold.c.owner == bindparam("party"), hold.c.kind == EntryKind.HOLD.value)
     held = latest.order_by(hold.c.seq.desc()).limit(_LATEST).subquery()
     ended = and_(end.c.ref == held.c.ref, end.c.kind.in_([kind.value for kind in RESOLUTIONS.values()]))
     query = select(held.c.ref, TaskRow.id, TaskRow.name, held.c.round_index, held.c.amount_micros, dispute_state)
@@ -147,8 +137,7 @@ def _held(session: Session, party: Party) -> tuple[wire.Held, ...]:
     query = query.outerjoin(Release, Release.award_id == held.c.ref)
     query = query.outerjoin(DisputeRow, DisputeRow.award_id == held.c.ref)
     lock = held.c.ref.endswith("/dispute")
-    open_ = query.where(end.c.ref.is_(None), Release.award_id.is_(None), ~lock).order_by(held.c.seq.desc())
-    return tuple(wire.Held(*row) for row in session.execute(open_))
+    return query.where(end.c.ref.is_(None), Release.award_id.is_(None), ~lock).order_by(held.c.seq.desc())
 
 
 def credits(whose: ColumnElement[bool], decision: str) -> Select[int]:
@@ -161,19 +150,40 @@ def history(broker: Broker, party: Party, *, most: int) -> list[tuple[int, float
     """What an owner was paid for, as curves: the number of the release, ε in total and what she had earned by then; at
     most so many points, evenly, and always the last."""
     require(party, "owner")
-    order = _order
-    number = func.row_number().over(order_by=order).label("number")
-    earned = func.sum(_paid).over(order_by=order).label("earned")
-    awards = select(Release.award_id, _posted.label("posted"), _total.label("total"))
-    awards = awards.outerjoin(entries, _given).where(Release.party_id == party.id)
-    spent = awards.subquery()
-    sold = select(number, spent.c.total, earned).join(spent, spent.c.award_id == Release.award_id)
-    curve = sold.where(Release.party_id == party.id, _posted).subquery()
+    hers = {"party": party.id}
     with broker.database.read() as session:
-        points = session.scalar(select(func.count()).where(Release.party_id == party.id, _posted)) or 0
+        points = session.scalar(_POINTS, hers) or 0
         step = max(1, -(-points // most))
-        shown = select(curve).where(curve.c.number % step == points % step).order_by(curve.c.number)
-        return [(int(place), float(total or 0.0), int(paid)) for place, total, paid in session.execute(shown)]
+        shown = session.execute(_CURVE, hers | {"step": step, "rest": points % step}) if points else ()
+        return [(int(place), float(total or 0.0), int(paid)) for place, total, paid in shown]
+
+
+def _curve() -> Select[Any]:
+    number = func.row_number().over(order_by=_order).label("number")
+    earned = func.sum(_paid).over(order_by=_order).label("earned")
+    awards = select(Release.award_id, _posted.label("posted"), _total.label("total"))
+    spent = awards.outerjoin(entries, _given).where(_hers).subquery()
+    sold = select(number, spent.c.total, earned).join(spent, spent.c.award_id == Release.award_id)
+    curve = sold.where(_hers, _posted).subquery()
+    chosen = curve.c.number % bindparam("step", type_=Integer) == bindparam("rest", type_=Integer)
+    return select(curve).where(chosen).order_by(curve.c.number)
+
+
+# Made once: putting a statement together takes longer than SQLite takes to answer it.
+_rows = (
+    select(Release, TaskRow.name, TaskRow.spec, _total, dispute_state)
+    .join(TaskRow, Release.task_id == TaskRow.id)
+    .outerjoin(entries, _given)
+    .outerjoin(DisputeRow, DisputeRow.award_id == Release.award_id)
+    .where(_hers)
+    .limit(bindparam("limit", type_=Integer))
+    .offset(bindparam("start", type_=Integer))
+)
+_OLDEST, _NEWEST = _rows.order_by(*_order), _rows.order_by(*(column.desc() for column in _order))
+_SUMS = select(func.count(), func.coalesce(func.sum(_paid), 0), func.count().filter(_posted)).where(_hers)
+_CREDITS = credits(DisputeRow.owner_id == bindparam("party"), "pay")
+_POINTS = select(func.count()).where(_hers, _posted)
+_HELD, _CURVE = _held(), _curve()
 
 
 def statement_csv(broker: Broker, party: Party) -> str:

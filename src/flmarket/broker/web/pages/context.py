@@ -128,10 +128,11 @@ def anyone(request: Request) -> Visitor:
 AnyVisitor = Annotated[Visitor, Depends(anyone)]
 
 
-def member(*roles: Role) -> Callable[[Visitor], Visitor]:
+# Dependencies that wait for nothing are coroutines, as in `auth`: FastAPI would hand a plain function to a thread.
+def member(*roles: Role) -> Callable[[Visitor], Coroutine[Any, Any, Visitor]]:
     """A dependency: somebody signed in, with one of these roles if any are given."""
 
-    def check(visitor: AnyVisitor) -> Visitor:
+    async def check(visitor: AnyVisitor) -> Visitor:
         require(visitor.party, *(roles or ("buyer", "owner", "operator")))
         return visitor
 
@@ -251,12 +252,12 @@ async def read_form(request: Request) -> Reader:
 Form = Annotated[Reader, Depends(read_form)]
 
 
-def writer(*roles: Role) -> Callable[[Request, Visitor, Reader], Visitor]:
+def writer(*roles: Role) -> Callable[[Request, Visitor, Reader], Coroutine[Any, Any, Visitor]]:
     """A dependency: like `member`, and the request was made on a page of ours."""
     look = member(*roles)
 
-    def check(request: Request, visitor: AnyVisitor, form: Form) -> Visitor:
-        look(visitor)
+    async def check(request: Request, visitor: AnyVisitor, form: Form) -> Visitor:
+        await look(visitor)
         assert visitor.auth is not None
         check_rights(visitor.auth, request)
         try:

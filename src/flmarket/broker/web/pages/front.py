@@ -45,7 +45,8 @@ def front(visitor: AnyVisitor, q: ByName = "", page_number: PageNumber = 1) -> H
 
 
 def _front(visitor: Visitor, search: str, number: int) -> HTMLResponse:
-    view, shown = _market(visitor, search, number)
+    with visitor.broker.database.moment():
+        view, shown = _market(visitor, search, number)
     catalogue, at_home = market.catalogue(visitor.broker), bool(visitor.broker.settings.superlink)
     own, bought = view.releases - view.releases_simulated, "none yet"
     if view.releases:  # where they were made

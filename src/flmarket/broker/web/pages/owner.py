@@ -301,10 +301,12 @@ def set_cap(visitor: OwnerWrites, reader: Form) -> Response:
 
 def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "", number: int = 1) -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
-    statement = statements.statement(broker, party, limit=_SHOWN, start=(number - 1) * _SHOWN, newest=True)
-    sold, privacy = statements.history(broker, party, most=_POINTS), statement.privacy
+    with broker.database.moment():
+        statement = statements.statement(broker, party, limit=_SHOWN, start=(number - 1) * _SHOWN, newest=True)
+        sold, privacy = statements.history(broker, party, most=_POINTS), statement.privacy
+        open_to_her, more_offers = offers.my_offers(broker, party, limit=_OFFERS)
+        account, hers = parties.account(broker, party), disputes.list_disputes(broker, party, limit=5)
     cap, spent = privacy.cap_epsilon_total, privacy.spent_epsilon_total
-    open_to_her, more_offers = offers.my_offers(broker, party, limit=_OFFERS)
     return page(
         visitor,
         "owner.html.j2",
@@ -321,11 +323,11 @@ def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "", number: 
         trust=market_words(on_owners_machines=bool(broker.settings.superlink)),
         spent=_spent_chart(privacy, sold),
         earnings=_earnings_chart(statement.earned_micros, sold),
-        account=parties.account(broker, party),
+        account=account,
         offers=[(offer, _bid_text(offer)) for offer in open_to_her],
         more_offers=more_offers,
         releases=statement.releases,
-        disputes=disputes.list_disputes(broker, party, limit=5),
+        disputes=hers,
         since=disputable_since(broker),
         window=seconds(broker.settings.dispute_seconds),
         pages=Pages(number, _SHOWN, statement.awards, "/owner", "#releases"),

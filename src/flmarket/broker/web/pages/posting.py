@@ -93,8 +93,8 @@ _SCHEMES = (
     ("optimal", "optimal: by costs, truthful"), ("uniform", "uniform: one price for all"),
     ("prior-independent", "prior-independent: costs unknown"), ("complete", "complete: costs known, not truthful"),
 )  # fmt: skip
-_MONEY = dict.fromkeys(("budget", "expected", "hard_cap", "reward", "joint_budget"), Unit("units"))
-_UNITS = _MONEY | {
+_MONEY = ("budget", "expected", "hard_cap", "reward", "joint_budget")
+_UNITS = {
     "deadline_days": Unit("days", 86_400, "seconds"), "round_seconds": Unit("seconds"),
 }  # fmt: skip
 _FURTHER = ("learning_rate", "first_rate", "clip", "round_seconds", "deadline_days", "seed")  # under a fold of the form
@@ -132,7 +132,7 @@ async def explore_budgets(request: Request, visitor: Buyer) -> HTMLResponse:
 @router.post("/tasks/new")
 def post(visitor: BuyerWrites, reader: Form) -> Response:
     """Post the task and put its budget into escrow, once for each form; a form that was edited is another task."""
-    order = _order(reader)
+    order = _order(reader, currency=visitor.broker.currency)
     if order is not None:
         form_key = reader.text("idempotency_key")
         key = derived_id("form", form_key, order.model_dump_json()) if form_key else None
@@ -173,7 +173,7 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
     )
 
 
-def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
+def _order(reader: Reader, *, name: str | None = None, currency: str = "units") -> TaskRequest | None:
     kind, model = reader.text("kind", "auction"), reader.text("model", "softmax")
     values: dict[str, Any] = {"kind": kind, "model": {"name": model}, "data": {"sigma": 0.5}}
     for key, (field, read) in (_ALL | _OF_KIND.get(kind, _OF_KIND["auction"])).items():
@@ -195,7 +195,7 @@ def _order(reader: Reader, *, name: str | None = None) -> TaskRequest | None:
         values["data"]["partition"] = "equal"
     elif kind not in _OF_KIND or kind == "auction":
         values["training"] = {"average": True}
-    return reader.build(TaskRequest, values, _fields(kind), _UNITS)
+    return reader.build(TaskRequest, values, _fields(kind), _UNITS | dict.fromkeys(_MONEY, Unit(currency)))
 
 
 def _like(task: wire.Task) -> dict[str, str]:

@@ -121,6 +121,12 @@ def environment() -> jinja2.Environment:
     return made
 
 
+def load_all() -> None:
+    """Compile every template now, before anybody waits for it."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
 def render(template: str, **context: Any) -> str:
     """A page or a fragment of one."""
     return environment().get_template(template).render(**context)

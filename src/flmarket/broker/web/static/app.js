@@ -218,6 +218,43 @@
     else if (status === 429) say("Too many requests. Wait a moment.");
     else say(`That did not work (${status}). Nothing was changed.`);
   });
+  /* A tab that nobody sees follows nothing: its stream ends, and goes on after the last event once it is seen again. */
+  class Stream extends EventTarget {
+    constructor(address) {
+      super();
+      this.address = address; this.names = new Set(); this.over = false;
+      document.addEventListener("visibilitychange", this.look = () => this.turn());
+      this.turn();
+    }
+    turn() {
+      if (this.over || document.hidden === !this.source) return;
+      if (document.hidden) { this.source.close(); this.source = null; return; }
+      this.source = new EventSource(this.address, { withCredentials: true });
+      this.source.onopen = (event) => this.onopen?.(event);
+      this.source.onerror = (event) => this.onerror?.(event);
+      this.names.forEach((name) => this.pass(name));
+    }
+    pass(name) {
+      this.source?.addEventListener(name, (event) => {
+        if (event.lastEventId) this.address = this.address.replace(/after=\d+/, `after=${event.lastEventId}`);
+        this.dispatchEvent(new MessageEvent(name, { data: event.data, lastEventId: event.lastEventId }));
+      });
+    }
+    addEventListener(name, listener) {
+      super.addEventListener(name, listener);
+      if (!this.names.has(name)) { this.names.add(name); this.pass(name); }
+    }
+    get readyState() { return this.source ? this.source.readyState : EventSource.CONNECTING; }
+    close() {
+      this.over = true;
+      document.removeEventListener("visibilitychange", this.look);
+      this.source?.close();
+    }
+  }
+  htmx.createEventSource = (address) => new Stream(address);
+  document.addEventListener("htmx:beforeRequest", (event) => {  /* what a page asks again by itself can wait, too */
+    if (document.hidden && /^every/.test(event.detail.elt.getAttribute("hx-trigger") || "")) event.preventDefault();
+  });
   document.addEventListener("htmx:sseOpen", () => live(true));
   document.addEventListener("htmx:sseError", () => live(false));
   document.addEventListener("htmx:sseClose", () => live(false, "finished"));
