@@ -1,7 +1,7 @@
 """The simulator finds every planted bug, and nothing in what is shipped; short runs here, long ones by hand.
 
-Seeds are tried in order until one finds the bug, so that a change of what is drawn when needs no other seed. The fresh batch takes its seed from the clock and
-prints it, so whatever it finds can be found again: `flmarket torture --seed SEED`.
+Seeds are tried in order until one finds the bug, so a change of what is drawn when needs no other seed. The fresh batch
+takes its seed from the clock and prints it, so whatever it finds can be found again: `flmarket torture --seed SEED`.
 """
 
 import json
