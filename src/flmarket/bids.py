@@ -201,7 +201,8 @@ class Valuations:
         if kind is Kind.SQRT:
             return 2.0 * np.sqrt(eps)
         if kind is Kind.EXPONENTIAL:
-            return np.expm1(eps)
+            with np.errstate(over="ignore"):  # beyond ε = 709 she asks for an infinite sum
+                return np.expm1(eps)
         if kind is Kind.STEP:
             return (eps > 0).astype(np.float64)
         assert self.grid is not None
