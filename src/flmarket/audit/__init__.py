@@ -9,7 +9,6 @@ nothing is evidence, not proof: every report says what was searched.
 
 from flmarket.audit.attacks import ATTACKS, Attack, attack
 from flmarket.audit.auditor import AuditReport, ClaimVerdict, audit, check_claims, private_fields
-from flmarket.audit.certificate import Certificate, certify
 from flmarket.audit.example import Bid, Curve, Example, replay
 from flmarket.audit.first_best import first_best
 from flmarket.audit.privacy import PrivacyAudit, ReleasesAudit, audit_privacy, audit_releases
@@ -17,7 +16,7 @@ from flmarket.audit.rules import BudgetUse, Rationality, Structure
 from flmarket.audit.sampled import SamplingAudit, audit_sampling
 from flmarket.audit.search import STRENGTHS, Strength
 from flmarket.audit.second_best import Efficiency, bayesian_bound, over_second_best, rate_law, second_best
-from flmarket.audit.truthfulness import Regret, SearchLog, Truthfulness
+from flmarket.audit.truthfulness import Certificate, Regret, SearchLog, Truthfulness, certify
 
 __all__ = [
     "ATTACKS",

@@ -15,7 +15,7 @@ at once:
 3. exchange: move money from one owner to another, or from the purse to her, if that lowers ERR.
 
 Uses the papers' noise, σ(ε) = 8L²/ε², L = 1, one coordinate. Where only a sum is seen (`trust`), noise of that energy
-is common to all (`flmarket.aggregation.secure`); step 2 is then: buy from everybody just the ε that her weight needs,
+is common to all (`flmarket.aggregation.rules`); step 2 is then: buy from everybody just the ε that her weight needs,
 and all of these larger by one factor, as the budget allows.
 """
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.aggregation.robust import SENSITIVITIES, ExponentialChoice, LeaveKOut, coverage
-from flmarket.audit.choice import ChoiceAudit, audit_choice
+from flmarket.audit.privacy import ChoiceAudit, audit_choice
 from flmarket.bids import FloatArray
 from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks, line
 from flmarket.experiments.jdp_runs import DELTA, Measured, Setting, accuracies, measure

@@ -27,8 +27,19 @@ from scipy.special import gammaln
 
 from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.privacy.candidates import Rotation, chance, choose
-from flmarket.privacy.caps import Cap, Law, NormalLaw, SphereLaw, best_cap, coin, draw, half_cap
+from flmarket.privacy.candidates import (
+    Cap,
+    Law,
+    NormalLaw,
+    Rotation,
+    SphereLaw,
+    best_cap,
+    chance,
+    choose,
+    coin,
+    draw,
+    half_cap,
+)
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, PureDp, checked_number
 from flmarket.privacy.noise import NoiseSource, SimulationNoise
 from flmarket.privacy.perturbation import (
