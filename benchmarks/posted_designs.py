@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from flmarket import auctions
-from flmarket.auctions.learned.training.data import Source
+from flmarket.auctions.learned.training.market import Source
 from flmarket.auctions.posted.menu import CATALOGUE, KNOTS
 from flmarket.auctions.posted.training import NOBODY
 from flmarket.audit import rate_law, second_best

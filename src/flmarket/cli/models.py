@@ -24,7 +24,7 @@ Which = Annotated[str | None, typer.Option(help="last or best; default the one t
 @model.command(epilog="Example: `flmarket model card out/run`.")
 def card(place: Model, json: Json = False) -> None:
     """Task, mechanism, privacy, accuracy beside the baseline, bill."""
-    from flmarket.learning.bundle import Bundle
+    from flmarket.learning.travel import Bundle
     from flmarket.report.model_card import card_text
 
     found = Bundle.read(place)
@@ -47,7 +47,7 @@ def predict(
     json: Json = False,
 ) -> None:
     """The class of each record, by the scaling and encoding that came with the model."""
-    from flmarket.learning.bundle import Bundle, read_raw
+    from flmarket.learning.travel import Bundle, read_raw
 
     found, raw = Bundle.read(place, allow=allow or ()), read_raw(records)
     truth = None if label is None else _labels(records, raw, label)
@@ -87,7 +87,7 @@ def export(
 ) -> None:
     """The files of a model, checked first: weights, scaling, card, receipts and predict.py."""
     from flmarket.learning import predict as standalone
-    from flmarket.learning.bundle import Bundle
+    from flmarket.learning.travel import Bundle
 
     found = Bundle.read(place)
     if out.suffix == ".npz":

@@ -10,7 +10,7 @@ What would break it: a decision that does not come from the seed (a clock, a set
 tell the same story, and a test says so.
 """
 
-from flmarket.simulator.chance import Chance, Crash, Swarm
 from flmarket.simulator.torture import Run, Total, run_seed, smallest, torture
+from flmarket.simulator.world import Chance, Crash, Swarm
 
 __all__ = ["Chance", "Crash", "Run", "Swarm", "Total", "run_seed", "smallest", "torture"]

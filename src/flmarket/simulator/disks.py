@@ -19,7 +19,7 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.ledger import Ledger, LedgerUnavailable
 from flmarket.market.store import _HEADER, FileStore
-from flmarket.simulator.chance import Chance, Crash
+from flmarket.simulator.world import Chance, Crash
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flmarket.simulator.chance import Chance, Fault, Swarm
+from flmarket.simulator.world import Chance, Fault, Swarm
 
 if TYPE_CHECKING:
     from flmarket.simulator.nodes import NodeWorld

@@ -63,7 +63,7 @@ def final(url):
 
 def books(url):
     """Everything that is wrong with the books, in words."""
-    from flmarket.simulator.verdict import verdict
+    from flmarket.simulator.watch import verdict
 
     wrong = []
     with closing(connect(url)) as connection:
