@@ -36,8 +36,8 @@ from numpy.typing import ArrayLike
 
 from flmarket import auctions
 from flmarket.aggregation.robust import SENSITIVITIES, ExponentialChoice, LeaveKOut, coverage
+from flmarket.audit.auditor import envy
 from flmarket.audit.privacy import ChoiceAudit, audit_choice
-from flmarket.audit.rules import envy
 from flmarket.bids import BidProfile, FloatArray
 from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks, line
 from flmarket.experiments.jdp_runs import DELTA, Measured, Setting, accuracies, measure
