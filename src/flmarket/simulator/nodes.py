@@ -24,10 +24,9 @@ from flmarket.market import Checkpoint, MarketKind, RoundRecord, Rounds, new_tas
 from flmarket.market.kind import release_id
 from flmarket.privacy import Cap, PureDp, RecordLevel, Uncapped, ZCdp
 from flmarket.simulator import world
-from flmarket.simulator.disks import Disk, FailingStore, failing
 from flmarket.simulator.network import Intruder, Network, Node, WatchedOwner
 from flmarket.simulator.watch import Books, Home, Watch
-from flmarket.simulator.world import Chance, Clock, Crash, Swarm, running
+from flmarket.simulator.world import Chance, Clock, Crash, Disk, FailingStore, Swarm, failing, running
 
 BID_SECONDS, TRAIN_SECONDS = 5.0, 20.0
 _TRIES = 40  # to end a task once nothing breaks any more

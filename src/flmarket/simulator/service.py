@@ -3,7 +3,7 @@
 Office, worker, stores, ledger and tables are the shipped ones, on SQLite; a request and a worker's turn are calls. A
 process dies or gets an error at any statement, or is held up before any transaction for longer than its lease, while
 the other takes over and plays on; then it wakes up and must notice. In the end both run undisturbed until every task
-has ended, and the verdict is told by SQL alone (`verdict`), beside the broker's own reconciliation.
+has ended, and the verdict is told by SQL alone (`watch.verdict`), beside the broker's own reconciliation.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from flmarket.errors import FlmarketError
 from flmarket.learning import DataSet
 from flmarket.ledger import SqlLedger
 from flmarket.simulator import world
-from flmarket.simulator.disks import Disk, failing_engine
 from flmarket.simulator.watch import ENDED, Watch, look, rows, verdict
-from flmarket.simulator.world import Chance, Clock, Crash, Swarm, running
+from flmarket.simulator.world import Chance, Clock, Crash, Disk, Swarm, failing_engine, running
 
 MONEY_MICROS = 10**13
 LEASE_SECONDS = 15.0
