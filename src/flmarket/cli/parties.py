@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from flmarket.broker.demo import DemoParty
     from flmarket.client import BrokerClient, Task
 
-
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 

@@ -39,6 +39,11 @@ from flmarket.client.wire import (
 )  # fmt: skip
 from flmarket.errors import FlmarketError
 
+__all__ = [
+    "Account", "Audit", "Bid", "BidAdvice", "Bill", "BrokerClient", "BrokerRefused", "BrokerUnreachable", "BudgetPoint",
+    "Offer", "Party", "Privacy", "Progress", "Release", "Round", "Statement", "Task",
+]  # fmt: skip
+
 T = TypeVar("T")
 
 _AGAIN = (429, 502, 503, 504)
@@ -333,9 +338,3 @@ def _refusal(answer: httpx.Response) -> BrokerRefused:
     except ValueError:
         return BrokerRefused(answer.status_code, f"HTTP status {answer.status_code}")
     return BrokerRefused(answer.status_code, problem.detail, {one.field: one.problem for one in problem.errors})
-
-
-__all__ = [
-    "Account", "Audit", "Bid", "BidAdvice", "Bill", "BrokerClient", "BrokerRefused", "BrokerUnreachable", "BudgetPoint",
-    "Offer", "Party", "Privacy", "Progress", "Release", "Round", "Statement", "Task",
-]  # fmt: skip

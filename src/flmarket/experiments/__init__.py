@@ -27,7 +27,6 @@ from flmarket.report import Comparison, ComparisonRow, Curve, CurveSet
 
 __all__ = ["FACTORS", "compare_learning", "compare_population", "learning_curves"]
 
-
 YARDSTICK = 100  # profiles; the second best takes longer than most auctions
 FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
 Step = Callable[[str], None]

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from flmarket.learning.torch_model import TorchModel
 
-
 FLOATS = ("float16", "float32", "float64")
 TENSORS, UPDATE = "tensors", "update"  # records of an order and of its answer
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")

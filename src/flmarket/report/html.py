@@ -30,7 +30,6 @@ from flmarket.trust import OWNERS_HERE, TrustWords
 if TYPE_CHECKING:
     from flmarket.market import MarketResult
 
-
 # sums of floating-point privacy losses and weights may differ by rounding only
 _ROUNDING = 1e-9
 

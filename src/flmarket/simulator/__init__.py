@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from flmarket.simulator.nodes import NodeWorld
     from flmarket.simulator.service import ServiceWorld
 
-
 __all__ = ["Chance", "Crash", "Run", "Swarm", "Total", "run_seed", "smallest", "torture"]
-
 
 _SERVICE_EVERY = 16  # one run of so many is the broker's: they take longer
 SEEDS = 1_000_000  # runs of one torture have numbers from here: seed · SEEDS + 0, 1, 2, …

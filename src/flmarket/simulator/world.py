@@ -61,7 +61,6 @@ from flmarket.privacy.joint import LocalPerturbation
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-
 _Item = TypeVar("_Item")
 Fault = tuple[str, int]
 

@@ -47,7 +47,6 @@ _CHUNK = 256  # profiles whose lies climb together: what stays in the cache
 _LEAST_PRIVACY = 1e-3  # of a lie, as a part of ε̄
 _LEAST_COST = 1e-12
 
-
 # ---- a batch ----
 
 
