@@ -22,9 +22,9 @@ from benchmarks.measure import Row
 from flmarket import BidProfile, auctions
 from flmarket.aggregation import OptAggr, error_bound
 from flmarket.auctions.learned import DEFAULTS, PAPERS, LearnedAuction, weight_names
-from flmarket.auctions.learned.training.data import Source, make_batch
+from flmarket.auctions.learned.training import paper_preset, preset
+from flmarket.auctions.learned.training.market import Source, make_batch
 from flmarket.auctions.learned.training.papers import PaperTrainer
-from flmarket.auctions.learned.training.presets import paper_preset, preset
 from flmarket.auctions.learned.training.trainer import VALUE_LIES, Trainer, measure
 
 PROFILES, OWNERS, ITEMS, STEPS = 1024, 10, 8, 100

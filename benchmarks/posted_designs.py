@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 from flmarket import auctions
-from flmarket.auctions.learned.training.data import Source
+from flmarket.auctions.learned.training.market import Source
 from flmarket.auctions.posted.menu import CATALOGUE, KNOTS
 from flmarket.auctions.posted.training import NOBODY
 from flmarket.audit import rate_law, second_best
-from flmarket.audit.first_best import optimal_bound
+from flmarket.audit.yardsticks import optimal_bound
 from flmarket.bids import BidProfile, FloatArray
 
 OUT = Path("out/posted-designs")

@@ -9,7 +9,7 @@ from scipy import stats
 from flmarket import InvalidInput
 from flmarket.aggregation import robust
 from flmarket.aggregation.robust import SENSITIVITIES, ExponentialChoice, LeaveKOut, LeaveOneOut, Partition, mix
-from flmarket.audit.choice import audit_choice, crafted_scores, exact_epsilon, sampled_epsilon
+from flmarket.audit.privacy import audit_choice, crafted_scores, exact_epsilon, sampled_epsilon
 from flmarket.privacy import ExponentialRelease
 
 

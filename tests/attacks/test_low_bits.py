@@ -18,7 +18,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from flmarket import privacy
-from flmarket.privacy import PrivUnit, PrivUnitG, ProjUnit, SecureNoise, Sphere, candidates, caps, directional
+from flmarket.privacy import PrivUnit, PrivUnitG, ProjUnit, SecureNoise, Sphere, candidates, directional
 
 PIXELS, CLASSES = 64, 10
 
@@ -156,7 +156,7 @@ INPUTS = {
 @pytest.fixture
 def coarse(monkeypatch):
     """Two pairs of candidates, odds in halves: small enough to be written out."""
-    monkeypatch.setattr(caps, "_PAIRS", ((np.inf, 2),))
+    monkeypatch.setattr(candidates, "_PAIRS", ((np.inf, 2),))
     monkeypatch.setattr(candidates, "WEIGHT_BITS", 1)
     monkeypatch.setattr(candidates, "CHANCE_BITS", 2)
     return monkeypatch

@@ -245,16 +245,16 @@ def test_safetensors(tmp_path):
 
 def test_weights_of_learned_auctions(tmp_path):
     pytest.importorskip("safetensors")
-    from flmarket.auctions.learned import weights
+    from flmarket.auctions import learned
 
-    shipped = sorted(Path(weights.__file__).parent.glob("weights/**/*.safetensors"), key=lambda p: p.stat().st_size)[0]
+    shipped = sorted(Path(learned.__file__).parent.glob("weights/**/*.safetensors"), key=lambda p: p.stat().st_size)[0]
     whole, path = shipped.read_bytes(), tmp_path / "mine.safetensors"
 
     @settings(EXAMPLES, max_examples=40)
     @given(broken_bytes(whole[:2000]))
     def check(content):
         path.write_bytes(content + whole[2000:])
-        read(lambda at: weights.load(shipped.parent.name, str(at)), path)
+        read(lambda at: learned.load(shipped.parent.name, str(at)), path)
 
     check()
 

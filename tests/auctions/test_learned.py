@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flmarket import APPROXIMATE, EXACT, BidProfile, InvalidInput, Outcome, Valuations, auctions
-from flmarket.auctions.learned import DEFAULTS, LearnedAuction, Settings, weight_names
+from flmarket.auctions.learned import DEFAULTS, LearnedAuction, Settings, load, save, weight_names
 from flmarket.auctions.learned.mechanism import clear_market, demand_steps
 from flmarket.auctions.learned.network import first_parameters
 from flmarket.auctions.learned.training.trainer import measure
-from flmarket.auctions.learned.weights import load, save
 from flmarket.errors import ConfigError, UnknownName
 from flmarket.ledger import payments_to_micros, to_micros
 

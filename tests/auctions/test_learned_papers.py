@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flmarket import APPROXIMATE, EXACT, BidProfile, InvalidInput, Valuations, auctions  # noqa: E402
-from flmarket.auctions.learned import FORMER_NAMES, PAPERS, weight_names  # noqa: E402
+from flmarket.auctions.learned import FORMER_NAMES, PAPERS, load, save, weight_names  # noqa: E402
 from flmarket.auctions.learned.papers import PaperAuction, PaperSettings, first_parameters, inputs_of, outputs  # noqa: E402
+from flmarket.auctions.learned.training import PAPER_PRESETS, paper_preset  # noqa: E402
 from flmarket.auctions.learned.training import papers as training  # noqa: E402
-from flmarket.auctions.learned.training.data import Source, conventional_bound  # noqa: E402
+from flmarket.auctions.learned.training.market import Source, conventional_bound  # noqa: E402
 from flmarket.auctions.learned.training.papers import (  # noqa: E402
     PaperTrainer,
     by_the_papers,
@@ -21,8 +22,6 @@ from flmarket.auctions.learned.training.papers import (  # noqa: E402
     search,
     terms,
 )
-from flmarket.auctions.learned.training.presets import PAPER_PRESETS, paper_preset  # noqa: E402
-from flmarket.auctions.learned.weights import load, save  # noqa: E402
 from flmarket.cli import training as command  # noqa: E402
 from flmarket.errors import ConfigError, UnknownName  # noqa: E402
 from flmarket.experiments.fl_market import DrawnBudget  # noqa: E402

@@ -13,15 +13,14 @@ from flmarket.aggregation import Conventional, OptAggr, error_bound  # noqa: E40
 from flmarket.auctions.learned import LearnedAuction, Settings  # noqa: E402
 from flmarket.auctions.learned.mechanism import inputs_of  # noqa: E402
 from flmarket.auctions.learned.network import Inputs, first_parameters, forward  # noqa: E402
-from flmarket.auctions.learned.training import market  # noqa: E402
-from flmarket.auctions.learned.training.data import (  # noqa: E402
+from flmarket.auctions.learned.training import PRESETS, Penalty, Preset, Schedule, market, preset  # noqa: E402
+from flmarket.auctions.learned.training.market import (  # noqa: E402
     Source,
     conventional_bound,
     error_bound_loss,
     make_batch,
     optimal_bound,
 )
-from flmarket.auctions.learned.training.presets import PRESETS, Penalty, Preset, Schedule, preset  # noqa: E402
 from flmarket.auctions.learned.training.trainer import Trainer  # noqa: E402
 from flmarket.cli.training import LearningOptions, train_network  # noqa: E402
 from flmarket.errors import ConfigError, InvalidInput, UnknownName  # noqa: E402

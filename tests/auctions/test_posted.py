@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flmarket import BidProfile, Valuations, aggregation, auctions, populations
-from flmarket.auctions.learned.training.data import Source
+from flmarket.auctions.learned.training.market import Source
 from flmarket.auctions.posted import LINEAR, NetworkMenu, PostedAuction, UnlikeHistory, load_menu, menu_names
 from flmarket.auctions.posted import mechanism as mechanism_module
 from flmarket.auctions.posted.menu import CATALOGUE, FEATURES, INPUTS, KNOTS, Seen, Situation

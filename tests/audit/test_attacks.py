@@ -99,7 +99,7 @@ class PaysCost:
     guarantees = LastAsk.guarantees
 
     def run(self, bids, budget, *, rng=None):
-        from flmarket.audit.first_best import affordable
+        from flmarket.audit.yardsticks import affordable
 
         money = np.broadcast_to(np.asarray(budget)[..., None] / bids.n, bids.shape)
         epsilon = affordable(bids, money)

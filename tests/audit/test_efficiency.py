@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 from flmarket import STEP, BidProfile, Valuations, auctions
 from flmarket.audit import audit, first_best
-from flmarket.audit.first_best import affordable, optimal_bound
+from flmarket.audit.yardsticks import affordable, optimal_bound
 
 
 def test_single_minded_owners_against_all_subsets(rng):

@@ -7,9 +7,8 @@ import pytest
 
 from flmarket import BidProfile, Outcome, Valuations, auctions
 from flmarket.audit import truthfulness
-from flmarket.audit.menus import Menus
 from flmarket.audit.search import STRENGTHS, Hunt, run_searches
-from flmarket.audit.trials import Reports, Trials, draw
+from flmarket.audit.trials import Menus, Reports, Trials, draw
 from flmarket.audit.truthfulness import measure_truthfulness
 
 LOOK = replace(

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from flmarket.audit.first_best import first_best, optimal_bound
+from flmarket.audit.yardsticks import first_best, optimal_bound
 from flmarket.bids import BidProfile, Valuations
 
 

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from flmarket import EXACT, BidProfile, Valuations, auctions
-from flmarket.audit.first_best import first_best, optimal_bound
-from flmarket.audit.second_best import Envelope, bayesian_bound, best_price, least, second_best
+from flmarket.audit.yardsticks import (
+    Envelope,
+    bayesian_bound,
+    best_price,
+    first_best,
+    least,
+    optimal_bound,
+    second_best,
+)
 from flmarket.bids import Kind
 from flmarket.errors import InvalidInput
 from flmarket.sampling.distributions import Discrete, Uniform

@@ -29,7 +29,7 @@ from flmarket.broker.work.rounds import play_round
 from flmarket.broker.work.worker import Worker
 from flmarket.engines import play as memory_play
 from flmarket.errors import InvalidInput
-from flmarket.learning.bundle import Bundle
+from flmarket.learning.travel import Bundle
 from flmarket.ledger import ESCROW, AwardState, Receipt, SealedReceipt
 
 

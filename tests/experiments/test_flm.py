@@ -9,7 +9,7 @@ import pytest
 from flmarket import EXACT, BidProfile, Guarantees, Outcome, auctions
 from flmarket.aggregation import error_bound
 from flmarket.audit import audit
-from flmarket.experiments import against_m, beyond, fl_market, flm21, flm22, regret
+from flmarket.experiments import beyond, fl_market, flm21, flm22, regret
 from flmarket.experiments.items import Job
 from flmarket.learning import load
 
@@ -289,8 +289,8 @@ def test_figures_against_m_judge_the_direction(tmp_path, monkeypatch):
     def trained(preset, items, population, *, quick, seed):
         return auctions.get("posted"), 1.0 / items + 0.01 * seed, 0.1 + 0.01 * items
 
-    monkeypatch.setattr(against_m, "short_training", trained)
-    item = against_m.fig10(tiny(tmp_path, 3))
+    monkeypatch.setattr(regret, "short_training", trained)
+    item = regret.fig10(tiny(tmp_path, 3))
     assert {check.key: check.verdict for check in item.checks} == {"regret": "reproduced", "ir": "differs"}
     assert [one.verdict for one in flm21.fig7(tiny(tmp_path, 2))] == ["differs", "differs"]  # the same for every M
 
@@ -298,8 +298,8 @@ def test_figures_against_m_judge_the_direction(tmp_path, monkeypatch):
 def test_short_training_gives_an_auction(monkeypatch):
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
-    monkeypatch.setattr(against_m, "SHORT", {True: (1, 1, 4, 1)})
-    auction, regret_found, loss = against_m.short_training("m-regretnet", 2, "flm22-iid", quick=True, seed=0)
+    monkeypatch.setattr(regret, "SHORT", {True: (1, 1, 4, 1)})
+    auction, regret_found, loss = regret.short_training("m-regretnet", 2, "flm22-iid", quick=True, seed=0)
     bids = BidProfile.sample(np.random.default_rng(0), 5, 10, "flm22-iid")
     assert (auction.run(bids, 10.0, rng=np.random.default_rng(0)).spent <= 10.0 + 1e-9).all()
     assert regret_found >= 0

@@ -9,7 +9,7 @@ import pytest
 
 from flmarket import auctions
 from flmarket.bids import BidProfile
-from flmarket.experiments import jdp, jdp_runs, jdp_selection
+from flmarket.experiments import jdp, jdp_runs
 from flmarket.experiments.items import Job
 from flmarket.experiments.jdp import (
     ATTACKED,
@@ -178,7 +178,7 @@ def test_figure_2(tmp_path):
     assert min(budget["m2"]["spent"]) > 1.5
     assert max(budget["m2-bf"]["spent"]) <= 1 + 1e-9
     # with the money that M2 spends, M1 buys at least as much as it does with the budget
-    assert (np.array(budget[jdp_selection.SPENDING]["data"]) >= budget["m1"]["data"]).all()
+    assert (np.array(budget[jdp.SPENDING]["data"]) >= budget["m1"]["data"]).all()
 
 
 def test_m2_buys_at_least_what_m1_does_on_every_profile():
@@ -191,10 +191,10 @@ def test_m2_buys_at_least_what_m1_does_on_every_profile():
 
 
 def test_a_selection_that_shrinks_is_noticed(tmp_path, monkeypatch):
-    x = jdp_selection.BUDGETS
-    found = jdp_selection.selection_curves(x, [20] * len(x), seeds=range(3), profiles=5)
+    x = jdp.BUDGETS
+    found = jdp.selection_curves(x, [20] * len(x), seeds=range(3), profiles=5)
     found["m2"]["data"] /= 2 + np.arange(len(x))
-    item = jdp_selection._item(Job(tmp_path, True, range(3)), "jdp-x", "budget (x)", x, "", found, [])
+    item = jdp._selection_item(Job(tmp_path, True, range(3)), "jdp-x", "budget (x)", x, "", found, [])
     assert {check.key: check.verdict for check in item.checks} == {"growth": "differs", "order": "differs"}
 
 

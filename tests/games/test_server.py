@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flmarket.errors import InvalidInput
+from flmarket.experiments.stack import PAPER_SETTINGS, against_users, against_value_range
 from flmarket.games import Stackelberg, noise_multiplier, noise_scale, zcdp_of_noise
-from flmarket.games.figures import PAPER_SETTINGS, against_users, against_value_range
 
 ACCOUNTS = ["printed", "averaged", "pooled"]
 

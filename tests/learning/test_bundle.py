@@ -21,7 +21,7 @@ from flmarket.engines.config import MarketConfig
 from flmarket.errors import ConfigError, FlmarketError, InvalidInput, UnknownName
 from flmarket.learning import LocalTraining, SoftmaxRegression, models
 from flmarket.learning import predict as standalone
-from flmarket.learning.bundle import Bundle, pack, read_raw
+from flmarket.learning.travel import Bundle, pack, read_raw
 from flmarket.ledger import Head, Receipt
 from flmarket.report.model_card import model_zip
 from flmarket.trust import OWNERS_HERE

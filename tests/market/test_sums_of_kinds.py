@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from masked_owners import MaskedOwners
 from power_cuts import PowerCut, cut
 
 from flmarket.engines import MemoryOwners
 from flmarket.engines.config import MarketConfig
-from flmarket.engines.masked import MaskedOwners
 from flmarket.errors import ConfigError, FlmarketError, InvalidInput
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.market import FileStore, MemoryStore, Rounds

@@ -8,7 +8,7 @@ import pytest
 from scipy import integrate, optimize, stats
 
 from flmarket.privacy import PrivUnit, PrivUnitG, ProjUnit, Sphere
-from flmarket.privacy.caps import NormalLaw, SphereLaw, best_cap, coin, draw, half_cap
+from flmarket.privacy.candidates import NormalLaw, SphereLaw, best_cap, coin, draw, half_cap
 from flmarket.privacy.directional import delivered
 
 LAWS = [NormalLaw(), *(SphereLaw(dimension) for dimension in (1, 2, 3, 11, 650))]

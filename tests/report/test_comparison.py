@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flmarket import BidProfile, Valuations, auctions
-from flmarket.audit.first_best import first_best, optimal_bound
+from flmarket.audit.yardsticks import first_best, optimal_bound
 from flmarket.errors import InvalidInput
 from flmarket.experiments import compare_population
 from flmarket.report import Comparison, ComparisonRow, Curve, CurveSet, write_comparison, write_curves

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flmarket.errors import InvalidInput, MechanismViolation
+from flmarket.experiments.samp import average_participation, learning_curve
 from flmarket.sampling import (
     Discrete,
     OptimalSampling,
@@ -17,7 +18,6 @@ from flmarket.sampling import (
     misreport_gains,
     utility,
 )
-from flmarket.sampling.figures import average_participation, learning_curve, participation_curves
 
 
 @settings(max_examples=60)
@@ -186,10 +186,9 @@ def test_erratum_samp_maximum_likelihood_never_serves_the_dearest():
 
 
 def test_series_of_the_figures():
-    curves = participation_curves(Uniform(1, 2), [0.5, 1.8, 3.0], points=11)
-    assert curves.case.tolist() == [1, 2, 3]
-    assert curves.participation.shape == curves.payment.shape == (3, 11)
-    assert (np.diff(curves.participation, axis=1) <= 0).all()
+    known = [OptimalSampling.from_distribution(Uniform(1, 2), budget) for budget in (0.5, 1.8, 3.0)]
+    assert [mechanism.case for mechanism in known] == [1, 2, 3]
+    assert all((np.diff(mechanism.offer(np.linspace(1, 2, 11))[0]) <= 0).all() for mechanism in known)
     for family in ("uniform", "exponential"):
         series = average_participation(
             [2.0, 3.0, 4.0], family=family, budget_per_client=1.0, minimum=1.0, maximum=10.0, clients=300

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from flmarket.cli.app import app
 from flmarket.simulator import Chance, Swarm, run_seed, smallest, torture
-from flmarket.simulator.chance import FAULTS
+from flmarket.simulator.world import FAULTS
 
 
 @pytest.mark.parametrize("name", BUGS)

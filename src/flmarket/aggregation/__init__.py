@@ -9,18 +9,21 @@ from typing import Protocol, runtime_checkable
 
 from numpy.typing import ArrayLike
 
-from flmarket.aggregation.bound import (
+from flmarket.aggregation.robust import ROBUST
+from flmarket.aggregation.rules import (
     TRUST,
+    BiasOpt,
+    Conventional,
     HasNoiseEnergy,
+    OptAggr,
+    SecureOpt,
     Trust,
+    VarOpt,
     common_energy,
     data_shares,
     error_bound,
     release_energy,
 )
-from flmarket.aggregation.robust import ROBUST
-from flmarket.aggregation.rules import BiasOpt, Conventional, OptAggr, VarOpt
-from flmarket.aggregation.secure import SecureOpt
 from flmarket.bids import FloatArray
 from flmarket.registry import Registry
 

@@ -1,17 +1,163 @@
-"""The papers' simple rules: conventional, BiasOpt and VarOpt.
+"""The error bound, and the rules that weigh releases by it: the papers', and the least error where only a sum is seen.
+
+The error bound ERR that aggregation minimises and auctions are judged by (FL-Market 2021 §4, 2022 §IV).
+
+    ERR(λ; ε, d) = Σ λ_i² σ_i + (L Σ|λ_i − W_i|)²,    W_i = d_i / Σd,
+
+the variance that noise adds to the aggregate plus the square of the bias from weighing owners unlike their data, for
+gradients clipped to norm L. σ_i is the noise energy of owner i's release. The papers count one coordinate of Laplace
+noise, σ_i = 8L²/ε_i²; a p-dimensional release carries p times that (docs/errata.md E2), hence `dimension`. Any other
+randomizer comes in by its own noise energy. Where owners' updates are seen only as a sum (`trust`), noise is common and
+its energy is the most that any one owner's promise needs, max λ_i²σ_i, times the `excess` of what is added.
+
+The bound charges nothing for fewer records: by it, buying a part of everybody's data looks as good as buying all. Where
+mechanisms buy parts, give `records` and the variance of one record's gradient: an owner who computes on x of her d
+records, drawn at random, errs by record_variance·(1/x − 1/d) about her full gradient, which then counts as noise.
+
+The papers' rules: conventional, BiasOpt, VarOpt and OptAggr.
 
 With no winner at all each rule returns the data shares W, of infinite error bound: there is nothing to aggregate.
 Sources: FL-Market 2021 Alg. 2 (BiasOpt), Alg. 3 (VarOpt), Lemmas 4.1 and 4.2; McMahan et al. 2017 (conventional).
+
+Weights where only a sum is seen: the least error of many unequal privacy losses behind one common noise.
+
+With secure aggregation nobody's update is private by itself; the sum Σλ_i g_i + noise is. Owner i moves it by at most
+2Lλ_i, so noise of standard deviation N per coordinate costs her what a Gaussian of sensitivity 2Lλ_i and deviation N
+costs. She sold μ_i (the ratio of the two that her ε allows), so λ_i ≤ Nμ_i/(2L). In terms of the energy
+σ_i = p(2L/μ_i)² that she would add by herself in the local model, and of the root energy S = N√p of the common noise,
+λ_i ≤ S/√σ_i: the same energies say both trust models, and
+
+    local    ERR = Σ λ_i²σ_i   + (L Σ|λ_i − W_i|)²,
+    secure   ERR = κ max λ_i²σ_i + (L Σ|λ_i − W_i|)²,
+
+κ ≥ 1 being the noise that is in the sum over what its owners need (shares of those who may drop out or collude).
+
+**Least error.** At a given S the bias is least when every owner who may keep her data share keeps it: with u_i = 1/√σ_i
+and D(S) = Σ(W_i − S·u_i)⁺, Σ|λ_i − W_i| ≥ 2D(S), since Σλ = ΣW; and any distribution of the D that others give up over
+those with room, (S·u_i − W_i)⁺ in all NΣμ/(2L) − 1 + D ≥ D, attains it. So S minimises
+
+    F(S) = κS² + 4L²D(S)²    over    S ≥ 1/Σu,
+
+D is convex, piecewise linear and non-negative, so F is strictly convex and piecewise quadratic with kinks at W_i/u_i
+(infinite for those who sell nothing, whose share is bias whatever S is). Sort the kinks; the left slope of F at each
+follows from suffix sums; beyond the last where it is negative, with A the owners above, the minimum is at
+S = 4L²·W(A)·u(A)/(κ + 4L²·u(A)²), or at that kink itself if this is smaller.
+Exact, O(n log n), checked against an interior-point solver in tests/aggregation.
+
+Spare weight is spread in proportion to room: owners who sold more lose no more than they sold, and all with room lose
+less. Breaks if a weight is used with less noise than `common_energy` says.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flmarket.aggregation.bound import HasNoiseEnergy, data_shares, release_energy
 from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
+
+Trust = Literal["local", "secure-aggregation"]
+TRUST: tuple[Trust, ...] = get_args(Trust)
+
+
+class HasNoiseEnergy(Protocol):
+    """The part of a perturbation that aggregation needs."""
+
+    def noise_energy(self, epsilon: ArrayLike, dimension: int) -> FloatArray:
+        """E‖release − clipped input‖² at privacy loss ε."""
+
+
+def release_energy(
+    epsilon: ArrayLike,
+    *,
+    clip: float = 1.0,
+    dimension: int = 1,
+    perturbation: HasNoiseEnergy | None = None,
+    data_size: ArrayLike = 1.0,
+) -> FloatArray:
+    """σ of each owner's release: the papers' Laplace noise unless a perturbation is given; infinite at ε = 0.
+
+    Noise for one record (`unit = "record"`) is the less the more records an owner has; all other noise is not.
+    """
+    eps = checked_array("epsilon", epsilon)
+    if not (np.isfinite(clip) and clip > 0):
+        raise InvalidInput("clip", clip, "a positive number")
+    if int(dimension) != dimension or dimension < 1:
+        raise InvalidInput("dimension", dimension, "a whole number of at least 1")
+    sells = eps > 0
+    energy = np.full(eps.shape, np.inf)
+    if perturbation is None:
+        np.divide(8.0 * clip * clip * dimension, eps * eps, out=energy, where=sells)
+    elif sells.any():
+        energy[sells] = perturbation.noise_energy(eps[sells], dimension)
+        if getattr(perturbation, "unit", "update") == "record":
+            energy = energy / np.square(np.maximum(checked_array("data_size", data_size), 1.0))
+    return energy
+
+
+def data_shares(data_size: ArrayLike) -> FloatArray:
+    """W: each owner's share of the records of her profile."""
+    size = checked_array("data_size", data_size)
+    total = size.sum(axis=-1, keepdims=True)
+    if not (total > 0).all():
+        raise InvalidInput("data_size", 0, "at least one record in every profile")
+    return np.asarray(size / total)
+
+
+def sampling_variance(records: ArrayLike, data_size: ArrayLike, record_variance: float) -> FloatArray:
+    """What computing on x of d records, drawn at random, adds to the error of an owner's gradient; 0 for x = 0."""
+    sold, size = checked_array("records", records), checked_array("data_size", data_size)
+    if not (np.isfinite(record_variance) and record_variance >= 0):
+        raise InvalidInput("record_variance", record_variance, "a finite number of at least 0")
+    if (sold > size * (1 + 1e-9)).any():
+        raise InvalidInput("records", sold.max(), "no more records than the owner has")
+    inverse_sold, inverse_size = (np.divide(1.0, x, out=np.zeros(x.shape), where=x > 0) for x in (sold, size))
+    return record_variance * np.where(sold > 0, np.maximum(inverse_sold - inverse_size, 0.0), 0.0)
+
+
+def common_energy(weights: ArrayLike, energy: ArrayLike) -> FloatArray:
+    """max λ²σ: the least energy of noise common to a sum at which every owner's promise holds."""
+    lam, sigma = np.broadcast_arrays(checked_array("weights", weights), np.asarray(energy, dtype=np.float64))
+    return np.asarray(np.where(lam > 0, np.square(lam) * np.where(lam > 0, sigma, 0.0), 0.0).max(axis=-1))
+
+
+def error_bound(
+    weights: ArrayLike,
+    epsilon: ArrayLike,
+    data_size: ArrayLike,
+    clip: float = 1.0,
+    dimension: int = 1,
+    *,
+    perturbation: HasNoiseEnergy | None = None,
+    records: ArrayLike | None = None,
+    record_variance: float = 0.0,
+    trust: Trust = "local",
+    excess: float = 1.0,
+) -> FloatArray:
+    """ERR of given weights; infinite where an owner who releases nothing (ε = 0) is given weight.
+
+    `trust` says whether each update is private by itself, or only their sum is seen, with `excess` times the noise that
+    it needs.
+    """
+    if trust not in TRUST:
+        raise InvalidInput("trust", trust, " or ".join(TRUST))
+    lam = checked_array("weights", weights)
+    energy = release_energy(epsilon, clip=clip, dimension=dimension, perturbation=perturbation, data_size=data_size)
+    shares = data_shares(data_size)
+    drawn = np.zeros(()) if records is None else sampling_variance(records, data_size, record_variance)
+    try:
+        lam, energy, shares, drawn = np.broadcast_arrays(lam, energy, shares, drawn)
+    except ValueError:
+        raise InvalidInput("weights", lam.shape, f"the shape of epsilon, {energy.shape}") from None
+    if trust == "local":
+        variance = np.where(lam > 0, np.square(lam) * np.where(lam > 0, energy + drawn, 0.0), 0.0).sum(axis=-1)
+    else:
+        variance = excess * common_energy(lam, energy) + (np.square(lam) * drawn).sum(axis=-1)
+    bias = clip * np.abs(lam - shares).sum(axis=-1)
+    return np.asarray(variance + bias * bias)
 
 
 def shares_and_winners(epsilon: ArrayLike, data_size: ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -182,3 +328,60 @@ def _multipliers(
     n_u, n_w = (np.where(count < n, suffix[at_count, row], 0.0) for suffix in (above_u, above_w))
     nu = (p_w + slope * (lost + n_w)) / np.maximum(p_u + slope * n_u, np.finfo(np.float64).tiny)
     return (nu + bias_cost * p_w) / slope, nu
+
+
+@dataclass(frozen=True)
+class SecureOpt:
+    """Of a sum that nobody sees the parts of: the weights of least error bound."""
+
+    clip: float = 1.0
+    dimension: int = 1
+    perturbation: HasNoiseEnergy | None = None
+    excess: float = 1.0
+    name: str = "secure-opt"
+    trust: ClassVar[Trust] = "secure-aggregation"
+
+    def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
+        """Rows sum to 1, 0 where ε = 0; the data shares where nobody releases anything."""
+        shares, eps = shares_and_winners(epsilon, data_size)
+        energy = release_energy(eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation)
+        n = eps.shape[-1]
+        found = _solve_for_sum(shares.reshape(-1, n), energy.reshape(-1, n), self.excess, 4.0 * self.clip * self.clip)
+        return found.reshape(eps.shape)
+
+    def noise(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
+        """N: the standard deviation per coordinate that the sum must have; infinite where nobody sells."""
+        energy = release_energy(epsilon, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation)
+        return np.sqrt(common_energy(self.weights(epsilon, data_size), energy) / self.dimension)
+
+
+def _solve_for_sum(shares: FloatArray, energy: FloatArray, excess: float, penalty: float) -> FloatArray:
+    """Optimal weights of each row of a (rows, n) problem; `penalty` is 4L²."""
+    wins = np.isfinite(energy)
+    least = np.where(wins.any(axis=1), energy.min(axis=1, initial=np.inf, where=wins), 1.0)[:, None]
+    u = np.where(wins, np.sqrt(least / energy), 0.0)  # S in units of the least √σ: u is from 0 to 1
+    root = np.maximum(_root_energy(shares, u, excess * least[:, 0], penalty), 1.0 / np.maximum(u.sum(axis=1), 1e-300))
+    most = root[:, None] * u
+    kept = np.minimum(shares, most)
+    room, spare = most - kept, np.maximum(1.0 - kept.sum(axis=1, keepdims=True), 0.0)
+    total = room.sum(axis=1, keepdims=True)
+    filled = np.minimum(spare * np.divide(room, total, out=np.zeros_like(room), where=total > 0), room)
+    return np.where(wins.any(axis=1, keepdims=True), normalised(kept + filled, shares), shares)
+
+
+def _root_energy(shares: FloatArray, u: FloatArray, excess: FloatArray, penalty: float) -> FloatArray:
+    """The unconstrained minimiser S of each row, by the sign of F's left slope at the sorted kinks."""
+    n = shares.shape[1]
+    kink = np.divide(shares, u, out=np.full(shares.shape, np.inf), where=u > 0)
+    order = np.argsort(kink, axis=1, kind="stable")
+    kink, w, v = (np.take_along_axis(x, order, axis=1) for x in (kink, shares, u))
+    # of the owners from the k-th kink on; one more column for nobody
+    above = [np.concatenate([np.cumsum(x[:, ::-1], axis=1)[:, ::-1], np.zeros((len(x), 1))], axis=1) for x in (w, v)]
+    w_above, v_above = above
+    at = np.where(np.isfinite(kink), kink, 0.0)
+    slope = excess[:, None] * at - penalty * (w_above[:, :n] - at * v_above[:, :n]) * v_above[:, :n]
+    passed = (np.isfinite(kink) & (slope < 0)).sum(axis=1)  # S lies beyond so many kinks
+    rows = np.arange(len(shares))
+    a, b = w_above[rows, passed], v_above[rows, passed]
+    last = np.where(passed > 0, at[rows, np.maximum(passed - 1, 0)], 0.0)
+    return np.asarray(np.maximum(penalty * a * b / (excess + penalty * b * b), last))

@@ -8,16 +8,30 @@ nothing is evidence, not proof: every report says what was searched.
 """
 
 from flmarket.audit.attacks import ATTACKS, Attack, attack
-from flmarket.audit.auditor import AuditReport, ClaimVerdict, audit, check_claims, private_fields
-from flmarket.audit.certificate import Certificate, certify
+from flmarket.audit.auditor import (
+    AuditReport,
+    BudgetUse,
+    ClaimVerdict,
+    Rationality,
+    Structure,
+    audit,
+    check_claims,
+    private_fields,
+)
 from flmarket.audit.example import Bid, Curve, Example, replay
-from flmarket.audit.first_best import first_best
 from flmarket.audit.privacy import PrivacyAudit, ReleasesAudit, audit_privacy, audit_releases
-from flmarket.audit.rules import BudgetUse, Rationality, Structure
 from flmarket.audit.sampled import SamplingAudit, audit_sampling
 from flmarket.audit.search import STRENGTHS, Strength
-from flmarket.audit.second_best import Efficiency, bayesian_bound, over_second_best, rate_law, second_best
-from flmarket.audit.truthfulness import Regret, SearchLog, Truthfulness
+from flmarket.audit.truthfulness import Certificate, Regret, SearchLog, Truthfulness, certify
+from flmarket.audit.yardsticks import (
+    Efficiency,
+    bayesian_bound,
+    first_best,
+    optimal_bound,
+    over_second_best,
+    rate_law,
+    second_best,
+)
 
 __all__ = [
     "ATTACKS",
@@ -49,6 +63,7 @@ __all__ = [
     "certify",
     "check_claims",
     "first_best",
+    "optimal_bound",
     "over_second_best",
     "private_fields",
     "rate_law",

@@ -32,9 +32,8 @@ import numpy as np
 
 from flmarket import auctions
 from flmarket.audit.auditor import private_fields
-from flmarket.audit.first_best import optimal_bound
-from flmarket.audit.menus import ShowsMenus
-from flmarket.audit.trials import Sample, draw, run_checked
+from flmarket.audit.trials import Sample, ShowsMenus, draw, run_checked
+from flmarket.audit.yardsticks import optimal_bound
 from flmarket.bids import Auction, BidProfile, FloatArray, Kind, Outcome, Valuations
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.files import jsonable

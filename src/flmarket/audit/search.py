@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flmarket.audit.menus import Menus, NotOnTheMenu
-from flmarket.audit.trials import Awards, Reports, Trials
+from flmarket.audit.trials import Awards, Menus, NotOnTheMenu, Reports, Trials
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations
 from flmarket.errors import InvalidInput
 

@@ -4,23 +4,41 @@ Regret is the utility of the best misreport found minus that of the truth, never
 true regret: a mechanism can be refuted here, not proved. The verdict looks at the fields of the bid that are private
 under the mechanism's own assumption; the others are measured and shown as well.
 
-Where a mechanism shows menus (`menus`), regret is known exactly, and only some profiles are searched in full: to see
-that nothing which is not on the menu can be had. If something can, all are.
+Where a mechanism shows menus (`trials.Menus`), regret is known exactly, and only some profiles are searched in full: to
+see that nothing which is not on the menu can be had. If something can, all are.
+
+Certificates for learned mechanisms: how much regret a *new* profile has, with a stated probability.
+
+Let R_1, …, R_m be the largest regret over cost of any owner in m held-out profiles, and R that of a new one. If all
+m + 1 are exchangeable (independent draws of one population are), R is as likely to have any rank as any other, so
+
+    P( R > r ) ≤ α      for r = the k-th smallest of R_1, …, R_m,   k = ⌈(m + 1)(1 − α)⌉,
+
+and r = ∞ where k > m: fewer than 1/α − 1 profiles certify nothing (Vovk, Gammerman, Shafer 2005; split conformal
+prediction). No law of regret is assumed. The probability is over the held-out profiles and the new one together.
+
+Two things it does not say. **R is what the search finds**, a lower bound of the true regret: the certificate bounds
+what *this* search would find in a new profile, not what the cleverest liar could. And it is about the population:
+owners drawn otherwise, or profiles that were trained on, void it.
 """
 
+from __future__ import annotations
+
+import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.audit.example import Example, describe
-from flmarket.audit.menus import Menus, NotOnTheMenu, ShowsMenus, rows_at_once
 from flmarket.audit.search import DIMENSIONS, FIELDS, Hunt, Strength, random_joint, run_searches
-from flmarket.audit.trials import Reports, Sample, Trials
+from flmarket.audit.trials import Menus, NotOnTheMenu, Reports, Sample, ShowsMenus, Trials, rows_at_once
 from flmarket.bids import Auction, FloatArray, IntArray
+from flmarket.errors import InvalidInput
 
 TOLERANCE = 1e-9  # of the owner's full cost; beside an allowance for rounding in sums as large as the budget
 _ROUNDING = 64 * np.finfo(np.float64).eps
@@ -275,3 +293,46 @@ def _worst(
     return describe(
         mechanism, name, one, float(sample.budget[row]), int(owner[pick]), reports, dimension, seed=seed, draws=draws
     )
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Regret over cost of a new profile of `population` exceeds `regret` with probability at most `alpha`."""
+
+    population: str
+    search: str
+    profiles: int
+    alpha: float
+    regret: float
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.regret):
+            return f"{self.profiles} profiles are too few to certify anything at {self.alpha:.0%}"
+        return (
+            f"in a new profile of {self.population}, {self.search} search finds regret above {self.regret:.3g} of cost "
+            f"with probability at most {self.alpha:.0%}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a weight file; no certificate (∞) is null."""
+        values = asdict(self)
+        return values | {"regret": self.regret if math.isfinite(self.regret) else None}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Certificate:
+        """The inverse of `to_dict`."""
+        regret = values["regret"]
+        known = {name: values[name] for name in ("population", "search", "profiles", "alpha")}
+        return cls(**known, regret=math.inf if regret is None else float(regret))
+
+
+def certify(regrets: FloatArray, *, population: str, search: str, alpha: float = 0.05) -> Certificate:
+    """From the largest regret over cost of each held-out profile, shape (profiles,)."""
+    if not 0 < alpha < 1:
+        raise InvalidInput("alpha", alpha, "a probability between 0 and 1")
+    scores = np.sort(np.asarray(regrets, dtype=np.float64).ravel())
+    if not scores.size or np.isnan(scores).any():
+        raise InvalidInput("regrets", regrets, "a number for every held-out profile, at least one")
+    rank = math.ceil((scores.size + 1) * (1 - alpha) * (1 - 1e-12))
+    bound = float(scores[rank - 1]) if rank <= scores.size else math.inf
+    return Certificate(population, search, int(scores.size), float(alpha), bound)

@@ -8,8 +8,7 @@ from typer import Argument, Option
 
 from flmarket import __version__
 from flmarket.cli import flower, ledger
-from flmarket.cli.models import model
-from flmarket.cli.parties import Json, buyer, owner
+from flmarket.cli.parties import Json, bought, buyer, owner
 
 app = typer.Typer(
     name="flmarket",
@@ -89,7 +88,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Auctions × aggregations on one population (error bound) or one data set (accuracy)."""
-    from flmarket.cli.compare import compare_on_data, compare_on_population
+    from flmarket.cli.experiments import compare_on_data, compare_on_population
 
     if data is None:
         compare_on_population(population, auction, aggregation, factor, profiles, owners, seed, out, json)
@@ -150,7 +149,7 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """The tables and figures of a paper, next to what it printed, with a verdict for each."""
-    from flmarket.cli.reproduce import run_reproduction
+    from flmarket.cli.experiments import run_reproduction
 
     run_reproduction(
         paper, out, quick=quick, seeds=seeds, jobs=jobs, data_dir=data_dir, fresh=fresh, as_json=json, draws=draws
@@ -257,10 +256,10 @@ def serve(
     ] = False,
 ) -> None:
     """Run the broker: the HTTP service and the web market (docs/broker.md)."""
-    from flmarket.cli import serve as service
+    from flmarket.cli import parties
 
     if show_settings:
-        service.show_settings()
+        parties.show_settings()
         return
     options = {
         "database_url": db,
@@ -271,11 +270,11 @@ def serve(
         "trusted_proxies": tuple(trusted_proxy) if trusted_proxy else None,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    service.serve(host, port, given, demo=demo, settings_file=settings, more=set_ or ())
+    parties.serve(host, port, given, demo=demo, settings_file=settings, more=set_ or ())
 
 
 app.add_typer(buyer, name="buyer")
-app.add_typer(model, name="model")
+app.add_typer(bought, name="model")
 flower.owner_app.registered_commands += owner.registered_commands  # one `flmarket owner`, at a SuperLink and a broker
 
 
@@ -291,7 +290,7 @@ def torture(
     json: Json = False,
 ) -> None:
     """Break it: the whole market in one process, with crashes, lost messages, liars and everything else that fails."""
-    from flmarket.cli.torture import run_torture
+    from flmarket.cli.audit import run_torture
 
     run_torture(seed, rounds, hours, world=world, run=run, jobs=jobs, as_json=json)
 
@@ -299,7 +298,7 @@ def torture(
 @app.command(epilog="Example: `flmarket mechanisms --json`.")
 def mechanisms(json: Json = False) -> None:
     """What there is: auctions and what each guarantees, aggregations, perturbations, populations, data sets."""
-    from flmarket.cli.mechanisms import list_mechanisms
+    from flmarket.cli.audit import list_mechanisms
 
     list_mechanisms(json)
 

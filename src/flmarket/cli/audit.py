@@ -1,23 +1,76 @@
-"""`flmarket audit`: does a mechanism keep what it claims? One of ours by name, or anybody's as package.module:Class.
+"""What is promised, and whether it is kept: `flmarket mechanisms`, `flmarket audit` and `flmarket torture`.
 
-`sampling:NAME` (or sampling:package.module:Class) audits a client sampling scheme instead of an auction.
+A mechanism is audited by its name if it is one of ours, or as package.module:Class if it is anybody's. `sampling:NAME`
+(or sampling:package.module:Class) audits a client sampling scheme instead of an auction.
 """
 
+from __future__ import annotations
+
+import json
 import shlex
+import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from flmarket import auctions
-from flmarket.aggregation import Trust
+import typer
+
+from flmarket import aggregation, auctions, learning, populations, privacy
+from flmarket.aggregation import Trust, robust
+from flmarket.auctions import learned
 from flmarket.audit import Attack, AuditReport, ClaimVerdict, SamplingAudit, attack, audit, audit_sampling
 from flmarket.audit.attacks import PROFILES
-from flmarket.bids import Auction
+from flmarket.bids import Auction, Guarantee
 from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
-from flmarket.errors import ConfigError, InvalidInput
+from flmarket.errors import ConfigError, InvalidInput, MissingDependency
+from flmarket.learning import adversaries
 from flmarket.registry import imported
 from flmarket.report.audit_page import write_audit, write_sampling_audit
 from flmarket.trust import BIDS_ONLY
+
+_MARK = {
+    Guarantee.EXACT: "[green]exact[/]",
+    Guarantee.APPROXIMATE: "[yellow]approximate[/]",
+    Guarantee.NONE: "[red]no[/]",
+}
+
+
+def list_mechanisms(as_json: bool) -> None:
+    """Print every registered name."""
+    others = {
+        "aggregations": list(aggregation.names()),
+        "robust_aggregations": list(robust.names()),
+        "adversaries": list(adversaries.names()),
+        "perturbations": list(privacy.names()),
+        "populations": list(populations.names()),
+        "models": list(learning.models.names()),
+        "data_sets": list(learning.names()),
+    }
+    # the papers' networks that have weights serve ten owners, and are not listed where any number may bid
+    papers = [name for name, population in learned.PAPERS.items() if population in learned.weight_names(name)]
+    promises = {name: auctions.get(name).guarantees for name in (*auctions.names(), *papers)}
+    if as_json:
+        print_json(
+            {
+                "auctions": [
+                    {"name": name, **asdict(promise), "about": auctions.about(name)}
+                    for name, promise in promises.items()
+                ],
+                **others,
+            }
+        )
+        return
+    listing = table("Auctions", "name", "truthful", "rational", "within budget", "source and assumption", text=5)
+    for name, promise in promises.items():
+        note = promise.source + (f" · assumes {promise.assumes}" if promise.assumes else "")
+        marks = (_MARK[level] for level in (promise.truthful, promise.rational, promise.budget_feasible))
+        listing.add_row(name, *marks, note)
+    screen.print(listing)
+    for title, names in others.items():
+        screen.print(f"\n[bold]{title.replace('_', ' ').capitalize()}[/]  {', '.join(names)}")
+
 
 SAMPLING = "sampling:"
 DEFAULT_POPULATION = "flm22-iid"
@@ -232,3 +285,60 @@ def _show_sampling(found: SamplingAudit) -> None:
         f"({found.search}). Finding nothing is evidence, not proof.[/]",
         highlight=False,
     )
+
+
+_DEFAULT_ROUNDS = 2_000
+_TELL_EVERY = 5.0  # seconds
+
+
+def run_torture(
+    seed: int | None,
+    rounds: int | None,
+    hours: float | None,
+    *,
+    world: str | None,
+    run: int | None,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Run it, say how far it got, and end with 1 if a promise was not kept."""
+    if world not in (None, "nodes", "service"):
+        raise InvalidInput("world", world, "nodes or service")
+    try:
+        from flmarket.simulator import Total, run_seed, torture
+    except ModuleNotFoundError as error:
+        raise MissingDependency(str(error.name), "flower,broker") from None
+    if run is not None:
+        found = run_seed(run, world=world)
+        print(found.told())
+        raise typer.Exit(int(bool(found.broken)))
+    first = int(time.time()) if seed is None else seed
+    if hours is None and rounds is None:
+        rounds = _DEFAULT_ROUNDS
+    told = [time.monotonic()]
+
+    def progress(total: Total) -> None:
+        if not as_json and time.monotonic() - told[0] > _TELL_EVERY:
+            told[0] = time.monotonic()
+            print(
+                f"{total.rounds:,} rounds of {total.tasks:,} tasks, {sum(total.faults.values()):,} faults",
+                file=sys.stderr,
+            )
+
+    if not as_json:
+        print(f"seed {first}", file=sys.stderr)
+    seconds = None if hours is None else 3600 * hours
+    total = torture(first, rounds=rounds, seconds=seconds, world=world, jobs=jobs, progress=progress)
+    if as_json:
+        said = {name: getattr(total, name) for name in ("seed", "runs", "tasks", "rounds", "seconds")}
+        broken = [] if total.failed is None else [f"{rule}: {message}" for rule, message in total.failed.broken]
+        failed = None if total.failed is None else total.failed.seed
+        print(json.dumps(said | {"faults": dict(sorted(total.faults.items())), "failed": failed, "broken": broken}))
+    elif total.failed is not None:
+        print(total.failed.told())
+        print(f"\nagain: flmarket torture --run {total.failed.seed}")
+    else:
+        played = f"{total.rounds:,} rounds of {total.tasks:,} tasks in {total.runs:,} runs"
+        speed = f"{total.seconds:,.0f} s of a processor, {total.tasks_per_minute:,.0f} tasks a minute"
+        print(f"seed {first}: {played}, {sum(total.faults.values()):,} faults, every promise kept; {speed}")
+    raise typer.Exit(int(total.failed is not None))

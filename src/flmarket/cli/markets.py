@@ -19,8 +19,8 @@ from flmarket.ledger import format_micros
 from flmarket.market import AuctionSpec, MarketResult, Rounds
 from flmarket.market.kinds.joint import JointKind
 from flmarket.report import said, summarize, summarize_sampled, write_report, write_sampled
+from flmarket.report.html import Table
 from flmarket.report.model_card import model_zip
-from flmarket.report.view import Table
 from flmarket.trust import (
     AUCTION_RECORDS_HERE,
     CLIENTS_HERE,

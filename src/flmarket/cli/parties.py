@@ -1,20 +1,139 @@
-"""`flmarket buyer …` and `flmarket owner …`: a broker's customers at the command line, through `flmarket.client`."""
+"""A broker, its customers and what they bought: `flmarket serve`, `buyer …`, `owner …` and `model …`."""
 
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
 import json as json_module
+import logging
+import sys
+import tempfile
 import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
-from flmarket.cli.output import answer, print_json, print_path, screen, show_trust, table
-from flmarket.errors import ConfigError, MissingDependency
+from flmarket.cli.output import answer, errors, print_json, print_path, screen, show_trust, table
+from flmarket.errors import ConfigError, InvalidInput, MissingDependency
+from flmarket.files import write_file, write_files
 from flmarket.ledger import format_micros
-from flmarket.trust import AT_BROKER, AT_OWNERS, task_words
+from flmarket.trust import AT_BROKER, AT_OWNERS, market_words, task_words
 
 if TYPE_CHECKING:
+    from flmarket.broker.demo import DemoParty
     from flmarket.client import BrokerClient, Task
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(
+    host: str,
+    port: int,
+    given: Mapping[str, Any],
+    *,
+    demo: bool = False,
+    settings_file: Path | None = None,
+    more: Sequence[str] = (),
+) -> None:
+    """Open the market, print how to sign in, and serve until interrupted.
+
+    `given` are the settings that have an option of their own, `more` any others as "name=value".
+    """
+    try:
+        import uvicorn
+
+        from flmarket.broker.app import create_app
+        from flmarket.broker.core import Broker
+        from flmarket.broker.settings import Settings
+        from flmarket.broker.work.flower.files import check_connection
+    except ImportError as error:
+        raise MissingDependency(error.name or "fastapi", "broker") from None
+    settings = Settings.read(settings_file, {**dict(map(_pair, more)), **given})
+    if demo and host not in _LOCAL:
+        raise ConfigError("--host", host, "this machine only (127.0.0.1) for the demo, whose keys are printed")
+    if settings.superlink:
+        if importlib.util.find_spec("flwr") is None:
+            raise MissingDependency("flwr", "flower")
+        check_connection(settings.superlink)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    with ExitStack() as stack:
+        if demo and "database_url" not in settings.model_fields_set:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="flmarket-"))
+            settings = settings.model_copy(update={"database_url": f"sqlite:///{folder}/flmarket-broker.db"})
+        broker = Broker.open(settings)
+        stack.callback(broker.close)
+        app = create_app(broker=broker, alone=True)
+        if people := _welcome(broker, f"http://{host}:{port}", demo):
+            from flmarket.broker.demo import Demo
+
+            app.state.demo_people = people  # the pages list them for signing in with one click
+            alive = Demo(broker, people, told=lambda people: setattr(app.state, "demo_people", people))
+            alive.start()
+            stack.callback(alive.stop)
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            ws="none",
+            log_level="warning",
+            access_log=False,  # its lines would hold sign-in tokens; the service logs routes instead
+            server_header=False,
+            proxy_headers=False,  # it would believe whoever is on this machine; the service asks trusted proxies alone
+            timeout_graceful_shutdown=3,
+        )
+        uvicorn.Server(config).run()
+
+
+def show_settings() -> None:
+    """Print a settings file with every setting and its default."""
+    try:
+        from flmarket.broker.settings import Settings
+    except ImportError as error:
+        raise MissingDependency(error.name or "pydantic-settings", "broker") from None
+    print(Settings.template())
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError("--set", "…", "name=value, such as max_streams=50")
+    return name.strip(), value.strip()
+
+
+def _welcome(broker: object, address: str, demo: bool) -> tuple[DemoParty, ...]:
+    """Say where the market is and how to sign in; returns the people of a demo."""
+    from flmarket.broker.core import Broker
+    from flmarket.broker.demo import find_demo, is_empty, seed_demo
+    from flmarket.broker.office import parties, sessions
+
+    assert isinstance(broker, Broker)
+    screen.print(market_words(on_owners_machines=bool(broker.settings.superlink)), highlight=False)
+    people: tuple[DemoParty, ...] = ()
+    empty = is_empty(broker)
+    if demo:
+        with errors.status("Seeding the demo market (some seconds) …"):
+            people = seed_demo(broker) if empty else find_demo(broker)
+    if people:
+        print("Sign in by opening a link, or use the key with the API:\n")
+        for one in people:  # whole and on lines of their own, so that they can be copied
+            print(f"{one.party.name} ({one.party.role})\n  {address}{one.link}\n  {one.key}")
+        print()
+    elif empty:
+        view = parties.create_party(broker, None, role="operator", name="Operator")
+        key = parties.issue_key(broker, None, view.id, label="first").key
+        link = sessions.link_path(sessions.make_link(broker, view.id))
+        screen.print("A new market. Its operator's key, shown this once:")
+        print(key)
+        screen.print(f"Sign in within ten minutes: {address}{link}", soft_wrap=True)
+    screen.print(f"The market is open at {address} (Ctrl+C ends)")
+    return people
+
 
 buyer = typer.Typer(help="Post tasks at a broker, watch them, and fetch the model.", no_args_is_help=True)
 owner = typer.Typer(help="Sell private updates at a broker: offers, bids, statement.", no_args_is_help=True)
@@ -255,7 +374,7 @@ def cap(
     answer(json, asdict(found), found.words)
 
 
-def _client(url: str, key: str) -> "BrokerClient":
+def _client(url: str, key: str) -> BrokerClient:
     try:
         from flmarket.client import BrokerClient
     except ImportError as error:
@@ -278,7 +397,7 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _show_task(task: "Task", json: bool) -> None:
+def _show_task(task: Task, json: bool) -> None:
     if json:
         print_json(asdict(task))
         return
@@ -292,7 +411,7 @@ def _show_task(task: "Task", json: bool) -> None:
     show_trust(task_words(asked["broker"]["engine"], asked["kind"], trust=asked.get("trust", "local")))
 
 
-def _watch(client: "BrokerClient", task_id: str) -> None:
+def _watch(client: BrokerClient, task_id: str) -> None:
     for event in client.follow(task_id):
         if event.kind == "settled":
             data = event.data
@@ -302,3 +421,96 @@ def _watch(client: "BrokerClient", task_id: str) -> None:
             )
         elif event.kind not in ("open", "bids", "awards", "updates"):
             screen.print(event.kind)
+
+
+bought = typer.Typer(help="Use what was bought: its card, its answers, its files.", no_args_is_help=True)
+Model = Annotated[Path, typer.Argument(help="A model.zip, its unpacked folder, or the folder of a run.")]
+Which = Annotated[str | None, typer.Option(help="last or best; default the one that the card names.")]
+
+
+@bought.command(epilog="Example: `flmarket model card out/run`.")
+def card(place: Model, json: Json = False) -> None:
+    """Task, mechanism, privacy, accuracy beside the baseline, bill."""
+    from flmarket.learning.travel import Bundle
+    from flmarket.report.model_card import card_text
+
+    found = Bundle.read(place)
+    if json:
+        print_json(found.card)
+    else:
+        screen.print(card_text(found.card), markup=False, highlight=False)
+
+
+@bought.command(epilog="Example: `flmarket model predict out/run test.csv --label y --out answers.csv`.")
+def predict(
+    place: Model,
+    records: Annotated[Path, typer.Argument(help="Raw records: CSV, Parquet, or an npz with x.")],
+    label: Annotated[str | None, typer.Option(help="A column with the true classes; y of an npz.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the classes here instead of to the screen.")] = None,
+    checkpoint: Which = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="A package.module:build that the model may be built by; repeat.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The class of each record, by the scaling and encoding that came with the model."""
+    from flmarket.learning.travel import Bundle, read_raw
+
+    found, raw = Bundle.read(place, allow=allow or ()), read_raw(records)
+    truth = None if label is None else _labels(records, raw, label)
+    answers = found.predict(raw, checkpoint)
+    named = [found.classes[k] for k in answers.tolist()]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["class"], *([one] for one in named)])
+    if out is not None:
+        write_file(out, text.getvalue())
+    elif not json:
+        sys.stdout.write(text.getvalue())
+    facts: dict[str, Any] = {"records": len(named), "checkpoint": checkpoint or found.about["use"]}
+    if truth is not None:
+        facts["accuracy"] = float(np.mean(found.right(truth, answers)))
+        if not json:
+            errors.print(f"accuracy {facts['accuracy']:.4f} on {len(named)} records")
+    if json:
+        print_json(facts | ({"out": str(out)} if out is not None else {"classes": named}))
+
+
+def _labels(path: Path, raw: Any, label: str) -> Any:
+    if isinstance(raw, dict):
+        if label not in raw:
+            raise InvalidInput("--label", label, f"a column of the records: {', '.join(raw)}")
+        return raw[label]
+    with np.load(path, allow_pickle=False) as stored:
+        if label not in stored:
+            raise InvalidInput("--label", label, f"an array of the records: {', '.join(stored.files)}")
+        return np.asarray(stored[label])
+
+
+@bought.command(epilog="Examples: `flmarket model export out/run --out bought/`; `… --out weights.npz`.")
+def export(
+    place: Model,
+    out: Annotated[Path, typer.Option(help="A folder for all files; or one .safetensors or .npz for the weights.")],
+    checkpoint: Which = None,
+) -> None:
+    """The files of a model, checked first: weights, scaling, card, receipts and predict.py."""
+    from flmarket.learning import predict as standalone
+    from flmarket.learning.travel import Bundle
+
+    found = Bundle.read(place)
+    if out.suffix == ".npz":
+        with io.BytesIO() as buffer:
+            np.savez(buffer, allow_pickle=False, **found.weights(checkpoint))
+            write_file(out, buffer.getvalue())
+    elif out.suffix == ".safetensors":
+        try:
+            from safetensors.numpy import save
+        except ImportError:
+            raise MissingDependency("safetensors", "app") from None
+        write_file(out, save({name: np.ascontiguousarray(part) for name, part in found.weights(checkpoint).items()}))
+    elif out.exists() and not out.is_dir():
+        raise ConfigError("--out", str(out), "a folder, or a file that ends in .safetensors or .npz")
+    else:
+        # the script is this installation's own: what a stranger's zip calls predict.py is not for running
+        own = Path(standalone.__file__).read_bytes()
+        write_files(out, {**found.files, standalone.SCRIPT: own})
+    print_path("model", out)

@@ -39,7 +39,7 @@ def train_menu(
         import torch
     except ImportError:
         raise MissingDependency("torch", "torch") from None
-    from flmarket.auctions.learned.training.data import Source
+    from flmarket.auctions.learned.training.market import Source
     from flmarket.auctions.posted.training import Objective, Trainer
 
     if bool(populations) == (bids is not None):
@@ -140,8 +140,8 @@ def train_network(
         import torch
     except ImportError:
         raise MissingDependency("torch", "torch") from None
-    from flmarket.auctions.learned.training.data import Source
-    from flmarket.auctions.learned.training.presets import FORMER_PRESETS, PAPER_PRESETS, paper_preset, preset
+    from flmarket.auctions.learned.training import FORMER_PRESETS, PAPER_PRESETS, paper_preset, preset
+    from flmarket.auctions.learned.training.market import Source
 
     preset_name = FORMER_PRESETS.get(preset_name, preset_name)
     paper = preset_name in PAPER_PRESETS
@@ -170,7 +170,7 @@ def train_network(
 
 
 def _train(chosen: Any, job: _Job) -> None:
-    from flmarket.auctions.learned import weights
+    from flmarket.auctions import learned
     from flmarket.auctions.learned.training import trainer as training
 
     options, out = job.options, job.out
@@ -190,7 +190,7 @@ def _train(chosen: Any, job: _Job) -> None:
             provenance |= {"epoch": trainer.best_epoch, "seconds": round(seconds, 1)}
             if epoch.best:
                 provenance["validation"] = asdict(epoch.deployed)
-            weights.save(out, chosen.settings, dict(trainer.auction().parameters), provenance)
+            learned.save(out, chosen.settings, dict(trainer.auction().parameters), provenance)
             trainer.save(checkpoint)
             training.append_metrics(metrics, epoch)
             found = epoch.deployed
@@ -199,7 +199,7 @@ def _train(chosen: Any, job: _Job) -> None:
     provenance["validation"] = asdict(trainer.measure(trainer.best))
     if options.audit_profiles:
         provenance["audit"] = _audited(best, job)
-    weights.save(out, chosen.settings, dict(best.parameters), provenance)
+    learned.save(out, chosen.settings, dict(best.parameters), provenance)
     checkpoint.unlink(missing_ok=True)
     found = provenance["validation"]
     words = (
@@ -265,7 +265,7 @@ def _train_paper(chosen: Any, job: _Job) -> None:
 
 
 def _write_paper(trainer: Any, job: _Job) -> None:
-    from flmarket.auctions.learned import weights
+    from flmarket.auctions import learned
     from flmarket.auctions.learned.training.papers import by_the_papers, deployed
 
     auction, schedule = trainer.auction(), trainer.preset.schedule
@@ -278,7 +278,7 @@ def _write_paper(trainer: Any, job: _Job) -> None:
     }  # fmt: skip
     if job.options.audit_profiles:
         provenance["audit"] = _audited(auction, job)
-    weights.save(job.out, auction.settings, dict(auction.parameters), provenance)
+    learned.save(job.out, auction.settings, dict(auction.parameters), provenance)
     found = provenance["papers_metric"]
     words = (
         f"{trainer.iteration:,} of {trainer.total:,} iterations; error bound {bound:.3f}, nobody sells in {empty:.2%}; "

@@ -25,7 +25,7 @@ from flmarket.audit import first_best
 from flmarket.bids import Auction, BidProfile, FloatArray, Guarantees, Outcome
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError, MissingDependency
-from flmarket.experiments.compare import bound_summary
+from flmarket.experiments import bound_summary
 from flmarket.experiments.items import Job, line
 from flmarket.experiments.verdicts import Estimate, Finding, missing
 from flmarket.learning import DataSet

@@ -23,8 +23,8 @@ from flmarket.audit import AuditReport
 from flmarket.bids import Auction, BidProfile, FloatArray
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError
-from flmarket.experiments import against_m, regret
 from flmarket.experiments import fl_market as fl
+from flmarket.experiments import regret
 from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks, line
 from flmarket.experiments.verdicts import Estimate, Finding, judged, trend
 from flmarket.learning import DataSet, load
@@ -230,10 +230,10 @@ def _fig7(job: Job, level: str) -> Item:
     for place, m in enumerate(SIZES):
         for row, seed in enumerate(job.seeds):
             job.step(f"training MURBA on {population}, M = {m}, seed {seed}")
-            auction = against_m.short_training(MURBA[m], m, population, quick=job.quick, seed=seed)[0]
+            auction = regret.short_training(MURBA[m], m, population, quick=job.quick, seed=seed)[0]
             for curve in fl.bounds(bids, budget, {"murba": auction}, RULES):
                 mean[curve.rule][row, place] = curve.mean[0]
-    epochs, batches, profiles, _ = against_m.SHORT[job.quick]
+    epochs, batches, profiles, _ = regret.SHORT[job.quick]
     return from_checks(
         stem,
         f"FLM21 Figure 7: effect of M ({level} sensitivity)",

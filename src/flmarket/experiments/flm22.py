@@ -17,8 +17,8 @@ import numpy as np
 
 from flmarket.bids import Auction, BidProfile, FloatArray
 from flmarket.engines.config import MarketConfig
-from flmarket.experiments import against_m, regret
 from flmarket.experiments import fl_market as fl
+from flmarket.experiments import regret
 from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks
 from flmarket.experiments.verdicts import Estimate, Finding, judged
 from flmarket.learning import DataSet, load
@@ -281,4 +281,4 @@ def table1(job: Job) -> tuple[Item, ...]:
     )
 
 
-ITEMS: dict[str, Reproduction] = {"fig7": fig7, "fig8": fig8, "fig9": fig9, "fig10": against_m.fig10, "table1": table1}
+ITEMS: dict[str, Reproduction] = {"fig7": fig7, "fig8": fig8, "fig9": fig9, "fig10": regret.fig10, "table1": table1}

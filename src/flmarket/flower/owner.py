@@ -38,8 +38,17 @@ from flmarket.engines.flower.client import OwnerGuard, OwnerOf
 from flmarket.engines.flower.files import OwnerFile, located
 from flmarket.engines.flower.messages import RESERVED, Delivery, pack, unpack_escrow, unpack_text
 from flmarket.errors import ConfigError, InvalidInput
-from flmarket.flower.records import WHY, RecordTerms, RecordWork, counting
-from flmarket.flower.tensors import LONGEST_LISTING, TENSORS, UPDATE, Tensors, settings
+from flmarket.flower.tensors import (
+    LONGEST_LISTING,
+    TENSORS,
+    UPDATE,
+    WHY,
+    RecordTerms,
+    RecordWork,
+    Tensors,
+    counting,
+    settings,
+)
 from flmarket.market import Announcement, Order, Owner
 from flmarket.market.kind import Refused, release_id
 from flmarket.market.owner import Guard

@@ -1,7 +1,7 @@
 """STACK: the server posts a reward, users answer with zCDP budgets, and both know it.
 
 Stage 1: the server announces R and will pay user i her share ρ_i R/Σρ. Stage 2: users choose ρ at the unique Nash
-equilibrium (`flmarket.games.contest`). Seeing that coming, the server picks R*. Hu and Gong, Trading Data for
+equilibrium (`equilibrium`). Seeing that coming, the server picks R*. Hu and Gong, Trading Data for
 Learning, 2020.
 
 What would break it: the server must know everybody's ν. Users who are asked for it have a reason to lie: this is a game
@@ -42,6 +42,48 @@ so noise N(0, σ²) in every coordinate costs (2L/m)²/(2σ²) = ρ/T a round, �
 
 What would break it: gradients that are not clipped to L. The paper asks for an L-smooth loss, which bounds how
 gradients change, not how large they are (docs/errata.md E5).
+
+The users' game: R is shared in proportion to privacy budgets, and everybody minds her own cost.
+
+*Linear costs*, STACK Algorithm 2, in O(n log n): with ν ascending, the k cheapest users take part, k the largest with
+(k − 1)ν_k < ν_1 + … + ν_k (the slack falls in k, so this is a prefix), and with Σ their sum
+
+    ρ_i = ((k − 1)R/Σ)·t_i,     payment R·t_i,     utility R·t_i²,     t_i = 1 − (k − 1)ν_i/Σ.
+
+The printed condition has ≤ for <. It admits a user at equality, whose ρ is 0; she then counts as a participant with
+infinite noise, and the server's utility collapses to λ/2 (docs/errata.md E16).
+
+*Any other convex cost.* Given the total P, each user's best reply is known in closed form and her share of
+P falls in P, from 1 at P = 0 to 0. So Σ shares = 1 has exactly one root, the unique equilibrium
+(Szidarovszky & Okuguchi 1997). Best replies against the aggregate, with bisection on one number, converge always;
+iterating best replies against each other need not when there are many users.
+
+What would break it: one user alone has no best reply (any ρ > 0 earns all of R), so there must be two; and users who
+collude, or who misstate ν if the server asks them for it.
+
+What a privacy budget ρ costs a user of privacy value ν: linear, quadratic or exponential (STACK section III-A).
+
+| name | c(ν, ρ) | ρ at which a total budget P leaves the user content |
+| --- | --- | --- |
+| linear | νρ | P − νP²/R |
+| quadratic | νρ² | PR/(R + 2νP²) |
+| exponential | e^{νρ} − 1 | P − ω(νP + log(ν²P²/R))/ν, ω Wright's omega |
+
+The last column is the root of the first-order condition R(P − ρ)/P² = ∂c/∂ρ, zero where it would be negative: her best
+reply, written against the total including herself. Divided by P it falls in P, which is what makes the equilibrium
+unique; any convex family with c(ν, 0) = 0 would do.
+
+The paper prints e^{νρ}, which charges 1 for an arbitrarily small ρ. With that entry fee the game may have no
+equilibrium at all (docs/errata.md E17), so the cost here starts at 0.
+
+Does anybody gain by deviating? A certificate for an equilibrium that does not trust the formulas that made it.
+
+Each user's utility is evaluated from its definition on a grid of privacy budgets from 0 to the one that costs the whole
+reward (nobody wants more), and the best bracket is refined by golden section. The answer is the largest gain found, in
+the reward's currency: 0 up to rounding at an equilibrium. Only payments, costs and the others' total enter; neither
+first-order conditions nor Algorithm 2 do.
+
+`best_response_dynamics` is the naive way to an equilibrium, users replying in turn: for cross-checks on small games.
 """
 
 from collections.abc import Callable
@@ -51,11 +93,91 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq, minimize_scalar
+from scipy.special import wrightomega
 
 from flmarket.bids import EXACT, NONE, FloatArray, Guarantees, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.games import contest
 from flmarket.privacy.events import checked_number
+from flmarket.registry import Registry
+
+
+@dataclass(frozen=True)
+class CostFamily:
+    """A convex privacy cost with c(ν, 0) = 0."""
+
+    name: str
+    cost: Callable[[FloatArray, FloatArray], FloatArray]
+    """c(ν, ρ)."""
+    reply: Callable[[FloatArray, float, float], FloatArray]
+    """The ρ that is optimal when all users together offer a total, at a reward; 0 for those who stay out."""
+    break_even: Callable[[FloatArray, float], FloatArray]
+    """The ρ that costs the whole reward: no user ever wants more."""
+
+
+def _exponential_reply(value: FloatArray, total: float, reward: float) -> FloatArray:
+    kept = wrightomega(value * total + np.log(value**2 * (total**2 / reward))) / value
+    return np.asarray(np.maximum(total - kept, 0.0))
+
+
+_FAMILIES = (
+    CostFamily(
+        "linear",  # Algorithm 2's case
+        cost=lambda value, rho: value * rho,
+        reply=lambda value, total, reward: np.maximum(total - value * total**2 / reward, 0.0),
+        break_even=lambda value, reward: reward / value,
+    ),
+    CostFamily(
+        "quadratic",  # the first bit of privacy is free, so everybody takes part
+        cost=lambda value, rho: value * rho**2,
+        reply=lambda value, total, reward: total * reward / (reward + 2.0 * value * total**2),
+        break_even=lambda value, reward: np.sqrt(reward / value),
+    ),
+    CostFamily(
+        "exponential",
+        cost=lambda value, rho: np.expm1(value * rho),
+        reply=_exponential_reply,
+        break_even=lambda value, reward: np.asarray(np.log1p(reward) / value),
+    ),
+)
+_registry: Registry[CostFamily] = Registry("cost")
+family = _registry.get
+families = _registry.names
+for _family in _FAMILIES:
+    _registry.register(_family.name, lambda made=_family: made)
+
+
+def linear_shares(values: FloatArray) -> tuple[FloatArray, float]:
+    """Algorithm 2 without the reward: each user's share t of R (0 for those who stay out), and the total ρ per R."""
+    ascending = np.sort(values)
+    sums = np.cumsum(ascending)
+    others = np.arange(values.size)
+    participants = int(np.count_nonzero(others * ascending < sums))
+    total = sums[participants - 1]
+    shares = np.maximum(1.0 - (participants - 1) * values / total, 0.0)
+    shares[values > ascending[participants - 1]] = 0.0
+    return shares, float((participants - 1) / total)
+
+
+def equilibrium(family: CostFamily, values: FloatArray, reward: float) -> FloatArray:
+    """ρ of every user at the unique Nash equilibrium; 0 for those who stay out."""
+    if reward <= 0:
+        return np.zeros(values.shape)
+    if family.name == "linear":
+        shares, per_reward = linear_shares(values)
+        return shares * (per_reward * reward)
+    # the replies' sum exceeds the total at low totals and falls short of it at high ones
+    low = high = float(family.break_even(values.min(keepdims=True), reward)[0])
+
+    def excess(log_total: float) -> float:
+        total = float(np.exp(log_total))
+        return float(np.sum(family.reply(values, total, reward)) / total - 1.0)
+
+    while excess(np.log(low)) <= 0:
+        low /= 4
+    while excess(np.log(high)) >= 0:
+        high *= 4
+    total = float(np.exp(brentq(excess, np.log(low), np.log(high), xtol=1e-15, rtol=1e-15)))
+    return family.reply(values, total, reward)
 
 
 def noise_scale(rho: ArrayLike, *, rounds: int, records: ArrayLike, clip: float = 1.0) -> FloatArray:
@@ -179,13 +301,13 @@ class Stackelberg:
         self.rounds = int(checked_number("rounds", rounds, 1, _LARGEST))
         self.weight = checked_number("weight", weight, _SMALLEST, _LARGEST)
         self.clip = checked_number("clip", clip, _SMALLEST, _LARGEST)
-        self.cost_family = contest.family(cost)
+        self.cost_family = family(cost)
         if noise_account not in get_args(NoiseAccount):
             raise InvalidInput("noise_account", noise_account, f"one of {', '.join(get_args(NoiseAccount))}")
         self.noise_account: NoiseAccount = noise_account
         noise_energy = 2.0 * self.dimension * self.learning_rate**2 * self.rounds * self.clip**2
         self._kappa = float(self.records) ** 2 / noise_energy
-        shares, per_reward = contest.linear_shares(self.privacy_values)
+        shares, per_reward = linear_shares(self.privacy_values)
         self._scaled = noisy_units(self._kappa * per_reward * shares, noise_account)  # the X_i of linear costs
 
     @property
@@ -195,7 +317,7 @@ class Stackelberg:
 
     def equilibrium(self, reward: float) -> FloatArray:
         """ρ of every user at the Nash equilibrium, 0 for those who stay out."""
-        return contest.equilibrium(self.cost_family, self.privacy_values, _checked_reward(reward))
+        return equilibrium(self.cost_family, self.privacy_values, _checked_reward(reward))
 
     def outcome(self, reward: float | None = None) -> Equilibrium:
         """Everything at a reward (default: the server's best): ρ, payments, utilities on both sides."""
@@ -250,3 +372,76 @@ class Stackelberg:
 
 def _checked_reward(reward: float) -> float:
     return checked_number("reward", reward, 0.0, 1e15)
+
+
+_GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
+_CHUNK_ENTRIES = 200_000
+
+
+def verify_equilibrium(game: Stackelberg, rho: ArrayLike, *, reward: float, points: int = 65) -> float:
+    """The most that any user gains by changing her own ρ; at an equilibrium, no more than rounding."""
+    profile = checked_array("rho", rho)
+    _, best = best_deviations(game, profile, reward=reward, points=points)
+    return float(np.max(best - game.user_utilities(profile, reward)))
+
+
+def best_deviations(
+    game: Stackelberg, rho: ArrayLike, *, reward: float, points: int = 65
+) -> tuple[FloatArray, FloatArray]:
+    """Every user's best ρ against the others' as they are, and her utility there."""
+    profile, amount = checked_array("rho", rho), checked_number("reward", reward, 0.0, 1e15)
+    if profile.shape != (game.n,):
+        raise InvalidInput("rho", profile.shape, f"one privacy budget for each of {game.n} users")
+    # Σ_{j≠i} ρ_j as sums from both sides: exact zeros where all others are out, no cancellation
+    before = np.concatenate(([0.0], np.cumsum(profile)[:-1]))
+    others = before + np.concatenate((np.cumsum(profile[::-1])[::-1][1:], [0.0]))
+    choice, best = np.empty(game.n), np.empty(game.n)
+    rows = max(1, _CHUNK_ENTRIES // points)
+    for start in range(0, game.n, rows):
+        part = slice(start, start + rows)
+        choice[part], best[part] = _search(game, game.privacy_values[part], others[part], amount, points)
+    return choice, best
+
+
+def best_response_dynamics(
+    game: Stackelberg, reward: float, *, sweeps: int = 200, tolerance: float = 1e-8
+) -> FloatArray:
+    """Users reply in turn, from an even start, until nobody moves by more than `tolerance` of the total."""
+    rho = game.cost_family.break_even(game.privacy_values, reward) / (4 * game.n)
+    for _ in range(sweeps):
+        before = rho.copy()
+        for user in range(game.n):
+            value, others = game.privacy_values[[user]], np.array([rho.sum() - rho[user]])
+            rho[user] = _search(game, value, others, reward, 33)[0][0]
+        if np.abs(rho - before).max() <= tolerance * rho.sum():
+            break
+    return rho
+
+
+def _search(
+    game: Stackelberg, values: FloatArray, others: FloatArray, reward: float, points: int
+) -> tuple[FloatArray, FloatArray]:
+    """Best ρ and utility of each user against the others' total: grid, then golden section in the best bracket."""
+    values, others = values[:, None], others[:, None]
+
+    def utility(rho: FloatArray) -> FloatArray:
+        total = rho + others
+        payment = np.divide(rho * reward, total, out=np.zeros(total.shape), where=total > 0)
+        return payment - game.cost_family.cost(values, rho)
+
+    # cubed, because the best reply is often a small part of the range
+    grid = game.cost_family.break_even(values, reward) * np.linspace(0.0, 1.0, points) ** 3
+    user = np.arange(len(values))
+    at = np.argmax(utility(grid), axis=1)
+    low, high = grid[user, np.maximum(at - 1, 0)][:, None], grid[user, np.minimum(at + 1, points - 1)][:, None]
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    for _ in range(80):
+        falls = utility(left) > utility(right)
+        low, high = np.where(falls, low, left), np.where(falls, right, high)
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    middle = (low + high) / 2
+    found = np.concatenate([grid[user, at][:, None], middle], axis=1)
+    worth = utility(found)
+    pick = np.argmax(worth, axis=1)
+    alone = (others[:, 0] == 0) & (reward > 0)  # any ρ > 0 earns everything: the supremum, at no attained ρ
+    return np.where(alone, 0.0, found[user, pick]), np.where(alone, reward, worth[user, pick])

@@ -3,7 +3,7 @@
     python predict.py records.csv > answers.csv               # beside model.json, in the unpacked folder
     python predict.py --model model.zip --label y test.csv    # and how many are right, if a column has the classes
 
-A file of its own that travels inside every model (`flmarket.learning.bundle`) and is what `flmarket model predict`
+A file of its own that travels inside every model (`flmarket.learning.travel`) and is what `flmarket model predict`
 runs, so both answer alike. Records are CSV files with the columns of the data that the model learned from, in any
 order, or an npz with `x`; scaling and encoding are the model's. Other models than softmax regression need flmarket and
 PyTorch.
@@ -333,7 +333,7 @@ def predict(files: dict[str, bytes], records: Columns | NDArray[Any], which: str
     if about["model"] is not None and about["model"]["name"] == "softmax":
         return decide(about["rule"], softmax_scores(named, x))
     try:
-        from flmarket.learning.bundle import network_classes
+        from flmarket.learning.travel import network_classes
     except ImportError:
         raise Refused("model", about["model"], "softmax regression here; `flmarket model predict` for others") from None
     return np.asarray(network_classes(about, named, x), dtype=np.int64)

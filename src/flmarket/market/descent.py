@@ -2,7 +2,7 @@
 
 Several owners at once, each as if she were alone: steps are taken together where the model can (softmax regression has
 its records' gradients in closed form), and every owner draws from her own source. Everything after the noise, rate and
-momentum included, is done to what is private already. `privacy.records` says what the noise is worth.
+momentum included, is done to what is private already. `privacy.additive` says what the noise is worth.
 
 What would break it: local work that the account does not count, that is batches, another optimizer, or steps that
 depend on records; `checked_local` refuses it.

@@ -11,14 +11,16 @@ from typing import Any
 
 from flmarket.privacy import exponential
 from flmarket.privacy.accountant import PrivacyAccount
-from flmarket.privacy.additive import DistributedGaussian, GaussianL2, GaussianZCdp, LaplaceL1
-from flmarket.privacy.calibration import (
+from flmarket.privacy.additive import DistributedGaussian, GaussianL2, GaussianZCdp, LaplaceL1, RecordNoise
+from flmarket.privacy.composition import (
     analytic_gaussian_sigma,
     classic_gaussian_sigma,
+    epsilon_of_rho,
     gaussian_delta,
     gaussian_epsilon,
+    numerical_epsilon,
+    rho_of_epsilon,
 )
-from flmarket.privacy.composition import epsilon_of_rho, numerical_epsilon, rho_of_epsilon
 from flmarket.privacy.directional import PrivUnit, PrivUnitG, ProjUnit, Sketch, Sphere
 from flmarket.privacy.events import (
     ROUNDING_ALLOWANCE,
@@ -41,7 +43,6 @@ from flmarket.privacy.events import (
 from flmarket.privacy.noise import NoiseSource, SecureNoise, SimulationNoise, as_noise_source
 from flmarket.privacy.perturbation import Perturbation, UnsoundNoise, clip_l1, clip_l2, is_sound, signal_to_noise
 from flmarket.privacy.recommend import Recommendation, energy_table, recommend
-from flmarket.privacy.records import RecordNoise
 from flmarket.registry import Registry
 
 __all__ = [

@@ -7,10 +7,10 @@ two ways. Both keep it unbiased, and neither spends privacy, as what follows is 
   mixture of two laws, each within e^ε of every other release, hence so is the mixture. The sign adds C² − ‖v‖² to the
   noise energy.
 - *lift*: take (v/C, √(1 − ρ²)), a unit vector with one more coordinate, and drop that coordinate of the release, which
-  is post-processing. Nothing random is added. With the best cap (see `caps`) the covariance of z is a multiple of the
+  is post-processing. Nothing random is added. With the best cap (`candidates`) the covariance of z is a multiple of the
   identity, whatever u is, and then the noise energy does not depend on v at all.
 
-With any source but a simulated one the point is chosen among public candidates (see `candidates`, which has the
+With any source but a simulated one the point is chosen among public candidates (`candidates`, which has the
 argument for finite precision): ε-DP down to the last bit. In simulation it is drawn from the same law directly, which
 is faster, for many owners at once, and private for ideal real numbers only.
 """
@@ -27,8 +27,19 @@ from scipy.special import gammaln
 
 from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.privacy.candidates import Rotation, chance, choose
-from flmarket.privacy.caps import Cap, Law, NormalLaw, SphereLaw, best_cap, coin, draw, half_cap
+from flmarket.privacy.candidates import (
+    Cap,
+    Law,
+    NormalLaw,
+    Rotation,
+    SphereLaw,
+    best_cap,
+    chance,
+    choose,
+    coin,
+    draw,
+    half_cap,
+)
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, PureDp, checked_number
 from flmarket.privacy.noise import NoiseSource, SimulationNoise
 from flmarket.privacy.perturbation import (
@@ -207,7 +218,7 @@ class Sphere(Directional):
         B = C · coth(ε/2) · √π · Γ((p+1)/2) / Γ(p/2).
 
     Duchi, Jordan, Wainwright 2018 ("Minimax optimal procedures for locally private estimation", arXiv:1604.02390,
-    section 4.2.3). It is the cap mechanism of `caps` with one pair of candidates. The noise energy is B² − ‖v‖², at
+    section 4.2.3). It is the cap mechanism (`candidates`) with a pair of candidates. The noise energy is B² − ‖v‖², at
     most B² ≈ (π/2)·p·C²·coth²(ε/2). Good for ε up to about 1; beyond, B stops falling and privunit is better.
     """
 
@@ -226,7 +237,7 @@ class PrivUnit(Directional):
 
     PrivUnit: a random point of a spherical cap around the owner's direction, or, less often, of the rest of the sphere.
 
-    The cap has the size that gives the least noise for this ε and dimension (see `caps`, which has the derivation and
+    The cap has the size that gives the least noise for this ε and dimension (`candidates`, which has the derivation and
     the papers). No unbiased ε-private release of unit vectors of a large family has less noise (Asi, Feldman, Talwar
     2022, arXiv:2205.02466).
 
@@ -261,7 +272,7 @@ class PrivUnitG(Directional):
 
     The component along the owner's direction is a normal number, made to lie beyond γ with the right probability; the
     rest is plain Gaussian noise (Asi, Feldman, Talwar 2022, arXiv:2205.02466). γ = m, the best cap of the normal law
-    (see `caps`), depends on ε only. There the component along has variance 1 like all others: the noise is white, and
+    (`candidates`), depends on ε only. There the component along has variance 1 like all others: the noise is white, and
     with lifting its energy is
 
         p · C² / m²      for every input.

@@ -43,9 +43,9 @@ from flmarket.privacy import (
     clip_l2,
     gaussian_epsilon,
 )
+from flmarket.privacy.additive import record_distance
 from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
 from flmarket.privacy.perturbation import checked_clip
-from flmarket.privacy.records import record_distance
 
 _UNLIMITED = 1e15
 

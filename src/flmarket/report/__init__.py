@@ -5,12 +5,10 @@ Importing this package is cheap: matplotlib and jinja2 (the `app` extra) are loa
 
 from flmarket.report.audit_page import write_audit
 from flmarket.report.charts import Chart, market_charts
-from flmarket.report.comparison import Comparison, ComparisonRow, write_comparison
+from flmarket.report.comparison import Comparison, ComparisonRow, write_comparison, write_reproduction
 from flmarket.report.curves import Curve, CurveSet, write_curves
-from flmarket.report.html import said, write_report
-from flmarket.report.reproduction import write_reproduction
+from flmarket.report.html import Check, check_guarantees, said, summarize, write_report
 from flmarket.report.sampled_page import summarize_sampled, write_sampled
-from flmarket.report.view import Check, check_guarantees, summarize
 
 __all__ = [
     "Chart",

@@ -20,7 +20,7 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.files import jsonable
 from flmarket.learning import DataSet, Model, accuracy
-from flmarket.learning.bundle import pack
+from flmarket.learning.travel import pack
 from flmarket.ledger import Award, AwardState, Ledger, format_micros
 from flmarket.market import MarketKind
 from flmarket.privacy import Event, ExponentialRelease, PrivacyAccount, PureDp, RecordLevel, Uncapped, Unprotected

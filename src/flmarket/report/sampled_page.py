@@ -17,8 +17,7 @@ from flmarket.ledger import MICROS, format_micros
 from flmarket.report.charts import Chart, Drawing, drawn, end_labels, money_margin, round_axis, thin
 from flmarket.report.drawing import LIGHT, label, log_ticks, panel, thousands
 from flmarket.report.formatting import count, finite_or_none, money, money_decimals, percent, significant
-from flmarket.report.html import heading, render, said, strict_json
-from flmarket.report.view import Check
+from flmarket.report.html import Check, heading, render, said, strict_json
 from flmarket.trust import sampled_words
 
 if TYPE_CHECKING:

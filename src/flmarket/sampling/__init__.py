@@ -1,6 +1,5 @@
 """Client sampling with private costs (SAMP): private costs in, participation probabilities and payments out."""
 
-from flmarket.sampling.convergence import FedAvgConstants, convergence_bound
 from flmarket.sampling.distributions import (
     CostDistribution,
     Discrete,
@@ -9,9 +8,20 @@ from flmarket.sampling.distributions import (
     TruncatedExponential,
     Uniform,
 )
-from flmarket.sampling.mechanisms import CompleteInformation, OptimalSampling, UniformSampling
+from flmarket.sampling.mechanisms import (
+    CompleteInformation,
+    FedAvgConstants,
+    LinearSchedule,
+    OptimalSampling,
+    Posted,
+    Schedule,
+    StepSchedule,
+    UniformSampling,
+    convergence_bound,
+    misreport_gains,
+    utility,
+)
 from flmarket.sampling.prior_independent import SCHEMES, PriorIndependent, SampledClients, terms
-from flmarket.sampling.schedules import LinearSchedule, Posted, Schedule, StepSchedule, misreport_gains, utility
 
 __all__ = [
     "SCHEMES",

@@ -1,4 +1,4 @@
-"""Client sampling with private costs when the cost distribution is known: the optimum and its two yardsticks.
+"""Client sampling when the cost distribution is known: the optimum, two yardsticks, and what sampling costs.
 
 N clients have private costs per participation, drawn independently from one distribution. Each round every client takes
 part independently with probability q(c) and is paid r(c) when she does; `budget_per_client` is B̄ = B/(RN), the expected
@@ -13,15 +13,40 @@ payment per client and round.
 Expected spending is B̄ unless everybody already takes part surely. What would break it: costs that are not drawn from
 the given distribution break the budget of `OptimalSampling` (not its truthfulness); costs that depend on the round or
 on other clients break Theorem 1's setting altogether.
+
+A posted schedule: report a cost c, take part with probability q(c), be paid r(c) each time you do.
+
+SAMP Theorem 1: if q is non-increasing and r(c) = c + (1/q(c)) ∫_c^{c_max} q(z) dz, no report serves a client better
+than her true cost, and nobody loses by taking part. Both schedules here apply that formula to the q they post, exactly:
+the steps sum, the lines integrate in closed form. Truthfulness is thus a property of the object, whatever made its q.
+
+Reports below the lowest node get the lowest node's terms. Where q = 0 nothing is ever paid, and r is the cost itself.
+What would break it: a cost above the highest node, which is refused; and clients who choose their reports after seeing
+terms that depend on each other's.
+
+What sampling costs in accuracy: the convergence bound of FedAvg with independent participation (SAMP Proposition 1).
+
+With L-smooth, μ-strongly convex losses, E local steps, gradient norms G_n, gradient variances σ_n², equal weights 1/N
+and the rate η_r = 2/(max(8L, μE) + μr), after R rounds
+
+    E[F(w_R)] − F* ≤ (1/R) (Σ s_n/q_n + β),     s_n = 8LE G_n² / (μ²N²),
+    β = (2L/(μ²E)) D + (12L²/(μ²E)) Γ + (L·max(8L, μE)/(2μE)) ‖w₀ − w*‖²,   D = Σ(σ_n/N)² + 8E² ΣG_n²/N.
+
+The paper prints 4L²/(μE) in the last term, which is this one when 8L ≥ μE and too small otherwise (it follows Li et
+al., ICLR 2020, Theorem 1, with γ = max(8L/μ, E)). What would break it: a model that is not strongly convex, for example
+a deep network, or softmax regression without an ℓ₂ penalty. The bound is for comparing mechanisms, it is far from
+tight.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flmarket.bids import APPROXIMATE, EXACT, NONE, FloatArray, Guarantees
+from flmarket.bids import APPROXIMATE, EXACT, NONE, FloatArray, Guarantees, checked_array
+from flmarket.errors import InvalidInput
 from flmarket.privacy.events import checked_number
 from flmarket.sampling.distributions import (
     CostDistribution,
@@ -32,7 +57,116 @@ from flmarket.sampling.distributions import (
     discrete_spend,
     iron,
 )
-from flmarket.sampling.schedules import LinearSchedule, Schedule, StepSchedule
+
+
+class Posted(Protocol):
+    """Anything that answers a reported cost with terms."""
+
+    def offer(self, cost: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """The participation probability and the payment per participation for each reported cost."""
+
+
+class Schedule:
+    """Terms over costs. Unpacks into its two functions: ``q, r = schedule``."""
+
+    def offer(self, cost: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """(q, r) for each reported cost."""
+        raise NotImplementedError
+
+    def participation_at(self, cost: ArrayLike) -> FloatArray:
+        """q(c): the probability of taking part."""
+        return self.offer(cost)[0]
+
+    def payment_at(self, cost: ArrayLike) -> FloatArray:
+        """r(c): the payment each time the client takes part."""
+        return self.offer(cost)[1]
+
+    def __iter__(self) -> Iterator[object]:
+        yield self.participation_at
+        yield self.payment_at
+
+
+@dataclass(frozen=True, eq=False)
+class StepSchedule(Schedule):
+    """A menu: a report gets the terms of the lowest listed cost that is not below it."""
+
+    cost: FloatArray
+    participation: FloatArray
+    payment: FloatArray
+
+    @classmethod
+    def truthful(cls, cost: FloatArray, participation: FloatArray) -> "StepSchedule":
+        """With the payments of Theorem 1 (for discrete costs, equation 16)."""
+        return cls(cost, participation, _with_rent(cost, participation, (cost[1:] - cost[:-1]) * participation[1:]))
+
+    @classmethod
+    def constant(cls, maximum: float, participation: float) -> "StepSchedule":
+        """The same q for everybody, paid the highest cost."""
+        return cls(np.array([maximum]), np.array([participation]), np.array([maximum]))
+
+    @property
+    def largest_expected_payment(self) -> float:
+        """q·r of the cheapest client: q(c)c + ∫_c q falls in c, so nobody is paid more in expectation."""
+        return float(self.participation[0] * self.payment[0])
+
+    def offer(self, cost: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """(q, r) for each reported cost."""
+        at = np.searchsorted(self.cost, checked_reports(cost, float(self.cost[-1])))
+        return np.asarray(self.participation[at]), np.asarray(self.payment[at])
+
+
+@dataclass(frozen=True, eq=False)
+class LinearSchedule(Schedule):
+    """q is linear between listed costs."""
+
+    cost: FloatArray
+    participation: FloatArray
+    payment: FloatArray
+
+    @classmethod
+    def truthful(cls, cost: FloatArray, participation: FloatArray) -> "LinearSchedule":
+        """With the payments of Theorem 1."""
+        trapezia = np.diff(cost) * (participation[1:] + participation[:-1]) / 2
+        return cls(cost, participation, _with_rent(cost, participation, trapezia))
+
+    def offer(self, cost: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """(q, r) for each reported cost."""
+        c = np.maximum(checked_reports(cost, float(self.cost[-1])), self.cost[0])
+        right = np.maximum(np.searchsorted(self.cost, c), 1)
+        q = np.interp(c, self.cost, self.participation)
+        q_right, c_right = self.participation[right], self.cost[right]
+        rent_right = q_right * (self.payment[right] - c_right)
+        rent = rent_right + (c_right - c) * (q + q_right) / 2
+        return np.asarray(q), np.asarray(c + rent / np.where(q > 0, q, 1.0))
+
+
+def _with_rent(cost: FloatArray, participation: FloatArray, cells: FloatArray) -> FloatArray:
+    """r at the nodes, given ∫q over each cell between them."""
+    payment = cost.copy()
+    payment[:-1] += cells[::-1].cumsum()[::-1] / np.where(participation > 0, participation, 1.0)[:-1]
+    return payment
+
+
+def utility(posted: Posted, cost: ArrayLike, reported: ArrayLike | None = None) -> FloatArray:
+    """Expected utility per round of reporting `reported` (default: the truth) at these true costs; broadcasts.
+
+    Is it truthful, is it rational? The utility of any report at any true cost, for anything that posts terms.
+
+    A client of cost c who reports c' takes part with probability q(c') and is paid r(c') each time: u = q(c')(r(c') −
+    c) per round. Incentive compatibility: c' = c is best. Individual rationality: u ≥ 0 then. (SAMP section 2.)
+    """
+    true_cost = np.asarray(cost, dtype=np.float64)
+    q, r = posted.offer(true_cost if reported is None else reported)
+    return np.asarray(q * (r - true_cost))
+
+
+def misreport_gains(posted: Posted, cost: ArrayLike, reported: ArrayLike) -> FloatArray:
+    """The most that any of the reports gains over the truth, one number per true cost (vectors in, vector out)."""
+    true_cost = np.atleast_1d(np.asarray(cost, dtype=np.float64))
+    q, r = posted.offer(np.atleast_1d(np.asarray(reported, dtype=np.float64)))
+    best = np.max(q * (r - true_cost[:, None]), axis=1)
+    return np.asarray(best - utility(posted, true_cost))
+
 
 _CELLS = 2048  # in cost, and again in quantile
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -274,3 +408,80 @@ class CompleteInformation(_KnownDistribution):
         """(q, r) for each known cost; a typed error above the highest cost."""
         c = checked_reports(cost, float(self.support[-1]))
         return np.minimum(1.0, self._level / np.sqrt(c)), c.copy()
+
+
+def convergence_bound(participation: ArrayLike, scale: ArrayLike, *, beta: float, rounds: int) -> float:
+    """(1/R)(Σ s_n/q_n + β) for participation q_n and scales s_n (a number or one per client)."""
+    q = checked_array("participation", participation)
+    if q.max() > 1:
+        raise InvalidInput("participation", float(q.max()), "probabilities")
+    s = checked_array("scale", scale)
+    checked_number("beta", beta, 0.0, 1e300)
+    checked_number("rounds", rounds, 1, 1e12)
+    if q.min() <= 0:
+        return float("inf")
+    return float((np.sum(s / q) + beta) / rounds)
+
+
+@dataclass(frozen=True, eq=False)
+class FedAvgConstants:
+    """The learning problem's constants; `gradient_norms` are the G_n."""
+
+    smoothness: float
+    strong_convexity: float
+    local_steps: int
+    gradient_norms: FloatArray
+    gradient_deviations: FloatArray
+    heterogeneity: float
+    initial_distance: float
+
+    def __init__(
+        self,
+        *,
+        smoothness: float,
+        strong_convexity: float,
+        local_steps: int,
+        gradient_norms: ArrayLike,
+        gradient_deviations: ArrayLike = 0.0,
+        heterogeneity: float = 0.0,
+        initial_distance: float = 1.0,
+    ) -> None:
+        mu = checked_number("strong_convexity", strong_convexity, 1e-12, 1e12)
+        norms = np.atleast_1d(checked_array("gradient_norms", gradient_norms))
+        deviations = checked_array("gradient_deviations", gradient_deviations)
+        if deviations.shape not in ((), norms.shape):
+            raise InvalidInput("gradient_deviations", deviations.shape, f"one number, or shape {norms.shape}")
+        values = {
+            "strong_convexity": mu,
+            "smoothness": checked_number("smoothness", smoothness, mu, 1e12),
+            "local_steps": int(checked_number("local_steps", local_steps, 1, 1e9)),
+            "gradient_norms": norms,
+            "gradient_deviations": np.broadcast_to(deviations, norms.shape),
+            "heterogeneity": checked_number("heterogeneity", heterogeneity, 0.0, 1e12),
+            "initial_distance": checked_number("initial_distance", initial_distance, 0.0, 1e12),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def scale(self) -> FloatArray:
+        """s_n, one per client."""
+        factor = 8 * self.smoothness * self.local_steps / (self.strong_convexity * self.gradient_norms.size) ** 2
+        return np.asarray(factor * self.gradient_norms**2)
+
+    @property
+    def beta(self) -> float:
+        """The part of the bound that no sampling changes."""
+        smooth, mu, steps, n = self.smoothness, self.strong_convexity, self.local_steps, self.gradient_norms.size
+        noise = np.sum((self.gradient_deviations / n) ** 2) + 8 * steps**2 * np.mean(self.gradient_norms**2)
+        start = smooth * max(8 * smooth, mu * steps) / (2 * mu * steps) * self.initial_distance**2
+        return float(2 * smooth / (mu**2 * steps) * (noise + 6 * smooth * self.heterogeneity) + start)
+
+    def learning_rate(self, round_index: int) -> float:
+        """η_r of the bound, for r = 0, 1, ...; constant within a round."""
+        smooth, mu = self.smoothness, self.strong_convexity
+        return 2.0 / (max(8 * smooth, mu * self.local_steps) + mu * round_index)
+
+    def bound(self, participation: ArrayLike, rounds: int) -> float:
+        """The right-hand side of Proposition 1."""
+        return convergence_bound(participation, self.scale, beta=self.beta, rounds=rounds)

@@ -45,11 +45,11 @@ from flmarket.sampling.distributions import (
 from flmarket.sampling.mechanisms import (
     CompleteInformation,
     OptimalSampling,
+    StepSchedule,
     UniformSampling,
     checked_sampling_budget,
     solve,
 )
-from flmarket.sampling.schedules import StepSchedule
 
 Phase = Literal["estimating", "updating", "uniform", "finished"]
 

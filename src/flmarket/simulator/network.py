@@ -30,10 +30,8 @@ from flmarket.market import Announcement, Bid, Order, Owner, kinds
 from flmarket.market import record as records
 from flmarket.market.kind import release_id
 from flmarket.privacy import Cap, Event, NoiseSource, PureDp, RecordLevel, SimulationNoise, ZCdp, event_to_dict
-from flmarket.simulator.chance import Chance, Crash
-from flmarket.simulator.clock import Clock
-from flmarket.simulator.disks import Disk, FailingConnection
 from flmarket.simulator.watch import Sold, Watch, pure
+from flmarket.simulator.world import Chance, Clock, Crash, Disk, FailingConnection
 
 LIES = ("nan", "short", "long", "another award's", "no vector")
 _TTL = 20.0

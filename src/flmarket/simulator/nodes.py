@@ -23,12 +23,10 @@ from flmarket.ledger import IdReused, Ledger, LedgerUnavailable, MemoryLedger, S
 from flmarket.market import Checkpoint, MarketKind, RoundRecord, Rounds, new_task, owner_account
 from flmarket.market.kind import release_id
 from flmarket.privacy import Cap, PureDp, RecordLevel, Uncapped, ZCdp
-from flmarket.simulator import markets
-from flmarket.simulator.chance import Chance, Crash, Swarm
-from flmarket.simulator.clock import Clock, running
-from flmarket.simulator.disks import Disk, FailingStore, failing
+from flmarket.simulator import world
 from flmarket.simulator.network import Intruder, Network, Node, WatchedOwner
 from flmarket.simulator.watch import Books, Home, Watch
+from flmarket.simulator.world import Chance, Clock, Crash, Disk, FailingStore, Swarm, failing, running
 
 BID_SECONDS, TRAIN_SECONDS = 5.0, 20.0
 _TRIES = 40  # to end a task once nothing breaks any more
@@ -150,9 +148,9 @@ class NodeWorld:
 
     def _node(self, number: int) -> Node:
         draw, path = self.chance.stream("owners"), self.folder / f"owner-{number}"
-        cap, noise = markets.drawn_cap(draw), self.chance.stream(f"noise of {number}")
-        rows = markets.dealt(self.swarm.owners).records(number)
-        data = markets.data_of(self.swarm.owners)
+        cap, noise = world.drawn_cap(draw), self.chance.stream(f"noise of {number}")
+        rows = world.dealt(self.swarm.owners).records(number)
+        data = world.data_of(self.swarm.owners)
 
         def owner(node: Node) -> WatchedOwner:
             return WatchedOwner(
@@ -204,8 +202,8 @@ class NodeWorld:
 
     def _post(self) -> None:
         draw, self.begun = self.chance.stream("tasks"), self.begun + 1
-        kind, name = draw.choice(markets.KINDS), f"t{self.begun}"
-        spec = markets.market(draw, kind, name, self.swarm.owners)
+        kind, name = draw.choice(world.KINDS), f"t{self.begun}"
+        spec = world.market(draw, kind, name, self.swarm.owners)
         new_task(self.ledger, name)
         self.servers[name] = Server(self, spec, kind, self.folder / name)
         self.tell("buyer", f"posts {name}, {kind}, {spec.kind().rounds} rounds")
@@ -256,7 +254,7 @@ class NodeWorld:
             node.skew = chance.choice("skew", [-3600.0, -40.0, 0.0, 40.0, 3600.0])
             self.tell(f"owner {node.number}", f"her clock is {node.skew:+.0f} s off")
         if chance.happens("cap changed"):
-            cap = markets.drawn_cap(chance.stream("caps"), node.owner.cap)
+            cap = world.drawn_cap(chance.stream("caps"), node.owner.cap)
             done = "sets" if node.change_cap(cap) else "cannot set"
             self.tell(f"owner {node.number}", f"{done} her cap to {cap}")
         if chance.happens("cap registered"):

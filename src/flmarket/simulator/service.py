@@ -3,7 +3,7 @@
 Office, worker, stores, ledger and tables are the shipped ones, on SQLite; a request and a worker's turn are calls. A
 process dies or gets an error at any statement, or is held up before any transaction for longer than its lease, while
 the other takes over and plays on; then it wakes up and must notice. In the end both run undisturbed until every task
-has ended, and the verdict is told by SQL alone (`verdict`), beside the broker's own reconciliation.
+has ended, and the verdict is told by SQL alone (`watch.verdict`), beside the broker's own reconciliation.
 """
 
 from __future__ import annotations
@@ -35,12 +35,9 @@ from flmarket.broker.work.worker import Worker
 from flmarket.errors import FlmarketError
 from flmarket.learning import DataSet
 from flmarket.ledger import SqlLedger
-from flmarket.simulator import markets
-from flmarket.simulator.chance import Chance, Crash, Swarm
-from flmarket.simulator.clock import Clock, running
-from flmarket.simulator.disks import Disk, failing_engine
-from flmarket.simulator.verdict import ENDED, look, rows, verdict
-from flmarket.simulator.watch import Watch
+from flmarket.simulator import world
+from flmarket.simulator.watch import ENDED, Watch, look, rows, verdict
+from flmarket.simulator.world import Chance, Clock, Crash, Disk, Swarm, failing_engine, running
 
 MONEY_MICROS = 10**13
 LEASE_SECONDS = 15.0
@@ -54,7 +51,7 @@ _Result = TypeVar("_Result")
 
 def points() -> DataSet:
     """The data that tasks ask for."""
-    return markets.data_of(_PLACES)
+    return world.data_of(_PLACES)
 
 
 def settings(file: Path) -> Settings:
@@ -284,7 +281,7 @@ class ServiceWorld:
 
     def _order(self) -> dict[str, Any]:
         draw = self.chance.stream("orders")
-        kind, waits = draw.choice(markets.KINDS), draw.random() < 0.15
+        kind, waits = draw.choice(world.KINDS), draw.random() < 0.15
         order: dict[str, Any] = {
             "kind": kind,
             "seed": draw.randint(0, 3),

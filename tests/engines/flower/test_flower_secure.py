@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
+from masked_owners import MaskedOwners
 
 from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower.messages import BID, MASK, MASKED, Refusal, unpack, unpack_stage
-from flmarket.engines.masked import MaskedOwners
 from flmarket.engines.memory import MemoryOwners
 from flmarket.errors import SumVoid, Tampered
 from flmarket.ledger import AwardState, DurableAccount, EntryKind

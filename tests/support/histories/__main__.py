@@ -4,7 +4,7 @@
     PYTHONPATH=tests/support python -m histories --database postgres --plant "key ignored"
 
 The verdict has three parts: what clients saw (`checker`), what plain SQL finds in the books
-(`flmarket.simulator.verdict`), and what the service says of its own ledger.
+(`flmarket.simulator.watch`), and what the service says of its own ledger.
 """
 
 import argparse

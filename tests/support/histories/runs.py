@@ -26,7 +26,7 @@ def prepare(url):
 
     import flmarket.broker.app
     import flmarket.broker.demo
-    import flmarket.cli.serve  # noqa: F401
+    import flmarket.cli.parties  # noqa: F401
     from flmarket.broker.core import Broker
     from flmarket.broker.office import parties
     from flmarket.broker.settings import Settings
@@ -63,7 +63,7 @@ def final(url):
 
 def books(url):
     """Everything that is wrong with the books, in words."""
-    from flmarket.simulator.verdict import verdict
+    from flmarket.simulator.watch import verdict
 
     wrong = []
     with closing(connect(url)) as connection:

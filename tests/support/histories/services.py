@@ -66,7 +66,7 @@ class Service:
                 if self.url.startswith("sqlite"):
                     _install_faults()
                 self.plant()
-                from flmarket.cli.serve import serve
+                from flmarket.cli.parties import serve
 
                 serve("127.0.0.1", self.port, {"database_url": self.url, **SETTINGS})
             except BaseException:

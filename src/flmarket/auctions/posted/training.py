@@ -22,7 +22,7 @@ import torch
 
 from flmarket import aggregation as rules
 from flmarket.aggregation import HasNoiseEnergy, error_bound
-from flmarket.auctions.learned.training.data import Source
+from flmarket.auctions.learned.training.market import Source
 from flmarket.auctions.posted.mechanism import PostedAuction, Queue
 from flmarket.auctions.posted.menu import (
     CATALOGUE,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from flmarket import auctions, populations
 from flmarket.aggregation import error_bound
 from flmarket.audit import over_second_best, second_best
-from flmarket.audit.first_best import optimal_bound
-from flmarket.audit.second_best import RateLaw
+from flmarket.audit.yardsticks import RateLaw, optimal_bound
 from flmarket.bids import BidProfile, Valuations
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.offers import as_profile

@@ -46,7 +46,7 @@ from flmarket.ledger import Head, HoldReceipt, Ledger, format_micros
 from flmarket.market import kind as market
 from flmarket.market.kind import Announcement, Bad, Bid, Delivered, MarketKind, Order, Refused, ReleasedUpdate
 from flmarket.market.masking import INPUT, Reply
-from flmarket.market.masking.delivering import summed
+from flmarket.market.masking.broker import summed
 from flmarket.market.owner import MASKING, REPLAY
 from flmarket.market.round import Prove, Rounds
 from flmarket.market.store import MemoryStore, RoundStore

@@ -34,8 +34,7 @@ from flmarket.aggregation import Trust
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games import Equilibrium, Stackelberg
-from flmarket.games.contest import family
-from flmarket.games.stackelberg import NoiseAccount, noise_scale
+from flmarket.games.stackelberg import NoiseAccount, family, noise_scale
 from flmarket.learning import (
     DataSet,
     Model,

@@ -36,8 +36,8 @@ import torch
 
 from flmarket.aggregation import OptAggr, error_bound
 from flmarket.auctions.learned.papers import PaperAuction, PaperSettings, first_parameters, inputs_of, outputs
-from flmarket.auctions.learned.training.data import Source, conventional_bound, optimal_bound, read_checkpoint
-from flmarket.auctions.learned.training.presets import PaperPreset, PaperSchedule
+from flmarket.auctions.learned.training import PaperPreset, PaperSchedule
+from flmarket.auctions.learned.training.market import Source, conventional_bound, optimal_bound, read_checkpoint
 from flmarket.bids import Auction, BidProfile, FloatArray, Kind
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.files import whole_file
@@ -46,7 +46,6 @@ Parameters = Mapping[str, torch.Tensor]
 _CHUNK = 256  # profiles whose lies climb together: what stays in the cache
 _LEAST_PRIVACY = 1e-3  # of a lie, as a part of ε̄
 _LEAST_COST = 1e-12
-
 
 # ---- a batch ----
 

@@ -23,9 +23,8 @@ from flmarket.aggregation import Aggregation, Conventional, OptAggr, error_bound
 from flmarket.auctions.learned import FORMER_NAMES
 from flmarket.auctions.learned.mechanism import LearnedAuction
 from flmarket.auctions.learned.network import first_parameters
-from flmarket.auctions.learned.training import market
-from flmarket.auctions.learned.training.data import Batch, Source, error_bound_loss, make_batch, read_checkpoint
-from flmarket.auctions.learned.training.presets import Preset
+from flmarket.auctions.learned.training import Preset, market
+from flmarket.auctions.learned.training.market import Batch, Source, error_bound_loss, make_batch, read_checkpoint
 from flmarket.bids import Auction, BidProfile, FloatArray, Valuations
 from flmarket.errors import ConfigError
 from flmarket.files import whole_file

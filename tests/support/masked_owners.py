@@ -13,7 +13,7 @@ from flmarket.bids import FloatArray
 from flmarket.engines.memory import MemoryOwners
 from flmarket.market.kind import Announcement, Bid, Delivery, Order, Refused
 from flmarket.market.masking import AFTER, INPUT, Reply
-from flmarket.market.masking.delivering import summed
+from flmarket.market.masking.broker import summed
 from flmarket.market.masking.guarding import SumGuard, public_identity
 from flmarket.market.owner import drops_out, guarded
 from flmarket.market.round import Prove
