@@ -8,13 +8,14 @@ Breaks if the database loses committed transactions: SQLite on a network file sy
 `synchronous_commit` off.
 """
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from typing import TypeVar
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, func, insert, select
+from sqlalchemy import Connection, Engine, bindparam, func, select
 
 from flmarket.errors import ConfigError, InvalidInput, SettlementError
 from flmarket.ledger import store
@@ -49,17 +50,10 @@ _COLUMNS = tuple(entries.c[name] for name in ROW)
 _SELECT = f"SELECT {', '.join(ROW)} FROM {entries.name}"  # noqa: S608  # our own names
 _RESOLVED = [kind.value for kind in RESOLUTIONS.values()]
 
+TOGETHER = 50  # rows in one statement of SQLite, which sets every page that it changes aside once a statement
+
 # Statements of short calls are put together once: that takes longer than the database takes to answer them.
 _LAST = select(func.max(entries.c.seq))
-_OF_OWNERS = (
-    select(*_COLUMNS)
-    .where(entries.c.owner.in_(bindparam("owners", expanding=True)), entries.c.kind == bindparam("of_kind"))
-    .where(entries.c.seq >= bindparam("start"))
-    .order_by(entries.c.seq)
-)
-_ABOUT = select(*_COLUMNS).where(entries.c.ref.in_(bindparam("refs", expanding=True)))
-_BALANCES = select(accounts.c.name, accounts.c.balance)
-_BALANCES_OF = _BALANCES.where(accounts.c.name.in_(bindparam("names", expanding=True)))
 _LEAVES, _NODES = (
     select(place, column).where(place >= bindparam("first"), place < bindparam("end"), *level).order_by(place)
     for place, column, level in (
@@ -71,32 +65,41 @@ _LEAVES, _NODES = (
 
 def entry_of(row: Row) -> Entry:
     """A stored row as an entry; what no writer of ours can have stored is corrupt."""
-    with _readable(row):
+    try:
         return Entry.from_row(row)
+    except InvalidInput as error:
+        raise _unreadable(row, error) from None
 
 
 def stored_line(row: Row) -> Line:
     """What a stored row says, without its place in the log."""
-    with _readable(row):
+    try:
         checked_row(row)
-        return line_of(row)
+    except InvalidInput as error:
+        raise _unreadable(row, error) from None
+    return line_of(row)
 
 
-class _readable:
+def _unreadable(row: Row, error: InvalidInput) -> LedgerCorrupt:
     """Refuses a row as corrupt, instead of as somebody's bad input."""
+    seq = row[0]
+    return LedgerCorrupt(f"cannot be read: {error}", seq if isinstance(seq, int) else None)
 
-    __slots__ = ("_row",)
 
-    def __init__(self, row: Row) -> None:
-        self._row = row
+def _rows(connection: Connection, query: str, *parameters: object) -> Sequence[Row]:
+    """All rows as the driver gives them: to wrap every one costs as much as to read it."""
+    return connection.exec_driver_sql(query, parameters).cursor.fetchall()
 
-    def __enter__(self) -> None:
-        pass
 
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, InvalidInput):
-            seq = self._row[0]
-            raise LedgerCorrupt(f"cannot be read: {error}", seq if isinstance(seq, int) else None) from None
+def _among(connection: Connection, column: str, names: list[str]) -> tuple[str, object]:
+    """The condition that a column has one of many values, as one parameter, so that the statement is always the same."""
+    if connection.dialect.name == "postgresql":
+        return f"{column} = ANY(%s)", names
+    return f"{column} IN (SELECT value FROM json_each(?))", json.dumps(names, ensure_ascii=False)
+
+
+def _mark(connection: Connection) -> str:
+    return "%s" if connection.dialect.name == "postgresql" else "?"
 
 
 def size(connection: Connection) -> int:
@@ -127,7 +130,8 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
     """All lines with these ids."""
     found: dict[Key, Line] = {}
     for some in chunks(refs):
-        for row in connection.execute(_ABOUT, {"refs": some}):
+        asked, refs_asked = _among(connection, "ref", some)
+        for row in _rows(connection, f"{_SELECT} WHERE {asked}", refs_asked):
             line = stored_line(row)
             found[line.kind, line.ref] = line
     return found
@@ -135,17 +139,32 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
 
 def owner_lines(connection: Connection, owners: Iterable[str], kind: EntryKind, start: int = 0) -> Iterator[Entry]:
     """All entries of a kind about these owners, oldest first for each."""
+    mark = _mark(connection)
     for some in chunks(owners):
-        asked = {"owners": some, "of_kind": kind.value, "start": start}
-        yield from map(entry_of, connection.execute(_OF_OWNERS, asked))
+        asked, named = _among(connection, "owner", some)
+        query = f"{_SELECT} WHERE {asked} AND kind = {mark} AND seq >= {mark} ORDER BY seq"
+        yield from map(entry_of, _rows(connection, query, named, kind.value, start))
+
+
+def last_caps(connection: Connection, owners: Iterable[str]) -> dict[str, int]:
+    """The number of the newest cap of each of these owners who registered one."""
+    found: dict[str, int] = {}
+    for some in chunks(owners):
+        asked, named = _among(connection, "owner", some)
+        query = f"SELECT owner, max(seq) FROM {entries.name} WHERE {asked} AND kind = 'cap' GROUP BY owner"  # noqa: S608
+        found |= _rows(connection, query, named)
+    return found
 
 
 def balances(connection: Connection, names: Iterable[str] | None = None) -> dict[str, int]:
     """Balances of these accounts, or all; those never used are left out."""
+    query, found = f"SELECT name, balance FROM {accounts.name}", dict[str, int]()  # noqa: S608  # our own names
     if names is None:
-        return {name: int(balance) for name, balance in connection.execute(_BALANCES)}
-    parts = (connection.execute(_BALANCES_OF, {"names": some}) for some in chunks(names))
-    return {name: int(balance) for part in parts for name, balance in part}
+        return found | dict(_rows(connection, query))
+    for some in chunks(names):
+        asked, named = _among(connection, "name", some)
+        found |= _rows(connection, f"{query} WHERE {asked}", named)
+    return found
 
 
 def awards_after(
@@ -184,17 +203,29 @@ def hashes(connection: Connection, level: int, first: int, count: int) -> list[b
 
 def append(connection: Connection, lines: Sequence[Line], time_us: int) -> int:
     """Add lines to the log, hashed, with the nodes of the tree that they complete; returns the new size."""
-    start = size(connection)
-    last = connection.execute(select(entries.c.hash).where(entries.c.seq == start - 1)).scalar() if start else GENESIS
+    last = _rows(connection, f"SELECT seq, hash FROM {entries.name} ORDER BY seq DESC LIMIT 1")  # noqa: S608
+    start, previous = (last[0][0] + 1, last[0][1]) if last else (0, GENESIS)
     rows: list[Row] = []
-    previous = str(last)
+    made: dict[int, list[bytes]] = {0: []}  # level of the tree → its new hashes
     for seq, line in enumerate(lines, start):
-        row = row_of(line, seq, time_us, previous)
-        previous = row_hash(row).hex()
-        rows.append((*row[:3], previous, *row[4:]))
+        hashed = row_hash(row_of(line, seq, time_us, previous))
+        before, previous = previous, hashed.hex()
+        rows.append(row_of(line, seq, time_us, before, previous))
+        made[0].append(hashed)
     _insert(connection, rows)
-    for level, position, node in tiles(start, len(rows), lambda *run: hashes(connection, *run)):
-        connection.execute(insert(nodes), {"level": level, "position": position, "hash": node.hex()})
+
+    def fetch(level: int, first: int, count: int) -> list[bytes]:
+        known = start >> level
+        stored = hashes(connection, level, first, known - first) if first < known else []
+        return stored + made[level][max(first - known, 0) : first + count - known]
+
+    complete = []
+    for level, position, node in tiles(start, len(rows), fetch):
+        made.setdefault(level, []).append(node)
+        complete.append((level, position, node.hex()))
+    if complete:
+        marks = ", ".join(3 * [_mark(connection)])
+        connection.exec_driver_sql(f"INSERT INTO {nodes.name} (level, position, hash) VALUES ({marks})", complete)  # noqa: S608
     return start + len(rows)
 
 
@@ -206,8 +237,13 @@ def _insert(connection: Connection, rows: list[Row]) -> None:
         columns = tuple(list(column) for column in zip(*rows, strict=True))
         connection.exec_driver_sql(f"{into} SELECT * FROM unnest({arrays})", columns)  # noqa: S608  # our own names
     else:
-        marks = ", ".join("?" for _ in ROW)
-        connection.exec_driver_sql(f"{into} VALUES ({marks})", rows)
+        marks = f"({', '.join('?' for _ in ROW)})"
+        whole = len(rows) - len(rows) % TOGETHER
+        for start in range(0, whole, TOGETHER):
+            values = tuple(chain.from_iterable(rows[start : start + TOGETHER]))
+            connection.exec_driver_sql(f"{into} VALUES {', '.join(TOGETHER * [marks])}", values)
+        if rows[whole:]:
+            connection.exec_driver_sql(f"{into} VALUES {marks}", rows[whole:])
 
 
 def chunks(values: Iterable[str]) -> Iterator[list[str]]:
@@ -219,8 +255,7 @@ def chunks(values: Iterable[str]) -> Iterator[list[str]]:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Counted:
+class _Counted(NamedTuple):
     """An owner's privacy account by the first `size` entries, under the cap of entry `cap_seq`.
 
     Kept from call to call, so that only her releases since are read. What it holds is committed, whoever wrote it.
@@ -389,19 +424,26 @@ class SqlLedger(Ledger):
 
     def _accounts(self, connection: Connection, owners: set[str]) -> dict[str, _Counted]:
         """The privacy accounts of the owners who registered a cap, as the log has them now."""
-        caps = {str(entry.line.owner): entry for entry in owner_lines(connection, owners, EntryKind.CAP)}
-        end, found = size(connection), dict[str, _Counted]()
-        for owner, entry in caps.items():
-            known = self._counted.get(owner)
-            if known is None or known.cap_seq != entry.seq:
-                known = _Counted(entry.seq, 0, PrivacyAccount(cap_of(entry.line)))
-            # a copy: other threads may be counting from the same account
-            found[owner] = _Counted(known.cap_seq, known.size, copy(known.account))
-        for start in {known.size for known in found.values() if known.size < end}:
-            group = [owner for owner, known in found.items() if known.size == start]
+        caps, end = last_caps(connection, owners), size(connection)
+        kept = {owner: self._counted.get(owner) for owner in caps}
+        found = {owner: known for owner, known in kept.items() if known is not None and known.cap_seq == caps[owner]}
+        for entry in owner_lines(connection, caps.keys() - found.keys(), EntryKind.CAP):
+            found[str(entry.line.owner)] = _Counted(entry.seq, 0, PrivacyAccount(cap_of(entry.line)))
+        since: dict[int, list[str]] = {}
+        for owner, known in found.items():
+            if known.size < end:
+                since.setdefault(known.size, []).append(owner)
+        for start, group in since.items():
+            # copies: other threads may be counting from the same accounts
+            counting = {}
             for entry in owner_lines(connection, group, EntryKind.RELEASE, start):
-                found[str(entry.line.owner)].account.compose(release_of(entry.line).guarantee)
-        found = {owner: _Counted(known.cap_seq, end, known.account) for owner, known in found.items()}
+                owner = str(entry.line.owner)
+                if owner not in counting:
+                    counting[owner] = copy(found[owner].account)
+                counting[owner].compose(release_of(entry.line).guarantee)
+            for owner in group:
+                known = found[owner]
+                found[owner] = _Counted(known.cap_seq, end, counting.get(owner, known.account))
         self._counted |= found
         return found
 
