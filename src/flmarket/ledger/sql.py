@@ -12,10 +12,9 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from itertools import chain
 from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, func, select
+from sqlalchemy import Connection, Engine, func, select
 
 from flmarket.errors import ConfigError, InvalidInput, SettlementError
 from flmarket.ledger import store
@@ -47,20 +46,12 @@ from flmarket.privacy import PrivacyAccount
 CHUNK = 2000  # rows or ids at a time; SQLite takes at most 32,766 parameters
 _WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
 _COLUMNS = tuple(entries.c[name] for name in ROW)
-_SELECT = f"SELECT {', '.join(ROW)} FROM {entries.name}"  # noqa: S608  # our own names
+_FIELDS = ", ".join(ROW)
+_SELECT = f"SELECT {_FIELDS} FROM {entries.name}"  # noqa: S608  # our own names
 _RESOLVED = [kind.value for kind in RESOLUTIONS.values()]
-
-TOGETHER = 50  # rows in one statement of SQLite, which sets every page that it changes aside once a statement
-
-# Statements of short calls are put together once: that takes longer than the database takes to answer them.
-_LAST = select(func.max(entries.c.seq))
-_LEAVES, _NODES = (
-    select(place, column).where(place >= bindparam("first"), place < bindparam("end"), *level).order_by(place)
-    for place, column, level in (
-        (entries.c.seq, entries.c.hash, ()),
-        (nodes.c.position, nodes.c.hash, (nodes.c.level == bindparam("level"),)),
-    )
-)
+TOGETHER = 100  # rows in one statement of SQLite, which sets every page that it changes aside once a statement
+_HASH = ROW.index("hash") - len(ROW)
+_LAST = select(func.max(entries.c.seq))  # put together once: that takes longer than the database takes to answer
 
 
 def entry_of(row: Row) -> Entry:
@@ -91,11 +82,15 @@ def _rows(connection: Connection, query: str, *parameters: object) -> Sequence[R
     return connection.exec_driver_sql(query, parameters).cursor.fetchall()
 
 
-def _among(connection: Connection, column: str, names: list[str]) -> tuple[str, object]:
-    """The condition that a column has one of many values, as one parameter, so that the statement is always the same."""
+def _among(connection: Connection, columns: str, table: str, column: str, names: list[str]) -> tuple[str, object]:
+    """A query of the rows that have one of these distinct names in a column, and the names as its one parameter.
+
+    So the statement is the same for any number of names. In SQLite a cross join looks them up in the order given.
+    """
     if connection.dialect.name == "postgresql":
-        return f"{column} = ANY(%s)", names
-    return f"{column} IN (SELECT value FROM json_each(?))", json.dumps(names, ensure_ascii=False)
+        return f"SELECT {columns} FROM {table} WHERE {column} = ANY(%s)", names  # noqa: S608  # our own names
+    query = f"SELECT {columns} FROM json_each(?) CROSS JOIN {table} WHERE {column} = value"  # noqa: S608
+    return query, json.dumps(names, ensure_ascii=False)
 
 
 def _mark(connection: Connection) -> str:
@@ -130,8 +125,7 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
     """All lines with these ids."""
     found: dict[Key, Line] = {}
     for some in chunks(refs):
-        asked, refs_asked = _among(connection, "ref", some)
-        for row in _rows(connection, f"{_SELECT} WHERE {asked}", refs_asked):
+        for row in _rows(connection, *_among(connection, _FIELDS, entries.name, "ref", some)):
             line = stored_line(row)
             found[line.kind, line.ref] = line
     return found
@@ -141,8 +135,8 @@ def owner_lines(connection: Connection, owners: Iterable[str], kind: EntryKind, 
     """All entries of a kind about these owners, oldest first for each."""
     mark = _mark(connection)
     for some in chunks(owners):
-        asked, named = _among(connection, "owner", some)
-        query = f"{_SELECT} WHERE {asked} AND kind = {mark} AND seq >= {mark} ORDER BY seq"
+        query, named = _among(connection, _FIELDS, entries.name, "owner", some)
+        query += f" AND kind = {mark} AND seq >= {mark} ORDER BY seq"
         yield from map(entry_of, _rows(connection, query, named, kind.value, start))
 
 
@@ -150,20 +144,18 @@ def last_caps(connection: Connection, owners: Iterable[str]) -> dict[str, int]:
     """The number of the newest cap of each of these owners who registered one."""
     found: dict[str, int] = {}
     for some in chunks(owners):
-        asked, named = _among(connection, "owner", some)
-        query = f"SELECT owner, max(seq) FROM {entries.name} WHERE {asked} AND kind = 'cap' GROUP BY owner"  # noqa: S608
-        found |= _rows(connection, query, named)
+        query, named = _among(connection, "owner, max(seq)", entries.name, "owner", some)
+        found |= _rows(connection, f"{query} AND kind = 'cap' GROUP BY owner", named)
     return found
 
 
 def balances(connection: Connection, names: Iterable[str] | None = None) -> dict[str, int]:
     """Balances of these accounts, or all; those never used are left out."""
-    query, found = f"SELECT name, balance FROM {accounts.name}", dict[str, int]()  # noqa: S608  # our own names
     if names is None:
-        return found | dict(_rows(connection, query))
+        return dict(_rows(connection, f"SELECT name, balance FROM {accounts.name}"))  # noqa: S608  # our own name
+    found: dict[str, int] = {}
     for some in chunks(names):
-        asked, named = _among(connection, "name", some)
-        found |= _rows(connection, f"{query} WHERE {asked}", named)
+        found |= _rows(connection, *_among(connection, "name, balance", accounts.name, "name", some))
     return found
 
 
@@ -194,8 +186,12 @@ def awards_after(
 
 def hashes(connection: Connection, level: int, first: int, count: int) -> list[bytes]:
     """Stored hashes of complete nodes of the tree, leaves included."""
-    asked = {"level": level, "first": first, "end": first + count}
-    found = [bytes.fromhex(row[1]) for row in connection.execute(_NODES if level else _LEAVES, asked)]
+    table, place = (
+        (f"{nodes.name} WHERE level = {level:d} AND", "position") if level else (f"{entries.name} WHERE", "seq")
+    )
+    mark = _mark(connection)
+    query = f"SELECT hash FROM {table} {place} BETWEEN {mark} AND {mark} ORDER BY {place}"  # noqa: S608  # our own names
+    found = [bytes.fromhex(row[0]) for row in _rows(connection, query, first, first + count - 1)]
     if len(found) != count:
         raise LedgerCorrupt(f"hashes {first} to {first + count - 1} of level {level} of the tree are not all there")
     return found
@@ -205,14 +201,17 @@ def append(connection: Connection, lines: Sequence[Line], time_us: int) -> int:
     """Add lines to the log, hashed, with the nodes of the tree that they complete; returns the new size."""
     last = _rows(connection, f"SELECT seq, hash FROM {entries.name} ORDER BY seq DESC LIMIT 1")  # noqa: S608
     start, previous = (last[0][0] + 1, last[0][1]) if last else (0, GENESIS)
-    rows: list[Row] = []
-    made: dict[int, list[bytes]] = {0: []}  # level of the tree → its new hashes
+    values: list[object] = []  # all fields of all rows, one after another: thousands of tuples take longer
+    leaves: list[bytes] = []
+    made = {0: leaves}  # level of the tree → its new hashes
     for seq, line in enumerate(lines, start):
-        hashed = row_hash(row_of(line, seq, time_us, previous))
-        before, previous = previous, hashed.hex()
-        rows.append(row_of(line, seq, time_us, before, previous))
-        made[0].append(hashed)
-    _insert(connection, rows)
+        row = row_of(line, seq, time_us, previous)
+        hashed = row_hash(row)
+        previous = hashed.hex()
+        values += row
+        values[_HASH] = previous
+        leaves.append(hashed)
+    _insert(connection, values)
 
     def fetch(level: int, first: int, count: int) -> list[bytes]:
         known = start >> level
@@ -220,35 +219,42 @@ def append(connection: Connection, lines: Sequence[Line], time_us: int) -> int:
         return stored + made[level][max(first - known, 0) : first + count - known]
 
     complete = []
-    for level, position, node in tiles(start, len(rows), fetch):
+    for level, position, node in tiles(start, len(lines), fetch):
         made.setdefault(level, []).append(node)
         complete.append((level, position, node.hex()))
     if complete:
         marks = ", ".join(3 * [_mark(connection)])
         connection.exec_driver_sql(f"INSERT INTO {nodes.name} (level, position, hash) VALUES ({marks})", complete)  # noqa: S608
-    return start + len(rows)
+    return start + len(lines)
 
 
-def _insert(connection: Connection, rows: list[Row]) -> None:
+def _insert(connection: Connection, values: list[object]) -> None:
     """In PostgreSQL all rows in one statement, a column at a time: its triggers settle balances once a statement."""
-    into = f"INSERT INTO {entries.name} ({', '.join(ROW)})"
+    into = f"INSERT INTO {entries.name} ({_FIELDS})"
     if connection.dialect.name == "postgresql":
         arrays = ", ".join(f"%s::{'bigint' if name in _WHOLE else 'text'}[]" for name in ROW)
-        columns = tuple(list(column) for column in zip(*rows, strict=True))
+        columns = tuple(values[place :: len(ROW)] for place in range(len(ROW)))
         connection.exec_driver_sql(f"{into} SELECT * FROM unnest({arrays})", columns)  # noqa: S608  # our own names
     else:
         marks = f"({', '.join('?' for _ in ROW)})"
-        whole = len(rows) - len(rows) % TOGETHER
-        for start in range(0, whole, TOGETHER):
-            values = tuple(chain.from_iterable(rows[start : start + TOGETHER]))
-            connection.exec_driver_sql(f"{into} VALUES {', '.join(TOGETHER * [marks])}", values)
-        if rows[whole:]:
-            connection.exec_driver_sql(f"{into} VALUES {marks}", rows[whole:])
+        rest = len(values) - len(values) % (TOGETHER * len(ROW))
+        for count, first, end in ((TOGETHER, 0, rest), (1, rest, len(values))):
+            step = count * len(ROW)
+            groups = [tuple(values[at : at + step]) for at in range(first, end, step)]
+            if groups:
+                connection.exec_driver_sql(f"{into} VALUES {', '.join(count * [marks])}", groups)
 
 
 def chunks(values: Iterable[str]) -> Iterator[list[str]]:
     """Distinct names, a chunk at a time; what cannot be stored cannot be found either, so it is left out."""
-    distinct = list(dict.fromkeys(value for value in values if isinstance(value, str) and value.isprintable()))
+    named = list(values)
+    try:
+        storable = "".join(named).isprintable()
+    except TypeError:  # not all are text
+        storable = False
+    if not storable:
+        named = [value for value in named if isinstance(value, str) and value.isprintable()]
+    distinct = list(dict.fromkeys(named))
     return (distinct[start : start + CHUNK] for start in range(0, len(distinct), CHUNK))
 
 
@@ -398,8 +404,9 @@ class SqlLedger(Ledger):
         with store.writing(self.engine) as connection:
             lines = lines_about(connection, wanted.refs)
             held = [line for line in lines.values() if line.kind is EntryKind.HOLD]
-            owners = {*wanted.owners, *(str(line.owner) for line in held)}
-            parties = {BANK, ESCROW, FEES, *wanted.accounts, *owners, *(str(line.debit) for line in held)}
+            owners = {*wanted.owners, *[line.owner for line in held if line.owner is not None]}
+            buyers = {line.debit for line in held if line.debit is not None}
+            parties = {BANK, ESCROW, FEES, *wanted.accounts, *owners, *buyers}
             counted = self._accounts(connection, owners) if wanted.privacy else {}
             for entry in owner_lines(connection, wanted.owners, EntryKind.CAP):
                 lines[EntryKind.CAP, entry.line.ref] = entry.line
@@ -418,7 +425,7 @@ class SqlLedger(Ledger):
         # only now that it is committed
         first = end - len(draft.new)
         caps = {line.owner: seq for seq, line in enumerate(draft.new, first) if line.kind is EntryKind.CAP}
-        for owner, account in draft.accounts.new.items():
+        for owner, account in draft.charged.items():
             self._counted[owner] = _Counted(caps[owner] if owner in caps else counted[owner].cap_seq, end, account)
         return result
 

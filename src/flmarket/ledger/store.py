@@ -250,7 +250,8 @@ def _checked_url(url: str) -> URL:
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin_sqlite says so
-    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+    # what a statement sets aside in case it fails is nothing to survive a crash: it stays in memory
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY"):
         connection.execute(f"PRAGMA {pragma}")
 
 
