@@ -290,14 +290,14 @@ class MemoryLedger(Ledger):
         return Draft(self._lines, self._balances, self._accounts, self._history)
 
     def _write(self, wanted: Wanted, change: Callable[[Draft], T]) -> T:
-        lines, balances = Layer(self._lines), Layer(self._balances)
-        draft = Draft(lines, balances, Layer(self._accounts), self._history)
+        lines, balances, accounts = Layer(self._lines), Layer(self._balances), Layer(self._accounts)
+        draft = Draft(lines, balances, accounts, self._history)
         result = change(draft)
         time_us = self._clock()
         self._journal += ((time_us, line) for line in draft.new)
         self._lines.update(lines.new)
         self._balances.update(balances.new)
-        self._accounts.update(draft.charged)
+        self._accounts.update(accounts.new)
         return result
 
     def _history(self, owner: str) -> Iterator[Event]:

@@ -94,7 +94,6 @@ class Draft:
         """`accounts` holds the owners with a registered cap; `history` gives all stored releases of an owner."""
         self.new: list[Line] = []
         self.lines, self.balances, self.accounts = lines, balances, accounts
-        self.charged: dict[str, PrivacyAccount] = {}  # those of `accounts` that are new
         self._history = history
 
     def deposit(self, id: str, account: str, amount_micros: int) -> None:
@@ -196,7 +195,7 @@ class Draft:
                 account.compose(event)
             except PrivacyBudgetExhausted:
                 raise PrivacyBudgetExhausted(f"{owner} has released more than {cap} already") from None
-        self.accounts[owner] = self.charged[owner] = account
+        self.accounts[owner] = account
         number = next(n for n in range(1, 10**6) if (EntryKind.CAP, f"{owner}/{n}") not in self.lines)
         detail = canonical({"cap": event_to_dict(cap)})
         spent, limit = _totals(account)
@@ -236,7 +235,7 @@ class Draft:
             except InvalidInput:  # noise under a cap in ε: it fits as little as what is too much
                 why = f"{owner}'s registered cap {account.cap} cannot hold {release.guarantee}"
                 raise PrivacyBudgetExhausted(f"award {id}: {why}") from None
-            self.accounts[owner] = self.charged[owner] = account
+            self.accounts[owner] = account
         spent, limit = _totals(account)
         self._add(made_line(EntryKind.RELEASE, id, None, None, 0, owner, None, spent, limit, detail))
 

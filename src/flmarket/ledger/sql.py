@@ -41,7 +41,7 @@ from flmarket.ledger.merkle import TILE, Head, tiles
 from flmarket.ledger.replay import Replay
 from flmarket.ledger.rules import Draft, Key
 from flmarket.ledger.store import accounts, entries, nodes
-from flmarket.privacy import PrivacyAccount
+from flmarket.privacy import Event, PrivacyAccount
 
 CHUNK = 2000  # rows or ids at a time; SQLite takes at most 32,766 parameters
 _WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
@@ -131,22 +131,15 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
     return found
 
 
-def owner_lines(connection: Connection, owners: Iterable[str], kind: EntryKind, start: int = 0) -> Iterator[Entry]:
-    """All entries of a kind about these owners, oldest first for each."""
+def owner_lines(
+    connection: Connection, owners: Iterable[str], kinds: Sequence[EntryKind], start: int = 0
+) -> Iterator[Entry]:
+    """All entries of some kinds about these owners, oldest first for each."""
     mark = _mark(connection)
     for some in chunks(owners):
         query, named = _among(connection, _FIELDS, entries.name, "owner", some)
-        query += f" AND kind = {mark} AND seq >= {mark} ORDER BY seq"
-        yield from map(entry_of, _rows(connection, query, named, kind.value, start))
-
-
-def last_caps(connection: Connection, owners: Iterable[str]) -> dict[str, int]:
-    """The number of the newest cap of each of these owners who registered one."""
-    found: dict[str, int] = {}
-    for some in chunks(owners):
-        query, named = _among(connection, "owner, max(seq)", entries.name, "owner", some)
-        found |= _rows(connection, f"{query} AND kind = 'cap' GROUP BY owner", named)
-    return found
+        query += f" AND kind IN ({', '.join(mark for _ in kinds)}) AND seq >= {mark} ORDER BY seq"
+        yield from map(entry_of, _rows(connection, query, named, *(kind.value for kind in kinds), start))
 
 
 def balances(connection: Connection, names: Iterable[str] | None = None) -> dict[str, int]:
@@ -262,14 +255,23 @@ T = TypeVar("T")
 
 
 class _Counted(NamedTuple):
-    """An owner's privacy account by the first `size` entries, under the cap of entry `cap_seq`.
+    """An owner's privacy account by the first `size` entries, None without a registered cap.
 
-    Kept from call to call, so that only her releases since are read. What it holds is committed, whoever wrote it.
+    Kept from call to call, so that only her caps and releases since are read. What it holds is committed, whoever wrote
+    it, and never changed: other threads may be counting from the same account.
     """
 
-    cap_seq: int
     size: int
-    account: PrivacyAccount
+    account: PrivacyAccount | None
+
+    def later(self, size: int, given: Sequence[Event]) -> "_Counted":
+        """The same after further releases, under the same cap."""
+        account = self.account
+        if account is not None and given:
+            account = copy(account)
+            for event in given:
+                account.compose(event)
+        return _Counted(size, account)
 
 
 class SqlLedger(Ledger):
@@ -330,7 +332,7 @@ class SqlLedger(Ledger):
         if owner is None:
             return super().releases()
         with store.reading(self.engine) as connection:
-            return iter([release_of(one.line) for one in owner_lines(connection, [owner], EntryKind.RELEASE)])
+            return iter([release_of(one.line) for one in owner_lines(connection, [owner], (EntryKind.RELEASE,))])
 
     def has_task(self, task: str) -> bool:
         """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
@@ -344,7 +346,7 @@ class SqlLedger(Ledger):
     def privacy_accounts(self, owners: Iterable[str]) -> Mapping[str, PrivacyAccount]:
         """Of many owners at once: a copy of the account of each who registered a cap."""
         with store.reading(self.engine) as connection:
-            return {owner: copy(known.account) for owner, known in self._accounts(connection, set(owners)).items()}
+            return {owner: copy(account) for owner, account in self._accounts(connection, set(owners)).items()}
 
     def balances(self, accounts: Iterable[str] | None = None) -> Mapping[str, int]:
         """All accounts ever used, or those of some that were."""
@@ -408,14 +410,14 @@ class SqlLedger(Ledger):
             buyers = {line.debit for line in held if line.debit is not None}
             parties = {BANK, ESCROW, FEES, *wanted.accounts, *owners, *buyers}
             counted = self._accounts(connection, owners) if wanted.privacy else {}
-            for entry in owner_lines(connection, wanted.owners, EntryKind.CAP):
+            for entry in owner_lines(connection, wanted.owners, (EntryKind.CAP,)):
                 lines[EntryKind.CAP, entry.line.ref] = entry.line
             draft = Draft(
                 lines,
                 balances(connection, parties),
-                {owner: known.account for owner, known in counted.items()},
+                counted,
                 lambda owner: (
-                    release_of(entry.line).guarantee for entry in owner_lines(connection, [owner], EntryKind.RELEASE)
+                    release_of(entry.line).guarantee for entry in owner_lines(connection, [owner], (EntryKind.RELEASE,))
                 ),
             )
             result = change(draft)
@@ -423,36 +425,39 @@ class SqlLedger(Ledger):
                 return result
             end = append(connection, draft.new, self._clock())
         # only now that it is committed
-        first = end - len(draft.new)
-        caps = {line.owner: seq for seq, line in enumerate(draft.new, first) if line.kind is EntryKind.CAP}
-        for owner, account in draft.charged.items():
-            self._counted[owner] = _Counted(caps[owner] if owner in caps else counted[owner].cap_seq, end, account)
+        if wanted.privacy:
+            self._counted |= {owner: _Counted(end, counted.get(owner)) for owner in owners}
         return result
 
-    def _accounts(self, connection: Connection, owners: set[str]) -> dict[str, _Counted]:
+    def _accounts(self, connection: Connection, owners: set[str]) -> dict[str, PrivacyAccount]:
         """The privacy accounts of the owners who registered a cap, as the log has them now."""
-        caps, end = last_caps(connection, owners), size(connection)
-        kept = {owner: self._counted.get(owner) for owner in caps}
-        found = {owner: known for owner, known in kept.items() if known is not None and known.cap_seq == caps[owner]}
-        for entry in owner_lines(connection, caps.keys() - found.keys(), EntryKind.CAP):
-            found[str(entry.line.owner)] = _Counted(entry.seq, 0, PrivacyAccount(cap_of(entry.line)))
+        end, found, unknown = size(connection), dict[str, _Counted](), set[str]()
         since: dict[int, list[str]] = {}
-        for owner, known in found.items():
+        for owner in owners:
+            known = self._counted.get(owner)
+            if known is None:
+                unknown.add(owner)
+                continue
+            found[owner] = known
             if known.size < end:
                 since.setdefault(known.size, []).append(owner)
         for start, group in since.items():
-            # copies: other threads may be counting from the same accounts
-            counting = {}
-            for entry in owner_lines(connection, group, EntryKind.RELEASE, start):
-                owner = str(entry.line.owner)
-                if owner not in counting:
-                    counting[owner] = copy(found[owner].account)
-                counting[owner].compose(release_of(entry.line).guarantee)
-            for owner in group:
-                known = found[owner]
-                found[owner] = _Counted(known.cap_seq, end, counting.get(owner, known.account))
+            given: dict[str, list[Event]] = {}
+            for entry in owner_lines(connection, group, (EntryKind.CAP, EntryKind.RELEASE), start):
+                if entry.line.kind is EntryKind.CAP:
+                    unknown.add(str(entry.line.owner))
+                else:
+                    given.setdefault(str(entry.line.owner), []).append(release_of(entry.line).guarantee)
+            found |= {owner: found[owner].later(end, given.get(owner, ())) for owner in group if owner not in unknown}
+        caps = {str(entry.line.owner): entry for entry in owner_lines(connection, unknown, (EntryKind.CAP,))}
+        all_given: dict[str, list[Event]] = {}
+        for entry in owner_lines(connection, caps, (EntryKind.RELEASE,)):
+            all_given.setdefault(str(entry.line.owner), []).append(release_of(entry.line).guarantee)
+        for owner in unknown:
+            counted = _Counted(0, PrivacyAccount(cap_of(caps[owner].line)) if owner in caps else None)
+            found[owner] = counted.later(end, all_given.get(owner, ()))
         self._counted |= found
-        return found
+        return {owner: known.account for owner, known in found.items() if known.account is not None}
 
     def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
         query = select(*_COLUMNS).where(entries.c.kind.in_([kind.value for kind in OF_AWARDS]))
