@@ -5,7 +5,7 @@ import sys
 import threading
 
 from flmarket.errors import FlmarketError
-from flmarket.ledger import ESCROW, Award, AwardState, Release, Resolution, SqlLedger
+from flmarket.ledger import ESCROW, Award, AwardState, Release, Resolution, SqlLedger, sql, store
 from flmarket.privacy import PureDp
 
 
@@ -115,3 +115,17 @@ def test_two_processes_may_open_an_empty_database(tmp_path, postgres):
         with SqlLedger(url) as book:
             assert book.balance("buyer") == 4
             book.verify()
+
+
+def test_an_older_look_at_the_books_counts_no_release_twice(tmp_path):
+    """A reader that began before a release was written, and reads the owner's account after."""
+    with SqlLedger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.deposit("d", "buyer", 10)
+        ledger.register_cap("her", PureDp(10.0))
+        ledger.hold(Award("a", 0, "buyer", "her", 1.0, 10))
+        with store.reading(ledger.engine) as older:
+            before = sql.size(older)
+            ledger.resolve_many([Resolution("a", AwardState.POSTED, release=Release("a", "laplace-l1", PureDp(1.0)))])
+            ledger._accounts(older, {"her"})
+            assert sql.size(older) == before
+        assert ledger.privacy_spent("her") == 1.0

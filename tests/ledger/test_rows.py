@@ -2,17 +2,51 @@
 
 import hashlib
 import json
+from dataclasses import FrozenInstanceError, astuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flmarket.ledger.entry import Entry, EntryKind, Line, row_hash, row_of, sealed
+from flmarket.ledger.entry import Entry, EntryKind, Line, canonical, made_line, release_detail, row_hash, row_of, sealed
+from flmarket.privacy import (
+    ApproxDp,
+    ExponentialRelease,
+    GaussianRelease,
+    PureDp,
+    RecordLevel,
+    Unprotected,
+    ZCdp,
+    event_to_dict,
+)
 
 texts = st.text(st.characters(exclude_categories=()), max_size=12)  # also what no text should hold
 numbers = st.integers(-(2**70), 2**70)
 maybe = st.none() | texts
 counts = [st.none() | numbers for _ in range(3)]
 lines = st.builds(Line, st.sampled_from(EntryKind), texts, maybe, maybe, numbers, maybe, *counts, texts)
+positive = st.floats(1e-9, 1e18)
+updates = [st.builds(one, positive) for one in (PureDp, ZCdp, GaussianRelease, ExponentialRelease)]
+approx = st.builds(ApproxDp, positive, st.floats(1e-30, 0.5))
+events = st.one_of(
+    *updates, approx, st.just(Unprotected()), st.builds(RecordLevel, approx | st.one_of(updates[:3])),
+    st.sampled_from([PureDp(0.0), PureDp(-0.0), ZCdp(1e18)]),
+)  # fmt: skip
+
+
+@given(texts, events)
+def test_releases_are_written_as_canonical_json(mechanism, event):
+    said = canonical({"mechanism": mechanism, "guarantee": event_to_dict(event)})
+    assert release_detail(mechanism, event) == said
+
+
+@given(lines)
+def test_a_line_made_quickly_is_a_line(line):
+    made = made_line(*(getattr(line, name) for name in Line.__slots__))
+    assert type(made) is Line
+    assert (made, hash(made), repr(made), astuple(made)) == (line, hash(line), repr(line), astuple(line))
+    with pytest.raises(FrozenInstanceError):
+        made.ref = "another"
 
 
 @given(lines, numbers, numbers, texts)

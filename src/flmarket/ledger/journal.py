@@ -206,10 +206,18 @@ class Award:
         state: AwardState = AwardState.PENDING,
         reason: str = "",
     ) -> None:
-        self.__dict__.update(
-            id=id, round_index=round_index, buyer=buyer, owner=owner, loss=as_loss(loss), price_micros=price_micros,
-            state=state, reason=reason,
-        )  # fmt: skip
+        values = self.__dict__  # which is not frozen, and there are thousands in a round
+        values["id"], values["round_index"], values["buyer"], values["owner"] = id, round_index, buyer, owner
+        values["loss"], values["price_micros"] = as_loss(loss), price_micros
+        values["state"], values["reason"] = state, reason
+
+    def ended(self, state: AwardState, reason: str) -> "Award":
+        """The same award, resolved."""
+        made = object.__new__(Award)
+        values = made.__dict__
+        values.update(self.__dict__)
+        values["state"], values["reason"] = state, reason
+        return made
 
     @property
     def epsilon(self) -> float:

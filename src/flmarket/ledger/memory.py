@@ -23,7 +23,7 @@ from flmarket.ledger.journal import (
 from flmarket.ledger.merkle import Head, Tree, tiles
 from flmarket.ledger.receipt import HoldReceipt, Receipt, make_hold_receipts, make_receipt
 from flmarket.ledger.replay import Replay
-from flmarket.ledger.rules import Draft, Key
+from flmarket.ledger.rules import Draft, Key, Layer
 from flmarket.privacy import Cap, Event, PrivacyAccount
 
 EXPIRY = "deadline passed"
@@ -237,13 +237,13 @@ class MemoryLedger(Ledger):
 
     def award(self, award_id: str) -> Award:
         """One award as it stands."""
-        return self._draft().award(award_id)
+        return self._books().award(award_id)
 
     def awards(
         self, *, state: AwardState | None = None, owner: str | None = None, round_index: int | None = None
     ) -> Iterator[Award]:
         """All awards in the order they were made, or those that match."""
-        draft = self._draft()
+        draft = self._books()
         found = (draft.award(line.ref) for _, line in tuple(self._journal) if line.kind is EntryKind.HOLD)
         return (
             award
@@ -285,17 +285,19 @@ class MemoryLedger(Ledger):
                 raise LedgerCorrupt(f"balance of {account} is {kept}, the journal says {amount}")
         return head
 
-    def _draft(self) -> Draft:
+    def _books(self) -> Draft:
+        """As they are, to be read."""
         return Draft(self._lines, self._balances, self._accounts, self._history)
 
     def _write(self, wanted: Wanted, change: Callable[[Draft], T]) -> T:
-        draft = self._draft()
+        lines, balances, accounts = Layer(self._lines), Layer(self._balances), Layer(self._accounts)
+        draft = Draft(lines, balances, accounts, self._history)
         result = change(draft)
         time_us = self._clock()
         self._journal += ((time_us, line) for line in draft.new)
-        self._lines.update(draft.lines.new)
-        self._balances.update(draft.balances.new)
-        self._accounts.update(draft.accounts.new)
+        self._lines.update(lines.new)
+        self._balances.update(balances.new)
+        self._accounts.update(accounts.new)
         return result
 
     def _history(self, owner: str) -> Iterator[Event]:

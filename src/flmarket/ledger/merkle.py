@@ -205,8 +205,9 @@ def _split(count: int) -> int:
 
 def _fold(hashes: Sequence[bytes]) -> bytes:
     """The tree hash over hashes of equal height: an odd last one moves up unchanged, which is RFC 6962's shape."""
-    nodes = list(hashes)
+    nodes, hashed = list(hashes), hashlib.sha256
     while len(nodes) > 1:
-        pairs = [node_hash(left, right) for left, right in zip(nodes[::2], nodes[1::2], strict=False)]
+        # `node_hash`, without a call for each
+        pairs = [hashed(b"\x01" + left + right).digest() for left, right in zip(nodes[::2], nodes[1::2], strict=False)]
         nodes = pairs + nodes[len(nodes) - len(nodes) % 2 :]
     return nodes[0]

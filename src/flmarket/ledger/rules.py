@@ -1,8 +1,9 @@
 """The rules of the books, once for every store: what a call adds to the journal, or why it is refused.
 
-A `Draft` is one call under way. It reads the books through the mappings it is given, never writes to them, and collects
-the new lines and the balances and accounts after them; the store then commits all of it or drops the draft. Stores that
-keep the books in a database check the same invariants again there, in other words (`migrations`).
+A `Draft` is one call under way. It reads the books through the mappings it is given, which are the call's own (what the
+store read for it, or a `Layer` over what outlives it), writes there what comes after, and collects the new lines; the
+store then commits all of it or drops it all. Stores that keep the books in a database check the same invariants again
+there, in other words (`migrations`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,9 @@ from flmarket.ledger.entry import (
     fits,
     limit_of,
     loss_terms,
+    made_line,
     pico,
+    release_detail,
     release_of,
 )
 from flmarket.ledger.journal import (
@@ -45,7 +48,8 @@ RESERVED = (BANK, ESCROW, FEES)
 LARGEST_CAP = 1e6  # so that totals in 10⁻¹² fit a 64-bit integer
 LONGEST_NAME, LONGEST_REASON = 200, 500
 # what callers name: one id is used once, whatever for (a cap's id is the ledger's own)
-_NAMED = (EntryKind.DEPOSIT, EntryKind.WITHDRAWAL, EntryKind.FEE, EntryKind.HOLD)
+_NAMED = frozenset({EntryKind.DEPOSIT, EntryKind.WITHDRAWAL, EntryKind.FEE, EntryKind.HOLD})
+_ENDINGS = tuple(RESOLUTIONS.values())
 
 Key = tuple[EntryKind, str]
 K = TypeVar("K")
@@ -82,16 +86,14 @@ class Draft:
 
     def __init__(
         self,
-        lines: dict[Key, Line],
-        balances: dict[str, int],
-        accounts: dict[str, PrivacyAccount],
+        lines: dict[Key, Line] | Layer[Key, Line],
+        balances: dict[str, int] | Layer[str, int],
+        accounts: dict[str, PrivacyAccount] | Layer[str, PrivacyAccount],
         history: Callable[[str], Iterable[Event]],
     ) -> None:
         """`accounts` holds the owners with a registered cap; `history` gives all stored releases of an owner."""
         self.new: list[Line] = []
-        self.lines = Layer(lines)
-        self.balances = Layer(balances)
-        self.accounts = Layer(accounts)
+        self.lines, self.balances, self.accounts = lines, balances, accounts
         self._history = history
 
     def deposit(self, id: str, account: str, amount_micros: int) -> None:
@@ -130,13 +132,14 @@ class Draft:
 
     def resolve(self, resolution: Resolution) -> Award:
         """Escrow → owner or buyer, after recording the release if there is one."""
-        if resolution.state not in RESOLUTIONS:
-            raise InvalidInput("state", resolution.state, "posted, voided or expired")
-        award, state = self.award(resolution.award_id), resolution.state
-        if resolution.release is not None:
-            if resolution.release.award_id != award.id:
-                raise InvalidInput("release", resolution.release.award_id, f"the release for award {award.id}")
-            self._give(award, resolution.release)
+        state, release = resolution.state, resolution.release
+        if state not in RESOLUTIONS:
+            raise InvalidInput("state", state, "posted, voided or expired")
+        award = self.award(resolution.award_id)
+        if release is not None:
+            if release.award_id != award.id:
+                raise InvalidInput("release", release.award_id, f"the release for award {award.id}")
+            self._give(award, release)
         if award.state is state:
             return award
         if award.state is not AwardState.PENDING:
@@ -149,11 +152,11 @@ class Draft:
                 raise PrivacyBudgetExhausted(f"award {award.id}: without noise, and {award.owner} has a registered cap")
             raise SettlementError(f"award {award.id}: {award.owner} has a registered cap, record her release first")
         payee = award.owner if state is AwardState.POSTED else award.buyer
-        reason = _readable(resolution.reason)
+        reason = resolution.reason and _readable(resolution.reason)
         detail = canonical({"reason": reason}) if reason else "{}"
-        self._move(Line(RESOLUTIONS[state], award.id, ESCROW, payee, award.price_micros, award.owner, detail=detail))
-        terms = award.id, award.round_index, award.buyer, award.owner, award.loss, award.price_micros
-        return Award(*terms, state, reason)
+        price, kind = award.price_micros, RESOLUTIONS[state]
+        self._move(made_line(kind, award.id, ESCROW, payee, price, award.owner, None, None, None, detail))
+        return award.ended(state, reason)
 
     def freeze(self, award_id: str) -> Award:
         """Nothing → escrow, under the id of the award's dispute: from here on only `decide` ends the award."""
@@ -205,37 +208,36 @@ class Draft:
         held = self.lines.get((EntryKind.HOLD, award_id))
         if held is None:
             raise SettlementError(f"there is no award {award_id}")
-        for kind in RESOLUTIONS.values():
+        for kind in _ENDINGS:
             ended = self.lines.get((kind, award_id))
             if ended is not None:
                 return award_of(held, ended)
         return award_of(held, None)
 
     def _give(self, award: Award, release: Release) -> None:
+        id, owner = award.id, award.owner
         mechanism = checked_name("mechanism", release.mechanism)
-        detail = canonical({"mechanism": mechanism, "guarantee": event_to_dict(release.guarantee)})
-        known = self.lines.get((EntryKind.RELEASE, award.id))
+        detail = release_detail(mechanism, release.guarantee)
+        known = self.lines.get((EntryKind.RELEASE, id))
         if known is not None:
             if known.detail != detail:
-                raise IdReused(f"award {award.id} has another release on record")
+                raise IdReused(f"award {id} has another release on record")
             return
         if award.state is AwardState.POSTED:
-            raise SettlementError(f"award {award.id} is posted already: its release belongs before the payment")
+            raise SettlementError(f"award {id} is posted already: its release belongs before the payment")
         if not fits(release, award.loss):
-            raise SettlementError(f"award {award.id} is for {award.loss}, the release gives away {release.guarantee}")
-        account = self.accounts.get(award.owner)
+            raise SettlementError(f"award {id} is for {award.loss}, the release gives away {release.guarantee}")
+        account = self.accounts.get(owner)
         if account is not None:
             account = copy(account)
             try:
                 account.compose(release.guarantee)
             except InvalidInput:  # noise under a cap in ε: it fits as little as what is too much
-                held = f"{award.owner}'s registered cap {account.cap} cannot hold {release.guarantee}"
-                raise PrivacyBudgetExhausted(f"award {award.id}: {held}") from None
-            self.accounts[award.owner] = account
+                why = f"{owner}'s registered cap {account.cap} cannot hold {release.guarantee}"
+                raise PrivacyBudgetExhausted(f"award {id}: {why}") from None
+            self.accounts[owner] = account
         spent, limit = _totals(account)
-        self._add(
-            Line(EntryKind.RELEASE, award.id, owner=award.owner, spent_pico=spent, limit_pico=limit, detail=detail)
-        )
+        self._add(made_line(EntryKind.RELEASE, id, None, None, 0, owner, None, spent, limit, detail))
 
     def _once(self, line: Line) -> None:
         known = self.lines.get((line.kind, line.ref))

@@ -8,13 +8,13 @@ Breaks if the database loses committed transactions: SQLite on a network file sy
 `synchronous_commit` off.
 """
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, func, insert, select
+from sqlalchemy import Connection, Engine, func, select
 
 from flmarket.errors import ConfigError, InvalidInput, SettlementError
 from flmarket.ledger import store
@@ -41,62 +41,60 @@ from flmarket.ledger.merkle import TILE, Head, tiles
 from flmarket.ledger.replay import Replay
 from flmarket.ledger.rules import Draft, Key
 from flmarket.ledger.store import accounts, entries, nodes
-from flmarket.privacy import PrivacyAccount
+from flmarket.privacy import Event, PrivacyAccount
 
 CHUNK = 2000  # rows or ids at a time; SQLite takes at most 32,766 parameters
 _WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
 _COLUMNS = tuple(entries.c[name] for name in ROW)
-_SELECT = f"SELECT {', '.join(ROW)} FROM {entries.name}"  # noqa: S608  # our own names
+_FIELDS = ", ".join(ROW)
+_SELECT = f"SELECT {_FIELDS} FROM {entries.name}"  # noqa: S608  # our own names
 _RESOLVED = [kind.value for kind in RESOLUTIONS.values()]
-
-# Statements of short calls are put together once: that takes longer than the database takes to answer them.
-_LAST = select(func.max(entries.c.seq))
-_OF_OWNERS = (
-    select(*_COLUMNS)
-    .where(entries.c.owner.in_(bindparam("owners", expanding=True)), entries.c.kind == bindparam("of_kind"))
-    .where(entries.c.seq >= bindparam("start"))
-    .order_by(entries.c.seq)
-)
-_ABOUT = select(*_COLUMNS).where(entries.c.ref.in_(bindparam("refs", expanding=True)))
-_BALANCES = select(accounts.c.name, accounts.c.balance)
-_BALANCES_OF = _BALANCES.where(accounts.c.name.in_(bindparam("names", expanding=True)))
-_LEAVES, _NODES = (
-    select(place, column).where(place >= bindparam("first"), place < bindparam("end"), *level).order_by(place)
-    for place, column, level in (
-        (entries.c.seq, entries.c.hash, ()),
-        (nodes.c.position, nodes.c.hash, (nodes.c.level == bindparam("level"),)),
-    )
-)
+TOGETHER = 100  # rows in one statement of SQLite, which sets every page that it changes aside once a statement
+_HASH = ROW.index("hash") - len(ROW)
+_LAST = select(func.max(entries.c.seq))  # put together once: that takes longer than the database takes to answer
 
 
 def entry_of(row: Row) -> Entry:
     """A stored row as an entry; what no writer of ours can have stored is corrupt."""
-    with _readable(row):
+    try:
         return Entry.from_row(row)
+    except InvalidInput as error:
+        raise _unreadable(row, error) from None
 
 
 def stored_line(row: Row) -> Line:
     """What a stored row says, without its place in the log."""
-    with _readable(row):
+    try:
         checked_row(row)
-        return line_of(row)
+    except InvalidInput as error:
+        raise _unreadable(row, error) from None
+    return line_of(row)
 
 
-class _readable:
+def _unreadable(row: Row, error: InvalidInput) -> LedgerCorrupt:
     """Refuses a row as corrupt, instead of as somebody's bad input."""
+    seq = row[0]
+    return LedgerCorrupt(f"cannot be read: {error}", seq if isinstance(seq, int) else None)
 
-    __slots__ = ("_row",)
 
-    def __init__(self, row: Row) -> None:
-        self._row = row
+def _rows(connection: Connection, query: str, *parameters: object) -> Sequence[Row]:
+    """All rows as the driver gives them: to wrap every one costs as much as to read it."""
+    return connection.exec_driver_sql(query, parameters).cursor.fetchall()
 
-    def __enter__(self) -> None:
-        pass
 
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, InvalidInput):
-            seq = self._row[0]
-            raise LedgerCorrupt(f"cannot be read: {error}", seq if isinstance(seq, int) else None) from None
+def _among(connection: Connection, columns: str, table: str, column: str, names: list[str]) -> tuple[str, object]:
+    """A query of the rows that have one of these distinct names in a column, and the names as its one parameter.
+
+    So the statement is the same for any number of names. In SQLite a cross join looks them up in the order given.
+    """
+    if connection.dialect.name == "postgresql":
+        return f"SELECT {columns} FROM {table} WHERE {column} = ANY(%s)", names  # noqa: S608  # our own names
+    query = f"SELECT {columns} FROM json_each(?) CROSS JOIN {table} WHERE {column} = value"  # noqa: S608
+    return query, json.dumps(names, ensure_ascii=False)
+
+
+def _mark(connection: Connection) -> str:
+    return "%s" if connection.dialect.name == "postgresql" else "?"
 
 
 def size(connection: Connection) -> int:
@@ -127,25 +125,31 @@ def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
     """All lines with these ids."""
     found: dict[Key, Line] = {}
     for some in chunks(refs):
-        for row in connection.execute(_ABOUT, {"refs": some}):
+        for row in _rows(connection, *_among(connection, _FIELDS, entries.name, "ref", some)):
             line = stored_line(row)
             found[line.kind, line.ref] = line
     return found
 
 
-def owner_lines(connection: Connection, owners: Iterable[str], kind: EntryKind, start: int = 0) -> Iterator[Entry]:
-    """All entries of a kind about these owners, oldest first for each."""
+def owner_lines(
+    connection: Connection, owners: Iterable[str], kinds: Sequence[EntryKind], start: int = 0
+) -> Iterator[Entry]:
+    """All entries of some kinds about these owners, oldest first for each."""
+    mark = _mark(connection)
     for some in chunks(owners):
-        asked = {"owners": some, "of_kind": kind.value, "start": start}
-        yield from map(entry_of, connection.execute(_OF_OWNERS, asked))
+        query, named = _among(connection, _FIELDS, entries.name, "owner", some)
+        query += f" AND kind IN ({', '.join(mark for _ in kinds)}) AND seq >= {mark} ORDER BY seq"
+        yield from map(entry_of, _rows(connection, query, named, *(kind.value for kind in kinds), start))
 
 
 def balances(connection: Connection, names: Iterable[str] | None = None) -> dict[str, int]:
     """Balances of these accounts, or all; those never used are left out."""
     if names is None:
-        return {name: int(balance) for name, balance in connection.execute(_BALANCES)}
-    parts = (connection.execute(_BALANCES_OF, {"names": some}) for some in chunks(names))
-    return {name: int(balance) for part in parts for name, balance in part}
+        return dict(_rows(connection, f"SELECT name, balance FROM {accounts.name}"))  # noqa: S608  # our own name
+    found: dict[str, int] = {}
+    for some in chunks(names):
+        found |= _rows(connection, *_among(connection, "name, balance", accounts.name, "name", some))
+    return found
 
 
 def awards_after(
@@ -175,8 +179,12 @@ def awards_after(
 
 def hashes(connection: Connection, level: int, first: int, count: int) -> list[bytes]:
     """Stored hashes of complete nodes of the tree, leaves included."""
-    asked = {"level": level, "first": first, "end": first + count}
-    found = [bytes.fromhex(row[1]) for row in connection.execute(_NODES if level else _LEAVES, asked)]
+    table, place = (
+        (f"{nodes.name} WHERE level = {level:d} AND", "position") if level else (f"{entries.name} WHERE", "seq")
+    )
+    mark = _mark(connection)
+    query = f"SELECT hash FROM {table} {place} BETWEEN {mark} AND {mark} ORDER BY {place}"  # noqa: S608  # our own names
+    found = [bytes.fromhex(row[0]) for row in _rows(connection, query, first, first + count - 1)]
     if len(found) != count:
         raise LedgerCorrupt(f"hashes {first} to {first + count - 1} of level {level} of the tree are not all there")
     return found
@@ -184,51 +192,86 @@ def hashes(connection: Connection, level: int, first: int, count: int) -> list[b
 
 def append(connection: Connection, lines: Sequence[Line], time_us: int) -> int:
     """Add lines to the log, hashed, with the nodes of the tree that they complete; returns the new size."""
-    start = size(connection)
-    last = connection.execute(select(entries.c.hash).where(entries.c.seq == start - 1)).scalar() if start else GENESIS
-    rows: list[Row] = []
-    previous = str(last)
+    last = _rows(connection, f"SELECT seq, hash FROM {entries.name} ORDER BY seq DESC LIMIT 1")  # noqa: S608
+    start, previous = (last[0][0] + 1, last[0][1]) if last else (0, GENESIS)
+    values: list[object] = []  # all fields of all rows, one after another: thousands of tuples take longer
+    leaves: list[bytes] = []
+    made = {0: leaves}  # level of the tree → its new hashes
     for seq, line in enumerate(lines, start):
         row = row_of(line, seq, time_us, previous)
-        previous = row_hash(row).hex()
-        rows.append((*row[:3], previous, *row[4:]))
-    _insert(connection, rows)
-    for level, position, node in tiles(start, len(rows), lambda *run: hashes(connection, *run)):
-        connection.execute(insert(nodes), {"level": level, "position": position, "hash": node.hex()})
-    return start + len(rows)
+        hashed = row_hash(row)
+        previous = hashed.hex()
+        values += row
+        values[_HASH] = previous
+        leaves.append(hashed)
+    _insert(connection, values)
+
+    def fetch(level: int, first: int, count: int) -> list[bytes]:
+        known = start >> level
+        stored = hashes(connection, level, first, known - first) if first < known else []
+        return stored + made[level][max(first - known, 0) : first + count - known]
+
+    complete = []
+    for level, position, node in tiles(start, len(lines), fetch):
+        made.setdefault(level, []).append(node)
+        complete.append((level, position, node.hex()))
+    if complete:
+        marks = ", ".join(3 * [_mark(connection)])
+        connection.exec_driver_sql(f"INSERT INTO {nodes.name} (level, position, hash) VALUES ({marks})", complete)  # noqa: S608
+    return start + len(lines)
 
 
-def _insert(connection: Connection, rows: list[Row]) -> None:
+def _insert(connection: Connection, values: list[object]) -> None:
     """In PostgreSQL all rows in one statement, a column at a time: its triggers settle balances once a statement."""
-    into = f"INSERT INTO {entries.name} ({', '.join(ROW)})"
+    into = f"INSERT INTO {entries.name} ({_FIELDS})"
     if connection.dialect.name == "postgresql":
         arrays = ", ".join(f"%s::{'bigint' if name in _WHOLE else 'text'}[]" for name in ROW)
-        columns = tuple(list(column) for column in zip(*rows, strict=True))
+        columns = tuple(values[place :: len(ROW)] for place in range(len(ROW)))
         connection.exec_driver_sql(f"{into} SELECT * FROM unnest({arrays})", columns)  # noqa: S608  # our own names
     else:
-        marks = ", ".join("?" for _ in ROW)
-        connection.exec_driver_sql(f"{into} VALUES ({marks})", rows)
+        marks = f"({', '.join('?' for _ in ROW)})"
+        rest = len(values) - len(values) % (TOGETHER * len(ROW))
+        for count, first, end in ((TOGETHER, 0, rest), (1, rest, len(values))):
+            step = count * len(ROW)
+            groups = [tuple(values[at : at + step]) for at in range(first, end, step)]
+            if groups:
+                connection.exec_driver_sql(f"{into} VALUES {', '.join(count * [marks])}", groups)
 
 
 def chunks(values: Iterable[str]) -> Iterator[list[str]]:
     """Distinct names, a chunk at a time; what cannot be stored cannot be found either, so it is left out."""
-    distinct = list(dict.fromkeys(value for value in values if isinstance(value, str) and value.isprintable()))
+    named = list(values)
+    try:
+        storable = "".join(named).isprintable()
+    except TypeError:  # not all are text
+        storable = False
+    if not storable:
+        named = [value for value in named if isinstance(value, str) and value.isprintable()]
+    distinct = list(dict.fromkeys(named))
     return (distinct[start : start + CHUNK] for start in range(0, len(distinct), CHUNK))
 
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """An owner's privacy account by the first `size` entries, under the cap of entry `cap_seq`.
+class _Counted(NamedTuple):
+    """An owner's privacy account by the first `size` entries, None without a registered cap.
 
-    Kept from call to call, so that only her releases since are read. What it holds is committed, whoever wrote it.
+    Kept from call to call, so that only her caps and releases since are read. What it holds is committed, whoever wrote
+    it, and never changed: other threads may be counting from the same account.
     """
 
-    cap_seq: int
     size: int
-    account: PrivacyAccount
+    account: PrivacyAccount | None
+
+    def later(self, size: int, given: Sequence[Event]) -> "_Counted":
+        """The same after further releases, under the same cap."""
+        account = self.account
+        if account is not None and given:
+            account = copy(account)
+            for event in given:
+                account.compose(event)
+        return _Counted(size, account)
 
 
 class SqlLedger(Ledger):
@@ -289,7 +332,7 @@ class SqlLedger(Ledger):
         if owner is None:
             return super().releases()
         with store.reading(self.engine) as connection:
-            return iter([release_of(one.line) for one in owner_lines(connection, [owner], EntryKind.RELEASE)])
+            return iter([release_of(one.line) for one in owner_lines(connection, [owner], (EntryKind.RELEASE,))])
 
     def has_task(self, task: str) -> bool:
         """Whether any id of a deposit, fee, withdrawal or award begins with this name and a slash."""
@@ -303,7 +346,7 @@ class SqlLedger(Ledger):
     def privacy_accounts(self, owners: Iterable[str]) -> Mapping[str, PrivacyAccount]:
         """Of many owners at once: a copy of the account of each who registered a cap."""
         with store.reading(self.engine) as connection:
-            return {owner: copy(known.account) for owner, known in self._accounts(connection, set(owners)).items()}
+            return {owner: copy(account) for owner, account in self._accounts(connection, set(owners)).items()}
 
     def balances(self, accounts: Iterable[str] | None = None) -> Mapping[str, int]:
         """All accounts ever used, or those of some that were."""
@@ -363,17 +406,18 @@ class SqlLedger(Ledger):
         with store.writing(self.engine) as connection:
             lines = lines_about(connection, wanted.refs)
             held = [line for line in lines.values() if line.kind is EntryKind.HOLD]
-            owners = {*wanted.owners, *(str(line.owner) for line in held)}
-            parties = {BANK, ESCROW, FEES, *wanted.accounts, *owners, *(str(line.debit) for line in held)}
+            owners = {*wanted.owners, *[line.owner for line in held if line.owner is not None]}
+            buyers = {line.debit for line in held if line.debit is not None}
+            parties = {BANK, ESCROW, FEES, *wanted.accounts, *owners, *buyers}
             counted = self._accounts(connection, owners) if wanted.privacy else {}
-            for entry in owner_lines(connection, wanted.owners, EntryKind.CAP):
+            for entry in owner_lines(connection, wanted.owners, (EntryKind.CAP,)):
                 lines[EntryKind.CAP, entry.line.ref] = entry.line
             draft = Draft(
                 lines,
                 balances(connection, parties),
-                {owner: known.account for owner, known in counted.items()},
+                counted,
                 lambda owner: (
-                    release_of(entry.line).guarantee for entry in owner_lines(connection, [owner], EntryKind.RELEASE)
+                    release_of(entry.line).guarantee for entry in owner_lines(connection, [owner], (EntryKind.RELEASE,))
                 ),
             )
             result = change(draft)
@@ -381,29 +425,39 @@ class SqlLedger(Ledger):
                 return result
             end = append(connection, draft.new, self._clock())
         # only now that it is committed
-        first = end - len(draft.new)
-        caps = {line.owner: seq for seq, line in enumerate(draft.new, first) if line.kind is EntryKind.CAP}
-        for owner, account in draft.accounts.new.items():
-            self._counted[owner] = _Counted(caps[owner] if owner in caps else counted[owner].cap_seq, end, account)
+        if wanted.privacy:
+            self._counted |= {owner: _Counted(end, counted.get(owner)) for owner in owners}
         return result
 
-    def _accounts(self, connection: Connection, owners: set[str]) -> dict[str, _Counted]:
+    def _accounts(self, connection: Connection, owners: set[str]) -> dict[str, PrivacyAccount]:
         """The privacy accounts of the owners who registered a cap, as the log has them now."""
-        caps = {str(entry.line.owner): entry for entry in owner_lines(connection, owners, EntryKind.CAP)}
-        end, found = size(connection), dict[str, _Counted]()
-        for owner, entry in caps.items():
+        end, found, unknown = size(connection), dict[str, _Counted](), set[str]()
+        since: dict[int, list[str]] = {}
+        for owner in owners:
             known = self._counted.get(owner)
-            if known is None or known.cap_seq != entry.seq:
-                known = _Counted(entry.seq, 0, PrivacyAccount(cap_of(entry.line)))
-            # a copy: other threads may be counting from the same account
-            found[owner] = _Counted(known.cap_seq, known.size, copy(known.account))
-        for start in {known.size for known in found.values() if known.size < end}:
-            group = [owner for owner, known in found.items() if known.size == start]
-            for entry in owner_lines(connection, group, EntryKind.RELEASE, start):
-                found[str(entry.line.owner)].account.compose(release_of(entry.line).guarantee)
-        found = {owner: _Counted(known.cap_seq, end, known.account) for owner, known in found.items()}
+            if known is None:
+                unknown.add(owner)
+                continue
+            found[owner] = known
+            if known.size < end:
+                since.setdefault(known.size, []).append(owner)
+        for start, group in since.items():
+            given: dict[str, list[Event]] = {}
+            for entry in owner_lines(connection, group, (EntryKind.CAP, EntryKind.RELEASE), start):
+                if entry.line.kind is EntryKind.CAP:
+                    unknown.add(str(entry.line.owner))
+                else:
+                    given.setdefault(str(entry.line.owner), []).append(release_of(entry.line).guarantee)
+            found |= {owner: found[owner].later(end, given.get(owner, ())) for owner in group if owner not in unknown}
+        caps = {str(entry.line.owner): entry for entry in owner_lines(connection, unknown, (EntryKind.CAP,))}
+        all_given: dict[str, list[Event]] = {}
+        for entry in owner_lines(connection, caps, (EntryKind.RELEASE,)):
+            all_given.setdefault(str(entry.line.owner), []).append(release_of(entry.line).guarantee)
+        for owner in unknown:
+            counted = _Counted(0, PrivacyAccount(cap_of(caps[owner].line)) if owner in caps else None)
+            found[owner] = counted.later(end, all_given.get(owner, ()))
         self._counted |= found
-        return found
+        return {owner: known.account for owner, known in found.items() if known.account is not None}
 
     def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
         query = select(*_COLUMNS).where(entries.c.kind.in_([kind.value for kind in OF_AWARDS]))

@@ -8,6 +8,7 @@ transaction takes the write lock at its start (BEGIN IMMEDIATE), so that what it
 PostgreSQL a writing transaction locks the table of entries against other writers for the same reason.
 """
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
@@ -222,12 +223,13 @@ def _translated() -> Iterator[None]:
         raise
     except IntegrityError as error:
         raise SettlementError(f"the database refused the entry: {_first_line(error)}") from error
-    except DBAPIError as error:
+    except (DBAPIError, sqlite3.Error) as error:  # the latter where rows are read as the driver gives them
         raise LedgerUnavailable(f"the ledger's database failed: {_first_line(error)}") from error
 
 
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+def _first_line(error: DBAPIError | sqlite3.Error) -> str:
+    said = error.orig if isinstance(error, DBAPIError) else error
+    return str(said).strip().splitlines()[0] if str(said).strip() else type(said).__name__
 
 
 def _checked_url(url: str) -> URL:
@@ -248,7 +250,8 @@ def _checked_url(url: str) -> URL:
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin_sqlite says so
-    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+    # what a statement sets aside in case it fails is nothing to survive a crash: it stays in memory
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY"):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -79,14 +79,20 @@ class PrivacyAccount:
 
     def __copy__(self) -> PrivacyAccount:
         made = object.__new__(PrivacyAccount)
-        for name in PrivacyAccount.__slots__:
-            setattr(made, name, getattr(self, name))
+        made._cap, made._inner, made._additive_cost = self._cap, self._inner, self._additive_cost
+        made._limit, made._limit_units = self._limit, self._limit_units
+        made._releases, made._total = self._releases, self._total
         return made
 
     @property
     def cap(self) -> Cap:
         """The most that may ever be spent."""
         return self._cap
+
+    @property
+    def limit(self) -> float:
+        """The number in the cap: ε or ρ, ∞ without one."""
+        return self._limit
 
     @property
     def releases(self) -> int:

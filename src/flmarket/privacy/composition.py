@@ -198,7 +198,7 @@ _ORDERS = 1.0 + np.geomspace(1e-3, 1e7, 400)
 
 def pure_epsilon(event: Event) -> float:
     """ε of an event that is ε-DP; others have none."""
-    if isinstance(event, PureDp | ExponentialRelease):
+    if isinstance(event, PureDp) or isinstance(event, ExponentialRelease):  # noqa: SIM101  # a union is made anew each time
         return event.epsilon
     raise InvalidInput("event", event, "a pure ε-DP event, because the cap is a pure ε")
 
