@@ -496,6 +496,12 @@ class DepositRequest(Request):
     amount_micros: PositiveMoney
 
 
+class BankRequest(Request):
+    """Where payouts go; nowhere if it is empty."""
+
+    iban: Annotated[str, Field(max_length=60)]
+
+
 class PayoutRequest(Request):
     """Money of a buyer or an owner, to be withdrawn and sent; `reference` is for the bank."""
 

@@ -237,7 +237,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Party:
-    """Somebody who may sign in. Owners in Flower tasks have a SuperNode, and a number that their `owner.toml` names."""
+    """Somebody who may sign in. Owners in Flower tasks have a SuperNode, and a number that their `owner.toml` names.
+    `iban`: where payouts go."""
 
     id: str
     role: str
@@ -246,6 +247,7 @@ class Party:
     created_at: str
     node_id: str | None
     owner_number: int | None
+    iban: str | None = None
 
 
 @dataclass(frozen=True)
@@ -764,6 +766,7 @@ class Payout:
     note: str
     created_at: str
     sent_at: str | None
+    iban: str | None = None
 
 
 @dataclass(frozen=True)
@@ -809,8 +812,17 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Alert:
+    """Something that the operator should look at: in words, and on which page."""
+
+    text: str
+    path: str
+
+
+@dataclass(frozen=True)
 class Operations:
-    """The service at a glance; `findings` are those of the standing check at `reconciled_at`."""
+    """The service at a glance; `findings` are those of the standing check at `reconciled_at`, `alerts` what somebody
+    has to see to."""
 
     tasks: dict[str, int]
     audits: dict[str, int]
@@ -825,6 +837,7 @@ class Operations:
     reconciled_at: str | None
     findings: tuple[Finding, ...]
     runs: tuple[FlowerRun, ...] = ()
+    alerts: tuple[Alert, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,17 @@ def test_the_operator_binds_a_node(market, joined):
     broker, enter = market("broker")
     client, _ = enter("operator")
     owner = joined(broker, "owner", "Anna").party
-    assert (
-        send(client, f"/operator/parties/{owner.id}", "/operator/nodes", owner=owner.id, node_id="77").status_code
-        == 303
-    )
+    path, form = f"/operator/parties/{owner.id}", {"owner": owner.id, "node_id": "77"}
+    assert "Let SuperNode 77 sell for Anna?" in send(client, path, "/operator/nodes", **form).text
+    assert parties.my_view(broker, owner).node_id is None
+    assert send(client, path, "/operator/nodes", **form, confirmed="yes").status_code == 303
     assert parties.my_view(broker, owner).node_id == "77"
     assert "node 77" in client.get("/operator").text
     other = joined(broker, "owner", "Berta").party
     for node_id in ("77", "-1", "", "1" * 21, "١"):
-        answer = send(client, f"/operator/parties/{other.id}", "/operator/nodes", owner=other.id, node_id=node_id)
+        answer = send(
+            client, f"/operator/parties/{other.id}", "/operator/nodes", owner=other.id, node_id=node_id, confirmed="yes"
+        )
         assert answer.status_code == 422
         assert 'id="node_id-error"' in answer.text
     assert parties.my_view(broker, other).node_id is None

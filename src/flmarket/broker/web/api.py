@@ -27,6 +27,7 @@ from flmarket.broker.office import (
     sessions,
     statements,
     tasks,
+    transfers,
     users,
 )
 from flmarket.broker.office.tasks import ModelFormat
@@ -92,6 +93,12 @@ def sign_out(response: Response, broker: CurrentBroker, auth: CurrentAuth, key: 
 def me(who: Caller) -> wire.Party:
     """Who I am."""
     return parties.my_view(*who)
+
+
+@account_routes.put("/me/bank")
+def my_bank(who: Caller, body: requests.BankRequest, key: IdempotencyKey = None) -> wire.Party:
+    """Where my payouts go."""
+    return transfers.set_iban(*who, who.party.id, body.iban)
 
 
 @account_routes.get("/me/account")
@@ -545,6 +552,19 @@ def payout_sent(who: Caller, payout_id: Identifier, key: IdempotencyKey = None) 
 def payouts_csv(who: Caller) -> Response:
     """All payouts as a table."""
     return attachment(payouts.payouts_csv(*who), "text/csv", "payouts.csv")
+
+
+@operator_routes.get("/payouts.xml", response_class=Response, responses=file_response("application/xml"))
+def payouts_xml(who: Caller) -> Response:
+    """Payouts that are still to be sent, as a file for the bank (ISO 20022, pain.001.001.09)."""
+    return attachment(transfers.transfer_file(*who), "application/xml", "payouts.xml")
+
+
+@operator_routes.put("/parties/{party_id}/bank")
+def bank_of(who: Caller, party_id: Identifier, body: requests.BankRequest, key: IdempotencyKey = None) -> wire.Party:
+    """Where a party's payouts go."""
+    require(who.party, "operator")
+    return transfers.set_iban(*who, party_id, body.iban)
 
 
 @operator_routes.get("/audit-log")

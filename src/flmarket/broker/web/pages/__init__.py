@@ -23,9 +23,10 @@ from flmarket.broker.web.pages import (
     reference,
     tasks,
 )
+from flmarket.broker.web.pages.context import too_large
 from flmarket.broker.web.pages.rendering import STATIC_PATH
 
-__all__ = ["mount"]
+__all__ = ["mount", "too_large"]
 
 
 class _Static(StaticFiles):

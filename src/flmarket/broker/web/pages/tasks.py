@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.errors import NotFound
@@ -15,11 +15,13 @@ from flmarket.broker.web.pages.context import (
     BuyerOrOperator,
     BuyerOrOperatorWrites,
     ByName,
+    Form,
     PageNumber,
     PageRoute,
     Pages,
     SignedIn,
     TaskId,
+    ask,
     page,
 )
 from flmarket.broker.web.pages.disputes import disputable_since
@@ -143,8 +145,12 @@ def download_model(task_id: TaskId, suffix: Literal["zip", "npz", "safetensors"]
 
 
 @router.post("/tasks/{task_id}/cancel")
-def cancel(task_id: TaskId, visitor: BuyerOrOperatorWrites) -> RedirectResponse:
-    """Stop after the round at hand."""
+def cancel(task_id: TaskId, request: Request, visitor: BuyerOrOperatorWrites, reader: Form) -> Response:
+    """Stop after the round at hand; the script asks before it sends, the page after."""
+    if not reader.text("confirmed") and not request.headers.get("HX-Request"):
+        name = tasks.get_task(visitor.broker, visitor.party, task_id).name
+        asked = f"Stop {name} after the round at hand? What is left of the deposit comes back."
+        return ask(visitor, f"/tasks/{task_id}/cancel", asked, f"/tasks/{task_id}", {})
     tasks.cancel_task(visitor.broker, visitor.party, task_id)
     return RedirectResponse(f"/tasks/{task_id}", 303)
 
