@@ -22,8 +22,8 @@ ORDER = {
     "CstmrCdtTrfInitn": ["GrpHdr", "PmtInf+"],
     "GrpHdr": ["MsgId", "CreDtTm", "NbOfTxs", "CtrlSum?", "InitgPty"],
     "PmtInf": [
-        "PmtInfId", "PmtMtd", "NbOfTxs?", "CtrlSum?", "PmtTpInf?", "ReqdExctnDt", "Dbtr", "DbtrAcct", "DbtrAgt", "ChrgBr?",
-        "CdtTrfTxInf+",
+        "PmtInfId", "PmtMtd", "NbOfTxs?", "CtrlSum?", "PmtTpInf?", "ReqdExctnDt", "Dbtr", "DbtrAcct", "DbtrAgt",
+        "ChrgBr?", "CdtTrfTxInf+",
     ],
     "CdtTrfTxInf": ["PmtId", "Amt", "Cdtr?", "CdtrAcct?", "RmtInf?"],
     "InitgPty": ["Nm"], "Dbtr": ["Nm"], "Cdtr": ["Nm"], "DbtrAcct": ["Id"], "CdtrAcct": ["Id"], "Id": ["IBAN"],

@@ -5,7 +5,7 @@ In the log there is never a secret and never a request's body.
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Select, func, insert, make_url, select
+from sqlalchemy import ColumnElement, func, insert, make_url, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
@@ -128,17 +128,17 @@ def _alerts(
 ) -> tuple[wire.Alert, ...]:
     """What somebody has to see to, the worst first."""
 
-    def many(query: Select[tuple[int]]) -> int:
-        return session.scalar(query) or 0
+    def many(*where: ColumnElement[bool]) -> int:
+        return session.scalar(select(func.count()).where(*where)) or 0
 
     findings = 0 if check is None else len(check.findings)
     late = 0 if due is None else max(0, at - due)
     stuck = sum(1 for run in flower if not run.at_work)
-    failed = many(select(func.count()).where(TaskRow.state == "failed", TaskRow.finished_at > at - _DAY_MS))
+    failed = many(TaskRow.state == "failed", TaskRow.finished_at > at - _DAY_MS)
     waiting = PayoutRow.state.in_(("booked", "failed")) & (PayoutRow.created_at < at - 3 * _DAY_MS)
-    unsent = many(select(func.count()).where((PayoutRow.state == "failed") | waiting))
-    lost = many(select(func.count()).where(Notice.state == "given up", Notice.at > at - 7 * _DAY_MS))
-    disputed = many(select(func.count()).where(DisputeRow.state != "decided"))
+    unsent = many((PayoutRow.state == "failed") | waiting)
+    lost = many(Notice.state == "given up", Notice.at > at - 7 * _DAY_MS)
+    disputed = many(DisputeRow.state != "decided")
     told = (
         (findings, f"Bills and ledger do not agree in {count(findings, 'place')}.", "/ledger"),
         (due is not None and not alive, "Nobody works the queue: no round is played.", "/operator"),

@@ -238,12 +238,16 @@ def bind(visitor: OperatorWrites, reader: Form) -> Response:
 
 def _move_money(visitor: Visitor, reader: Reader, party_id: str, path: str) -> Response:
     out = path.endswith("payouts")
-    request, field = (PayoutRequest, "payout-amount") if out else (DepositRequest, "amount")
+    field = "payout-amount" if out else "amount"
     values: dict[str, Any] = {"amount_micros": reader.micros("amount")}
     if out:
         values["reference"] = reader.text("reference")
     units = {"amount": Unit(visitor.broker.currency, MICROS)}
-    wanted = reader.build(request, values, {"amount_micros": "amount", "reference": "reference"}, units)
+    fields = {"amount_micros": "amount", "reference": "reference"}
+    wanted: DepositRequest | PayoutRequest | None = (
+        reader.build(PayoutRequest, values, fields, units) if out
+        else reader.build(DepositRequest, values, fields, units)
+    )  # fmt: skip
     try:
         if wanted is not None and out:
             check_visible("reference", reader.text("reference"))
