@@ -149,6 +149,8 @@ class Settings(BaseSettings):
     """Disputes that a party has opened and nobody has decided yet."""
     max_tasks_per_buyer: Count = 100
     """Tasks of a buyer that are under way."""
+    max_evaluations_per_buyer: Count = 20
+    """Evaluation sets of a buyer's own."""
     max_active_audits: Count = 4
     """Audits of a party that wait or run."""
     max_hooks_per_party: Count = 10

@@ -133,7 +133,8 @@ def _alerts(
 
     findings = 0 if check is None else len(check.findings)
     late = 0 if due is None else max(0, at - due)
-    stuck = sum(1 for run in flower if not run.at_work)
+    idle = [run.task_id for run in flower if not run.at_work]
+    stuck, first = len(idle), next(iter(idle), "")
     failed = many(TaskRow.state == "failed", TaskRow.finished_at > at - _DAY_MS)
     waiting = PayoutRow.state.in_(("booked", "failed")) & (PayoutRow.created_at < at - 3 * _DAY_MS)
     unsent = many((PayoutRow.state == "failed") | waiting)
@@ -143,7 +144,7 @@ def _alerts(
         (findings, f"Bills and ledger do not agree in {count(findings, 'place')}.", "/ledger"),
         (due is not None and not alive, "Nobody works the queue: no round is played.", "/operator"),
         (alive and late > _LATE_MS, f"Rounds are {count(late // 60_000, 'minute')} behind.", "/operator"),
-        (stuck, f"{count(stuck, 'Flower task')} under way that nobody plays.", "/operator#queue"),
+        (stuck, f"{count(stuck, 'Flower task')} under way that nobody plays.", f"/operator/runs/{first}"),
         (failed, f"{count(failed, 'task')} failed in the last day.", "/operator#queue"),
         (unsent, f"{count(unsent, 'payout')} could not be sent, or waited for three days.", "/operator/payouts"),
         (disputed, f"{count(disputed, 'dispute')} to decide.", "/disputes"),

@@ -4,6 +4,7 @@ What is in a path or a query has limits; numbers there are digits and nothing el
 """
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -14,6 +15,7 @@ from flmarket.broker.core import require
 from flmarket.broker.office import (
     audits,
     disputes,
+    evaluations,
     explore,
     ledger,
     listing,
@@ -24,6 +26,7 @@ from flmarket.broker.office import (
     papers,
     parties,
     payouts,
+    runs,
     sessions,
     statements,
     tasks,
@@ -42,6 +45,7 @@ from flmarket.broker.web.auth import (
 )
 from flmarket.broker.web.idempotency import IdempotencyKey, IdempotentRoute, keep_secret
 from flmarket.broker.web.problems import PROBLEMS, attachment, file_response
+from flmarket.broker.work.flower import logs
 from flmarket.client import wire
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -307,6 +311,24 @@ def get_model(who: Caller, task_id: Identifier, format: ModelFormat = "npz") -> 
     return attachment(file.content, file.media_type, file.name)
 
 
+@task_routes.get("/evaluations")
+def list_evaluations(who: Caller) -> wire.EvaluationPage:
+    """My evaluation sets."""
+    return evaluations.list_sets(*who)
+
+
+@task_routes.post("/evaluations", status_code=201)
+def add_evaluation(who: Caller, body: requests.EvaluationRequest, key: IdempotencyKey = None) -> wire.EvaluationSet:
+    """Records of my own to test models on; a task names the set as `broker.evaluation`."""
+    return evaluations.add_set(*who, body, key=key)
+
+
+@task_routes.delete("/evaluations/{set_id}", status_code=204)
+def remove_evaluation(who: Caller, set_id: Identifier, key: IdempotencyKey = None) -> None:
+    """Forget a set that no task was posted with."""
+    evaluations.remove_set(*who, set_id)
+
+
 @task_routes.post("/explore")
 async def explore_budgets(
     request: Request, who: Caller, body: requests.ExploreRequest, key: IdempotencyKey = None
@@ -565,6 +587,13 @@ def bank_of(who: Caller, party_id: Identifier, body: requests.BankRequest, key: 
     """Where a party's payouts go."""
     require(who.party, "operator")
     return transfers.set_iban(*who, party_id, body.iban)
+
+
+@operator_routes.get("/runs/{task_id}")
+def flower_run(who: Caller, task_id: Identifier) -> wire.RunDetail:
+    """A Flower task's latest run: whether it is at work, whose nodes it saw, and what Flower said when it was asked."""
+    found = runs.run_detail(*who, task_id)
+    return replace(found, said=logs.asked(who.broker.settings, task_id, found.attempt))
 
 
 @operator_routes.get("/audit-log")

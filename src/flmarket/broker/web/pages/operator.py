@@ -10,12 +10,14 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.concurrency import run_in_threadpool
 
 from flmarket.broker.errors import Conflict, NotFound
-from flmarket.broker.office import disputes, operator, parties, payouts, sessions, tasks, transfers
+from flmarket.broker.office import disputes, operator, parties, payouts, runs, sessions, tasks, transfers
 from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest, PayoutRequest, check_visible
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.tables import PartyRow
+from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import (
     ByName,
     Form,
@@ -34,6 +36,7 @@ from flmarket.broker.web.pages.context import (
 )
 from flmarket.broker.web.pages.rendering import remedy, seconds, sentence, when
 from flmarket.broker.web.problems import attachment
+from flmarket.broker.work.flower import logs
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import MICROS, format_micros
@@ -73,7 +76,8 @@ _ACTIONS = {
     "user.rights": "changed somebody's rights", "user.remove": "removed somebody",
     "dispute.open": "opened a dispute", "dispute.decide": "decided a dispute",
     "hook.create": "asked for notices", "hook.remove": "stopped notices", "bank.set": "changed where payouts go",
-    "payout.file": "took the bank's file of payouts",
+    "payout.file": "took the bank's file of payouts", "evaluation.add": "brought an evaluation set",
+    "evaluation.remove": "removed an evaluation set",
     "payout.booked": "booked a payout", "payout.sent": "sent a payout", "payout.failed": "could not send a payout",
 }  # fmt: skip
 
@@ -135,6 +139,21 @@ def act(visitor: OperatorWrites, party_id: TaskId, action: Action, reader: Form)
         return _party(visitor, party_id, {}, link=link)
     made = parties.reissue_key(broker, party, party_id, key=reader.text("idempotency_key")[:80] or None)
     return _party(visitor, party_id, {}, key=made)
+
+
+@router.get("/operator/runs/{task_id}")
+async def show_run(request: Request, visitor: Operator, task_id: TaskId, log: Typed = "") -> HTMLResponse:
+    """A Flower task's run: whether it is at work, whose nodes are connected, and what Flower said; with `log`, also
+    what the SuperLink has of the run itself, which takes a while."""
+    broker = visitor.broker
+
+    def work() -> HTMLResponse:
+        found = runs.run_detail(broker, visitor.party, task_id)
+        said = logs.said(broker.settings, found.run_id) if log else ()
+        asked = logs.asked(broker.settings, task_id, found.attempt)
+        return page(visitor, "run.html.j2", title="Flower run", found=found, asked=asked, said=said)
+
+    return await get_gate(request).heavy.run(visitor.party.id, work) if log else await run_in_threadpool(work)
 
 
 @router.post("/operator/deposits")
@@ -305,9 +324,9 @@ def _page(
     broker, party = visitor.broker, visitor.party
     found = parties.list_parties(broker, party, limit=_LISTED, search=search.strip(), start=(number - 1) * _LISTED)
     balances = broker.books.ledger.balances(one.id for one in found.items)
-    runs, view = tasks.list_tasks(broker, party, limit=15).items, operator.status(broker, party)
+    latest, view = tasks.list_tasks(broker, party, limit=15).items, operator.status(broker, party)
     with broker.database.read() as session:
-        names = operator.names_of(session, {one.buyer_id for one in runs}, (PartyRow,))
+        names = operator.names_of(session, {one.buyer_id for one in latest}, (PartyRow,))
     return page(
         visitor,
         "operator.html.j2",
@@ -317,7 +336,7 @@ def _page(
         typed=typed,
         health=_health(view),
         alerts=view.alerts,
-        runs=runs,
+        runs=latest,
         names=names,
         search=search,
         parties=[(one, balances.get(one.id, 0), found.reputations.get(one.id)) for one in found.items],

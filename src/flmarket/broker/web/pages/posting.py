@@ -20,8 +20,8 @@ from markupsafe import Markup
 from flmarket import auctions
 from flmarket.aggregation import robust
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office import explore, listing, market, parties, tasks
-from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines, order_of
+from flmarket.broker.office import evaluations, explore, listing, market, parties, tasks
+from flmarket.broker.requests import FLOWER, OWN, SIMULATION, ExploreRequest, TaskRequest, engines, order_of
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Unit, Visitor, fragment, page
@@ -41,7 +41,7 @@ _DEFAULTS = {
     "rounds": "25", "bidders": "20", "learning_rate": "0.2", "clip": "0.5", "round_seconds": "5", "deadline_days": "7",
     "seed": "0", "engine": SIMULATION, "expected": "60", "hard_cap": "120", "first_rate": "0.1", "scheme": "optimal",
     "reward": "100", "joint_budget": "5000", "epsilon": "20", "selection": "m1", "rule": "leave-one-out",
-    "purpose": "", "named": "",
+    "purpose": "", "named": "", "evaluation": "",
     "trust": "local", "sum_epsilon": "1",
 }  # fmt: skip
 _TEXT, _WHOLE, _NUMBER = Reader.text, Reader.whole, Reader.number
@@ -57,7 +57,8 @@ _ALL: dict[str, tuple[str, _Read]] = {
     "seed": ("seed", _WHOLE), "task.name": ("name", _TEXT), "task.rounds": ("rounds", _WHOLE),
     "data.name": ("data", _TEXT), "data.owners": ("owners", _WHOLE), "broker.round_seconds": ("round_seconds", _NUMBER),
     "broker.deadline_seconds": ("deadline_days", lambda reader, name: round(86_400 * reader.number(name))),
-    "broker.purpose": ("purpose", _TEXT), "broker.named": ("named", lambda reader, name: bool(reader.text(name))),
+    "broker.evaluation": ("evaluation", _TEXT), "broker.purpose": ("purpose", _TEXT),
+    "broker.named": ("named", lambda reader, name: bool(reader.text(name))),
 }  # fmt: skip
 _OF_KIND: dict[str, dict[str, tuple[str, _Read]]] = {
     "auction": {
@@ -106,6 +107,7 @@ _NOT_HERE = (
     "The explorer compares budgets of auctions of single updates only. Here there is nothing to compare before it is "
     "played; what it may cost at most is below, and what is not spent comes back."
 )
+_ELSEWHERE = "Only owners’ machines hold such records: there is nothing here to try budgets on before it is played."
 _FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # of all auctions: those of ours with every guarantee
 
 
@@ -148,7 +150,7 @@ def post(visitor: BuyerWrites, reader: Form) -> Response:
 
 
 def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> HTMLResponse:
-    catalogue = market.catalogue(visitor.broker)
+    catalogue, mine = market.catalogue(visitor.broker), evaluations.list_sets(visitor.broker, visitor.party).items
     known = {one.name: one for one in catalogue.auctions}
     return page(
         visitor,
@@ -160,6 +162,14 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         further=not errors.keys().isdisjoint(_FURTHER),
         idempotency_key=new_id("form"),
         catalogue=catalogue,
+        data_sets=[
+            *((name, name) for name in catalogue.data_sets),
+            *((one.id, f"{one.name}, data of your own") for one in mine if one.schema is not None),
+        ],
+        sets=[
+            ("", "the test part of the data"),
+            *((one.id, f"{one.name}, for {one.data}") for one in mine if one.schema is None),
+        ],
         engines=[(name, _ENGINES[name]) for name in engines(visitor.broker.settings)],
         offered=[known[name] for name in dict.fromkeys((*_FIRST, *known)) if name in known],
         kinds=[one for name in _OF_KIND for one in catalogue.kinds if one.name == name],
@@ -189,6 +199,9 @@ def _order(reader: Reader, *, name: str | None = None, currency: str = "units") 
             values["sampling"]["epsilon"] = reader.number("sum_epsilon")
     if name is not None:
         values["task"]["name"] = name
+    if values["data"]["name"].startswith(OWN):  # what it is tested on is all that there is of it here
+        values["data"] |= {"owners": 1, "partition": "equal"}
+        values["broker"]["evaluation"] = values["data"]["name"]
     if model == "mlp":
         values["model"]["hidden"] = _sizes(reader, "hidden")
     if kind == "reward":
@@ -241,6 +254,8 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
         return {"problem": "Fill in the form, and this shows what your budget buys.", "deposit_micros": 0}
     if order.kind != "auction" or order.trust != "local":
         return {"problem": _NOT_HERE, "deposit_micros": order.escrow_micros}
+    if order.data.registered.startswith(OWN):
+        return {"problem": _ELSEWHERE, "deposit_micros": order.escrow_micros}
     mine = order.budget_micros
     # The same owners whatever the budget: one simulation serves all, and the chart's ends stay where they are.
     task = order.with_budget(MICROS)

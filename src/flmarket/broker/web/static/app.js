@@ -198,6 +198,15 @@
     if (accept) accept.checked = false;
   });
 
+  /* a file fills a field, which can be looked at before it is sent */
+  document.addEventListener("change", (event) => {
+    const into = event.target.dataset?.into && document.getElementById(event.target.dataset.into);
+    const file = into && event.target.files[0];
+    if (!file) return;
+    if (file.size > 250 * 1024) { say("That file is larger than 250 KiB."); event.target.value = ""; return; }
+    file.text().then((text) => { into.value = text; }, () => say("That file could not be read."));
+  });
+
   /* a slider and a number field that mean the same thing */
   document.addEventListener("input", (event) => {
     const twin = event.target.dataset?.twin && document.getElementById(event.target.dataset.twin);
