@@ -239,10 +239,38 @@ def test_a_tab_that_nobody_sees_follows_nothing(window, demo):
 
 WIDTHS, SCHEMES = (375, 768, 1440), ("light", "dark")
 EVERYWHERE = {
-    None: ["/", "/sign-in", "/ledger", "@market", "@market/live", "/market/compare?task=@auction&task=@flower"],
-    "buyer": ["/", "/tasks", "/tasks/new", "@task", "@task/live", "@task/rounds/2", "/audit", "/account", "/ledger"],
+    None: [
+        "/",
+        "/sign-in",
+        "/ledger",
+        "@market",
+        "@market/live",
+        "/market/compare?task=@auction&task=@flower",
+        "/market/compare",
+    ],
+    "buyer": [
+        "/",
+        "/tasks",
+        "/tasks/new",
+        "/tasks/data",
+        "@task",
+        "@task/live",
+        "@task/rounds/2",
+        "/audit",
+        "/account",
+        "/ledger",
+    ],
     "owner": ["/owner", "/owner/bid", "/account"],
-    "operator": ["/operator", "/operator/log", "/operator/parties/@owner", "/tasks", "@task", "/ledger?q=deposit"],
+    "operator": [
+        "/operator",
+        "/operator/log",
+        "/operator/payouts",
+        "/operator/runs/@flower",
+        "/operator/parties/@owner",
+        "/tasks",
+        "@task",
+        "/ledger?q=deposit",
+    ],
 }
 
 
@@ -293,12 +321,13 @@ HOSTILE = {
     "markup": "<img src=x onerror=alert(1)>" * 3,  # and longer than a name may be
     "huge": "9" * 400,
     "nan": "NaN",
+    "negative": "-1",
     "empty": "",
 }
 FORMS = {
-    "buyer": ["/tasks/new", "/account"],
+    "buyer": ["/tasks/new", "/tasks/data", "/account"],
     "owner": ["/owner", "/owner/bid", "/account"],
-    "operator": ["/operator", "/operator/parties/@buyer", "/operator/log", "/audit", "/ledger"],
+    "operator": ["/operator", "/operator/parties/@buyer", "/operator/payouts", "/operator/log", "/audit", "/ledger"],
     None: ["/sign-in", "/ledger"],
 }
 
@@ -381,7 +410,7 @@ def _paths(gallery, patterns):
     """Addresses, one for each task where the pattern is a task's."""
     for pattern in patterns:
         for one in ("auction", "flower"):
-            pattern = pattern.replace(f"=@{one}", f"={gallery.tasks[one]}")
+            pattern = re.sub(f"([=/])@{one}", rf"\g<1>{gallery.tasks[one]}", pattern)
         for role in ("buyer", "owner"):
             pattern = pattern.replace(f"@{role}", gallery.person(role).party.id)
         for task in gallery.tasks.values() if "@" in pattern else [""]:

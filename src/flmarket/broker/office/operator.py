@@ -128,18 +128,17 @@ def _alerts(
 ) -> tuple[wire.Alert, ...]:
     """What somebody has to see to, the worst first."""
 
-    def many(*where: ColumnElement[bool]) -> int:
-        return session.scalar(select(func.count()).where(*where)) or 0
-
     findings = 0 if check is None else len(check.findings)
     late = 0 if due is None else max(0, at - due)
     idle = [run.task_id for run in flower if not run.at_work]
     stuck, first = len(idle), next(iter(idle), "")
-    failed = many(TaskRow.state == "failed", TaskRow.finished_at > at - _DAY_MS)
     waiting = PayoutRow.state.in_(("booked", "failed")) & (PayoutRow.created_at < at - 3 * _DAY_MS)
-    unsent = many((PayoutRow.state == "failed") | waiting)
-    lost = many(Notice.state == "given up", Notice.at > at - 7 * _DAY_MS)
-    disputed = many(DisputeRow.state != "decided")
+    asked: tuple[ColumnElement[bool], ...] = (
+        (TaskRow.state == "failed") & (TaskRow.finished_at > at - _DAY_MS), (PayoutRow.state == "failed") | waiting,
+        (Notice.state == "given up") & (Notice.at > at - 7 * _DAY_MS), DisputeRow.state != "decided",
+    )  # fmt: skip
+    counted = (select(func.count()).where(one).scalar_subquery() for one in asked)
+    failed, unsent, lost, disputed = session.execute(select(*counted)).one()
     told = (
         (findings, f"Bills and ledger do not agree in {count(findings, 'place')}.", "/ledger"),
         (due is not None and not alive, "Nobody works the queue: no round is played.", "/operator"),
