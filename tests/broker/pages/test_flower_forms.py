@@ -83,3 +83,14 @@ def test_a_buyer_chooses_owners_own_machines(market):
     answer = send(client, "/tasks/new", "/tasks/new", **(fields | {"engine": "magic"}))
     assert answer.status_code == 422
     assert 'id="engine-error"' in answer.text
+
+
+def test_owners_machines_are_the_normal_way_and_a_simulation_is_to_try(market):
+    _, enter = market("broker")
+    client, _ = enter("buyer")
+    text = client.get("/tasks/new").text
+    offered = re.search(r'<select id="engine".*?</select>', text, re.S)[0]
+    assert re.findall(r'<option value="(\w+)"( selected)?>([^<]+)', offered) == [
+        ("flower", " selected", "on owners’ own machines"),
+        ("simulation", "", "simulated at the broker, to try it out"),
+    ]

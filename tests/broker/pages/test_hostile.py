@@ -164,6 +164,17 @@ def test_the_operator_is_told_what_to_see_to(desk):
         assert client.get(path).status_code == 200, path
 
 
+def test_a_mistake_of_the_markets_is_a_page_that_gives_nothing_away(desk, monkeypatch):
+    _, _, buyer, _, enter = desk
+    client, _ = enter(buyer)
+    monkeypatch.setattr(tasks, "list_tasks", lambda *_args, **_options: 1 / 0)
+    answer = client.get("/tasks")
+    assert answer.status_code == 500
+    assert "Something went wrong here" in answer.text
+    assert "Bert" in answer.text, "she is still signed in"
+    assert "ZeroDivision" not in answer.text
+
+
 def chart(rows, **options):
     columns = (Column("Round"), Column("Paid", draw="bars"), Column("Budget", colour="ink", draw="step"))
     return Chart(title="t", unit="u", x="round", columns=columns, rows=rows, options=options)

@@ -145,6 +145,9 @@ def test_an_owner_learns_what_an_epsilon_means_bids_and_takes_the_statement(wind
     page.get_by_role("button", name="Set the cap").click()
     expect(page.get_by_role("img", name=re.compile(rf"of {cap}\.00 spent, total"))).to_be_visible()
     seen.shoot("owner")
+    page.set_viewport_size({"width": 390, "height": 844})
+    seen.shoot("phone")
+    page.set_viewport_size({"width": 1200, "height": 1000})
     with page.expect_download() as started:
         page.get_by_role("link", name="Statement").click()
     rows = list(csv.DictReader(started.value.path().read_text().splitlines()))
@@ -387,7 +390,28 @@ def test_without_scripts_forms_still_work(browser, demo):
     page.get_by_role("button", name="Sign in").click()
     page.goto(demo.address + "/tasks")
     expect(page.get_by_role("heading", name="My tasks")).to_be_visible()
+    page.get_by_role("link", name="Biopsy triage, pilot").click()
+    expect(page.locator("figure .still svg")).to_have_count(2)
+    expect(page.locator("figure .still polyline").first).to_be_visible()
     context.close()
+
+
+def test_a_market_that_does_not_answer_says_so(window, demo):
+    """Requests of a page fail, and a stream: neither is passed over in silence, and what is typed stays."""
+    seen = window()
+    page = seen.page
+    seen.sign_in("buyer")
+    page.route("**/tasks/new/explore*", lambda route: route.abort())
+    seen.open("/tasks/new")
+    page.get_by_label("Name").fill("Still here")
+    expect(page.get_by_text("The market did not answer.").first).to_be_visible()
+    expect(page.get_by_label("Name")).to_have_value("Still here")
+    expect(page.locator("figure .still")).to_have_count(0)
+    task = next(one for one in market.overview(demo.broker, None).tasks if one.state == "running")
+    page.route("**/stream?*", lambda route: route.abort())
+    seen.open(f"/market/{task.id}/live")
+    expect(page.locator("[data-live]")).to_have_text("Reconnecting")
+    seen.complaints[:] = [one for one in seen.complaints if "ERR_FAILED" not in one]
 
 
 def _bound(text):

@@ -89,7 +89,7 @@ _SHOWN_AT = {  # where in the form problems with other keys are shown
     "model.name": "model", "model": "model", "model.hidden": "hidden", "broker.engine": "engine", "owners": "owners",
     "kind": "kind", "trust": "trust", "sampling.epsilon": "sum_epsilon", "aggregation": "rule",
 }  # fmt: skip
-_ENGINES = {SIMULATION: AT_BROKER.place, FLOWER: AT_OWNERS.place}
+_ENGINES = {FLOWER: AT_OWNERS.place, SIMULATION: f"{AT_BROKER.place}, to try it out"}  # the normal way first
 _SCHEMES = (
     ("optimal", "optimal: by costs, truthful"), ("uniform", "uniform: one price for all"),
     ("prior-independent", "prior-independent: costs unknown"), ("complete", "complete: costs known, not truthful"),
@@ -116,7 +116,8 @@ def ask(request: Request, visitor: Buyer) -> HTMLResponse:
     """The form as it is filled in at first, or as the address says."""
     given = {name: value[:600] for name, value in request.query_params.items() if name in _DEFAULTS}
     alike = request.query_params.get("like")
-    base = _DEFAULTS if alike is None else _DEFAULTS | _like(listing.public_task(visitor.broker, alike))
+    usual = {"engine": FLOWER} if FLOWER in engines(visitor.broker.settings) else {}
+    base = _DEFAULTS | (usual if alike is None else _like(listing.public_task(visitor.broker, alike)))
     return _form(visitor, base | given, {})
 
 
@@ -170,7 +171,7 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
             ("", "the test part of the data"),
             *((one.id, f"{one.name}, for {one.data}") for one in mine if one.schema is None),
         ],
-        engines=[(name, _ENGINES[name]) for name in engines(visitor.broker.settings)],
+        engines=[(name, words) for name, words in _ENGINES.items() if name in engines(visitor.broker.settings)],
         offered=[known[name] for name in dict.fromkeys((*_FIRST, *known)) if name in known],
         kinds=[one for name in _OF_KIND for one in catalogue.kinds if one.name == name],
         schemes=_SCHEMES,

@@ -216,7 +216,7 @@
   /* ---- htmx ---- */
   /* It reports a request that was overtaken by a newer one, or left behind with the page, as an error of its own in the
      console. Those are no errors, and those that are become messages below. */
-  const told = new Set(["htmx:afterRequest", "htmx:sendAbort", "htmx:sendError", "htmx:responseError", "htmx:timeout"]);
+  const told = new Set(["htmx:afterRequest", "htmx:sendAbort", "htmx:sendError", "htmx:responseError", "htmx:timeout", "htmx:sseError"]);
   htmx.logger = (_, name, detail) => { if (told.has(name)) delete detail.error; };
   document.addEventListener("htmx:afterSettle", (event) => drawAll(event.detail.elt));
   document.addEventListener("htmx:sseMessage", (event) => drawAll(event.target));
