@@ -159,3 +159,21 @@ def test_the_suggested_budget_is_the_least_that_buys_nearly_the_best():
     assert posting._suggested(view) == ("31", "31.00")
     nobody = dataclasses.replace(view, points=points[:1])
     assert posting._suggested(nobody) is None
+
+
+def test_a_models_settings_are_read_as_they_are_typed():
+    typed = posting._DEFAULTS | {"name": "t", "model": "mnist-cnn", "model_settings": "width = 32, rate=0.5 , act=relu"}
+    reader = Reader(typed)
+    assert posting._settings(reader, "model_settings") == {"width": 32, "rate": 0.5, "act": "relu"}
+    for bad in ("width", "= 3", "a b = 3", "name = softmax", "width ="):
+        reader = Reader(typed | {"model_settings": bad})
+        assert posting._order(reader) is None
+        assert reader.errors["model_settings"].startswith("This should be like")
+
+
+def test_a_cap_below_what_is_expected_is_refused():
+    typed = posting._DEFAULTS | {"name": "t", "kind": "sampling", "expected": "50"}
+    reader = Reader(typed | {"hard_cap": "10"})
+    assert posting._order(reader) is None
+    assert reader.errors == {"hard_cap": "At least what a round is expected to cost."}
+    assert posting._order(Reader(typed | {"hard_cap": "50"})) is not None

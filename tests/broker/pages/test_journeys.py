@@ -96,9 +96,10 @@ def test_the_form_asks_for_what_the_kind_and_the_model_need(window):
         else:
             told.to_contain_text("compares budgets of auctions of single updates only")
             told.to_contain_text("Deposit now, total")
-    for model in ("mlp", "softmax"):
-        page.get_by_label("Model").select_option(model)
+    for model in ("mlp", "softmax", "mnist-cnn"):
+        page.get_by_label("Model", exact=True).select_option(model)
         expect(page.get_by_label("Hidden layers")).to_be_visible(visible=model == "mlp")
+        expect(page.get_by_label("Settings of the model")).to_be_visible(visible=model == "mnist-cnn")
 
 
 def test_a_buyer_reads_the_model_and_the_bill(window):

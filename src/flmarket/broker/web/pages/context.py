@@ -356,7 +356,8 @@ async def _again(request: Request) -> str:
         page = f"/operator/parties/{about}" if isinstance(about, str) and about.isidentifier() else "/operator"
     elif path.startswith("/operator/"):
         page = "/operator"
-    typed = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name not in _NOT_KEPT]
+    fields = ((name, value) for name, value in form.multi_items() if isinstance(value, str) and name not in _NOT_KEPT)
+    typed = [(name, value) for name, value in fields if len(value) <= _LONGEST_AGAIN // 3]  # a table is sent again
     query = urlencode(typed)
     return page if not query or len(query) > _LONGEST_AGAIN else f"{page}?{query}"
 

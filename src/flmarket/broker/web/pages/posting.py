@@ -41,7 +41,7 @@ _DEFAULTS = {
     "rounds": "25", "bidders": "20", "learning_rate": "0.2", "clip": "0.5", "round_seconds": "5", "deadline_days": "7",
     "seed": "0", "engine": SIMULATION, "expected": "60", "hard_cap": "120", "first_rate": "0.1", "scheme": "optimal",
     "reward": "100", "joint_budget": "5000", "epsilon": "20", "selection": "m1", "rule": "leave-one-out",
-    "purpose": "", "named": "", "evaluation": "",
+    "purpose": "", "named": "", "evaluation": "", "model_settings": "",
     "trust": "local", "sum_epsilon": "1",
 }  # fmt: skip
 _TEXT, _WHOLE, _NUMBER = Reader.text, Reader.whole, Reader.number
@@ -205,19 +205,28 @@ def _order(reader: Reader, *, name: str | None = None, currency: str = "units") 
         values["broker"]["evaluation"] = values["data"]["name"]
     if model == "mlp":
         values["model"]["hidden"] = _sizes(reader, "hidden")
+    elif model != "softmax":
+        values["model"] |= _settings(reader, "model_settings")
     if kind == "reward":
         values["data"]["partition"] = "equal"
     elif kind not in _OF_KIND or kind == "auction":
         values["training"] = {"average": True}
-    return reader.build(TaskRequest, values, _fields(kind), _UNITS | dict.fromkeys(_MONEY, Unit(currency)))
+    made = reader.build(TaskRequest, values, _fields(kind), _UNITS | dict.fromkeys(_MONEY, Unit(currency)))
+    if made is not None and kind == "sampling" and (made.sampling.hard_cap or 0) < (made.task.budget_per_round or 0):
+        reader.errors["hard_cap"] = "At least what a round is expected to cost."
+        return None
+    return made
 
 
 def _like(task: wire.Task) -> dict[str, str]:
     """The form filled in as for another task, whose seed stays its buyer's."""
     order = order_of(task.request)
     values = {"kind": order.kind, "model": order.model.name, "engine": order.broker.engine, "name": order.task.name}
-    if isinstance(hidden := order.model.settings.get("hidden"), list):
+    given = order.model.settings
+    if isinstance(hidden := given.get("hidden"), list):
         values["hidden"] = ", ".join(map(str, hidden))
+    plain = {name: one for name, one in given.items() if not isinstance(one, list)}
+    values["model_settings"] = ", ".join(f"{name} = {one}" for name, one in plain.items())
     for key, (field, _) in (_ALL | _OF_KIND.get(order.kind, {})).items():
         section, _, name = key.rpartition(".")
         found = getattr(getattr(order, section) if section else order, name)
@@ -240,6 +249,21 @@ def _sizes(reader: Reader, name: str) -> list[int]:
         reader.errors[name] = "This should be whole numbers from 1 to 1024, with commas between them."
         return []
     return [int(one) for one in typed]
+
+
+def _settings(reader: Reader, name: str) -> dict[str, Any]:
+    """A model's own settings: name = value, with commas between them; numbers are numbers."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (one.strip() for one in reader.text(name).split(","))):
+        key, sign, text = (one.strip() for one in part.partition("="))
+        if not sign or not key.isidentifier() or key == "name" or not text:
+            reader.errors[name] = "This should be like width = 32, dropout = 0.1."
+            return {}
+        try:
+            found[key] = int(text) if text.lstrip("-").isdigit() else float(text)
+        except ValueError:
+            found[key] = text
+    return found
 
 
 def _fields(kind: str) -> dict[str, str]:
