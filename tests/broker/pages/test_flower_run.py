@@ -15,6 +15,7 @@ from flmarket.broker.office.runs import ENDED, WORKING
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import FlowerRun, TaskRow
+from flmarket.broker.web.pages.tasks import _cards
 from flmarket.broker.work.flower import logs
 from flmarket.broker.work.flower import runs as worker_runs
 
@@ -109,3 +110,24 @@ def test_runs_are_the_operators(scene):
     scene.client.cookies.clear()
     assert scene.client.post("/sign-in", data={"key": scene.buyer.key}).status_code == 303
     assert scene.client.get(scene.page).status_code == 403
+
+
+def test_the_reason_is_taken_out_of_flowers_json():
+    """As `flwr run --format json` says it, version 1.41."""
+    words = worker_runs._last_words
+    said = '\x1b[1mLoading\x1b[0m\n{\n "success": false,\n "error-message": "Using SuperLink: far\\n\\nIt is away."\n}'
+    assert words(said) == "Using SuperLink: far It is away."
+    assert words("no { json") == "no { json"
+    assert words("") == "Flower’s command ended without a word."
+
+
+def test_while_it_is_asked_again_the_last_words_stay(scene):
+    (scene.folder / "run-1.log").write_text("StatusCode.UNAVAILABLE\n")
+    (scene.folder / "run-2.log").write_text("")
+    scene.run(state=ENDED, error="UNAVAILABLE")
+    assert "StatusCode.UNAVAILABLE" in scene.client.get(scene.page).text
+    task = tasks.get_task(scene.broker, scene.buyer.party, scene.task)
+    assert _cards(task, [], lasting=False)[1][2] == "the task waits for the SuperLink"
+    text = scene.client.get(f"/tasks/{scene.task}").text
+    assert "Waits for the SuperLink" in text
+    assert "the task is running" not in text

@@ -117,6 +117,7 @@ def environment() -> jinja2.Environment:
     for one in (money, epsilon, rate, percent, significant, decimals, plain, when, clock, said):
         made.filters[one.__name__] = one
     made.filters.update(exact=format_micros, loss=loss_words, thousands=lambda value: f"{value:,}")
+    made.filters["capitalize"] = lambda text: f"{text[:1].upper()}{text[1:]}"  # Jinja's own makes EUR Eur
     made.globals.update(static=static, version=__version__, theme_css=theme_href, condition=condition)
     made.globals.update(award_state=award_state, award_tone=award_tone, still=still)
     return made

@@ -16,13 +16,17 @@ from flmarket.broker.work.flower.files import task_folder
 
 _LINES, _WIDEST, _MOST_BYTES = 200, 500, 1 << 18
 _SECONDS = 20.0
+_LOOKED_AT = 3  # attempts
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def asked(settings: Settings, task_id: str, attempt: int) -> tuple[str, ...]:
-    """The last lines of the command that asked for a run; none if it was never asked for, or elsewhere."""
-    return _tail(task_folder(settings.flower_folder, task_id) / f"run-{attempt}.log")
+    """The last lines of the command that asked for a run, or of the last one that said anything; none if it was never
+    asked for, or elsewhere."""
+    folder = task_folder(settings.flower_folder, task_id)
+    said = (_tail(folder / f"run-{one}.log") for one in range(attempt, max(0, attempt - _LOOKED_AT), -1))
+    return next(filter(None, said), ())
 
 
 def said(settings: Settings, run_id: str) -> tuple[str, ...]:
