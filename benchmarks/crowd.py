@@ -79,8 +79,9 @@ class Crowd:
         ]  # fmt: skip
         ledger = ["/ledger?q=release", "/ledger?q=nothing-like-it", f"/ledger/entries?q={task}"]
         return {
-            None: [*market, found, f"/market/compare?task={task}&task={derived_id('t', 'crowd', '1')}"],
-            "buyer": [*market, *own, *ledger, *everybody, "/tasks/new", "/audit"],
+            None: [*market, found, "/market/compare",
+                   f"/market/compare?task={task}&task={derived_id('t', 'crowd', '1')}"],
+            "buyer": [*market, *own, *ledger, *everybody, "/tasks/new", "/tasks/data", f"{api}/evaluations", "/audit"],
             "owner": [
                 *market, *ledger, *everybody, "/owner", "/owner?page=3", "/owner/bid", f"{api}/offers",
                 f"{api}/me/statement", f"{api}/me/privacy", f"{api}/me/account", "/audit",
@@ -90,7 +91,7 @@ class Crowd:
                 "/operator/health", "/operator/log", "/operator/log?q=party%2012",
                 f"/operator/parties/{self.last_buyer}", f"/operator/parties/{self.people['owner'].id}",
                 f"{api}/operator/parties", f"{api}/operator/parties?search=party%204", f"{api}/operator/status",
-                f"{api}/operator/audit-log", f"{api}/operator/payouts",
+                f"{api}/operator/audit-log", f"{api}/operator/payouts", "/operator/payouts",
             ],
         }  # fmt: skip
 

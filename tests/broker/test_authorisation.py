@@ -8,6 +8,7 @@ from flmarket.broker.core import Broker
 from flmarket.broker.office import (
     audits,
     disputes,
+    evaluations,
     notices,
     offers,
     parties,
@@ -17,7 +18,7 @@ from flmarket.broker.office import (
     tasks,
     users,
 )
-from flmarket.broker.requests import AuditRequest, DisputeRequest, HookRequest, UserRequest
+from flmarket.broker.requests import AuditRequest, DisputeRequest, EvaluationRequest, HookRequest, UserRequest
 from flmarket.broker.settings import Settings
 from flmarket.broker.work.worker import Worker
 
@@ -42,6 +43,7 @@ MATRIX = {
     "DELETE /session": everybody(204),
     "GET /me": everybody(200),
     "GET /me/account": everybody(200),
+    "PUT /me/bank": everybody(200),
     "GET /me/keys": everybody(200),
     "POST /me/keys": everybody(201),
     "DELETE /me/keys/{key_id}": only("buyer", others=404),
@@ -75,6 +77,9 @@ MATRIX = {
     "GET /tasks/{task_id}/model": only("buyer") | {"other buyer": 404},
     "GET /tasks/{task_id}/events": OWN_TASK,
     "POST /explore": only(*BUYERS),
+    "GET /evaluations": only(*BUYERS),
+    "POST /evaluations": only(*BUYERS, status=201),
+    "DELETE /evaluations/{set_id}": only("buyer", status=204) | {"other buyer": 404},
     "GET /offers": only(*OWNERS, "operator"),
     "GET /offers/{task_id}": only("owner", "operator") | {"other owner": 404},
     "GET /offers/{task_id}/bid": only("owner") | {"other owner": 404},
@@ -106,7 +111,10 @@ MATRIX = {
     "POST /operator/parties/{party_id}/deposits": only("operator", status=201),
     "POST /operator/parties/{party_id}/payouts": only("operator", status=201),
     "GET /operator/payouts": OPERATOR,
+    "GET /operator/runs/{task_id}": only("operator", status=404),  # it is no Flower task
     "GET /operator/payouts.csv": OPERATOR,
+    "GET /operator/payouts.xml": only("operator", status=409),  # this market has no currency
+    "PUT /operator/parties/{party_id}/bank": OPERATOR,
     "POST /operator/payouts/{payout_id}/sent": OPERATOR,
     "GET /operator/audit-log": OPERATOR,
     "POST /operator/ledger/verify": OPERATOR,
@@ -129,12 +137,15 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
     sessions.redeem_link(broker, sessions.make_link(broker, buyer.id))
     victim = joined(broker, "buyer", "victim").party.id
     complaint = DisputeRequest(award_id=statements.statement(broker, owner).releases[0].award_id, reason="too little")
+    own = {"name": "mine", "table": "a,label\n" + "1,x\n0,y\n" * 6}
+    own["schema"] = {"columns": [{"name": "a"}], "classes": ["x", "y"]}
     ids = {
         "payout_id": payouts.pay_out(broker, people["operator"].party, victim, 1).id,
         "session_id": sessions.list_sessions(broker, buyer).items[0].id,
         "user_id": users.add_user(broker, buyer, buyer.id, UserRequest(name="Cleo", email="cleo@example.org")).id,
         "hook_id": notices.create_hook(broker, buyer, buyer.id, HookRequest(address="https://example.org/")).hook.id,
         "task_id": task.id,
+        "set_id": evaluations.add_set(broker, buyer, EvaluationRequest.model_validate(own)).id,
         "key_id": spare.id,
         "audit_id": audit.id,
         "dispute_id": disputes.open_dispute(broker, owner, complaint).id,
@@ -146,6 +157,7 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
     bodies = {
         "POST /me/keys": {},
         "POST /tasks": post,
+        "POST /evaluations": own,
         "POST /explore": {"task": post, "budgets_micros": [10**8], "profiles": 1},
         "PUT /offers/{task_id}/bid": bid,
         "PUT /me/privacy": {"cap_epsilon_total": 50.0},
@@ -156,6 +168,8 @@ def scene(tmp_path_factory, joined, order, cheap_bid, serve):
         "POST /operator/parties": {"role": "owner", "name": "new"},
         "PUT /operator/parties/{party_id}/node": {"node_id": "5"},
         "POST /operator/parties/{party_id}/keys": {},
+        "PUT /operator/parties/{party_id}/bank": {"iban": "DE89370400440532013000"},
+        "PUT /me/bank": {"iban": "DE89370400440532013000"},
         "POST /me/users": lambda n: {"name": "Anna", "email": f"anna{n}@example.org"},
         "PUT /me/users/{user_id}": {"rights": "viewer"},
         "POST /operator/parties/{party_id}/users": {"name": "Bert", "email": "bert@example.org"},

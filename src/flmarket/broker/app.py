@@ -188,7 +188,7 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
     for router in (*api.ROUTERS, streams.router):
         app.include_router(router, prefix=API)
     pages.mount(app)
-    app.add_middleware(BodyLimit, most=broker.settings.max_body_bytes)
+    app.add_middleware(BodyLimit, most=broker.settings.max_body_bytes, page=pages.too_large)
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)  # not of event streams
     app.add_middleware(Observe, metrics=broker.metrics)
     return app

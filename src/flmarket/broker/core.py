@@ -12,15 +12,17 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import undefer
 
 from flmarket.broker.books import Books
 from flmarket.broker.database import Database
 from flmarket.broker.errors import Forbidden
-from flmarket.broker.requests import TaskRequest, order_of
+from flmarket.broker.requests import SchemaRequest, TaskRequest, order_of
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import Fact, Release, Rights, Role, RoundRow, Secret, TaskRow
+from flmarket.broker.tables import EvaluationSet, Fact, Release, Rights, Role, RoundRow, Secret, TaskRow, vector
 from flmarket.engines import Simulation, Spec
 from flmarket.engines.config import DataFile, DataSection
 from flmarket.errors import ConfigError, FlmarketError, InvalidInput
@@ -187,8 +189,8 @@ class Simulations:
     """Data sets by name, and simulations built from orders, kept for a while because loading data and dealing it out
     takes longer than a round; safe to share between threads."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, database: Database | None = None) -> None:
+        self._settings, self._database = settings, database
         files = [name for name in settings.data_sets if DataFile.is_one(name)]
         self._files = {file.name: file for file in map(DataFile.load, files)}
         self.data_sets = (*self._files, *(datasets.admit(name) for name in settings.data_sets if name not in files))
@@ -197,17 +199,17 @@ class Simulations:
         for name in settings.models:
             models.admit(name)
         self._data: dict[str, DataSet] = {}
+        self._own: OrderedDict[str, DataSet] = OrderedDict()
         self._built: OrderedDict[str, Spec] = OrderedDict()
         self._lock = threading.Lock()
 
     def build(self, task_id: str, order: TaskRequest) -> Spec:
         """The simulation of an order; raises a typed error if it cannot be played."""
-        if order.data.registered not in self.data_sets:
-            raise InvalidInput("data.name", order.data.registered, f"one of {', '.join(self.data_sets)}")
+        data = self.data_of(order.data.registered, order.broker.evaluation)
         if order.model.name not in self.models:
             raise InvalidInput("model.name", order.model.name, f"one of {', '.join(self.models)}")
         key = order.model_dump_json(exclude={"task": {"name", "rounds", "budget_per_round"}, "broker": True})
-        data = self._load(order.data.registered)
+        key += order.broker.evaluation
         with self._lock:
             found = self._built.get(key)
             if found is not None:
@@ -227,11 +229,54 @@ class Simulations:
 
     def test_examples(self, spec: Mapping[str, Any]) -> int | None:
         """How many examples an order's accuracy is measured on; None if its data set is not offered any more."""
-        name = spec["data"].get("name") or DataSection().registered
         try:
-            return len(self._load(name).y_test) if name in self.data_sets else None
+            return len(self.data_of_spec(spec).y_test)
         except FlmarketError:
             return None
+
+    def data_of_spec(self, spec: Mapping[str, Any]) -> DataSet:
+        """The data of an order as it is stored."""
+        return self.data_of(
+            spec["data"].get("name") or DataSection().registered, spec["broker"].get("evaluation") or ""
+        )
+
+    def data_of(self, name: str, evaluation: str = "") -> DataSet:
+        """What a task trains and tests on; InvalidInput if there is no such thing any more."""
+        return self._tested_on(name, evaluation) if evaluation else self.offered(name)
+
+    def offered(self, name: str) -> DataSet:
+        """A data set that the operator offers."""
+        if name not in self.data_sets:
+            raise InvalidInput("data.name", name, f"one of {', '.join(self.data_sets)}")
+        return self._load(name)
+
+    def _tested_on(self, name: str, evaluation: str) -> DataSet:
+        """The same with a buyer's own test records; of her own data those are all that there is here."""
+        with self._lock:
+            found = self._own.get(evaluation)
+        made = self._read_own(evaluation) if found is None else found
+        if made.name != name:
+            raise InvalidInput("broker.evaluation", evaluation, f"a set with the columns of {name}")
+        with self._lock:
+            self._own[evaluation] = made
+            self._own.move_to_end(evaluation)
+            while len(self._own) > _KEPT:
+                self._own.popitem(last=False)
+        return made
+
+    def _read_own(self, evaluation: str) -> DataSet:
+        row, whole = None, (undefer(EvaluationSet.x), undefer(EvaluationSet.y))
+        if self._database is not None:
+            with self._database.read() as session:
+                row = session.get(EvaluationSet, evaluation, options=whole)
+        if row is None:
+            raise InvalidInput("broker.evaluation", evaluation, "an evaluation set of yours")
+        y = np.frombuffer(row.y, dtype="<i4").astype(np.int64)
+        x = vector(row.x).reshape(len(y), -1)
+        if row.schema is None:
+            return replace(self.offered(row.data), name=row.data, x_test=x, y_test=y, validation=None)
+        schema = SchemaRequest.model_validate(row.schema)
+        return DataSet(row.id, x, y, x, y, tuple(schema.classes), encoding=schema.encoding())
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -297,7 +342,7 @@ class Broker:
             secrets = Secrets(*(session.get_one(Secret, name).value for name in ("keys", "pseudonyms")))
         currency = _settled(database, "currency", settings.currency) or cls.currency
         books = Books.open(settings.database_url)
-        return cls(settings, database, books, secrets, Simulations(settings), Metrics(), currency=currency)
+        return cls(settings, database, books, secrets, Simulations(settings, database), Metrics(), currency=currency)
 
     def order(self, task: TaskRow) -> TaskRequest:
         """What a task was posted with, read once: it does not change."""

@@ -19,6 +19,7 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
+import numpy as np
 from annotated_types import Le, MaxLen, MinLen
 from pydantic import (
     AfterValidator,
@@ -42,6 +43,7 @@ from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
 from flmarket.engines import config
 from flmarket.errors import InvalidInput
+from flmarket.learning.data import Encoding
 from flmarket.ledger import MICROS
 from flmarket.market import kinds
 from flmarket.privacy import PureDp, Unit
@@ -50,6 +52,7 @@ from flmarket.trust import TrustWords, task_words
 # Total ε of a new owner until she sets her own: at worst somebody becomes 95 % sure of what was an even chance.
 DEFAULT_CAP_TOTAL = 3.0
 SIMULATION, FLOWER = "simulation", "flower"
+OWN = "own-"  # how the names of data begin that only its buyer describes
 MAX_MONEY = 10**15  # a billion currency units
 MAX_OWNERS, MAX_ROUNDS, MAX_POINTS, MAX_DIMENSION = 2000, 1000, 32, 10**9
 _DAY = 86_400
@@ -494,6 +497,59 @@ class DepositRequest(Request):
     """Money that reached the operator from outside, to be booked to a buyer."""
 
     amount_micros: PositiveMoney
+
+
+class ColumnRequest(Request):
+    """A column of one's own data: numbers, which less `offset` over `scale` become a feature; or one of `values`."""
+
+    name: Name
+    unit: Annotated[str, Field(max_length=40, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    offset: Annotated[float, Field(ge=-1e12, le=1e12)] = 0.0
+    scale: Annotated[float, Field(gt=0, le=1e12)] = 1.0
+    values: Annotated[list[Name], Field(min_length=2, max_length=200)] | None = None
+
+
+class SchemaRequest(Request):
+    """What one's own data looks like: its columns, in order, and what labels there are."""
+
+    columns: Annotated[list[ColumnRequest], Field(min_length=1, max_length=2000)]
+    classes: Annotated[list[Name], Field(min_length=2, max_length=200)]
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        names = [one.name for one in self.columns]
+        if len({*names, "label"}) != len(names) + 1:
+            raise ValueError("columns of different names, none of them label")
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("every class once")
+        return self
+
+    def encoding(self) -> Encoding:
+        """Columns as features: numbers first, then categories."""
+        numbers = [one for one in self.columns if one.values is None]
+        categories = {one.name: tuple(sorted(one.values)) for one in self.columns if one.values is not None}
+        offset, scale = (
+            np.array([getattr(one, part) for one in numbers], dtype=np.float64) for part in ("offset", "scale")
+        )
+        return Encoding(tuple(one.name for one in numbers), offset, scale, categories)
+
+
+class EvaluationRequest(Request):
+    """Records to test models on: CSV with a header, a column `label`, and the columns of the data set `data`; or, with
+    `schema`, those of data that only owners' machines hold."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+    name: Name
+    data: Annotated[str, Field(max_length=120)] = ""
+    table: Annotated[str, Field(min_length=1, max_length=1_000_000)]
+    schema_: SchemaRequest | None = Field(default=None, alias="schema")
+
+
+class BankRequest(Request):
+    """Where payouts go; nowhere if it is empty."""
+
+    iban: Annotated[str, Field(max_length=60)]
 
 
 class PayoutRequest(Request):

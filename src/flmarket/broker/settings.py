@@ -50,6 +50,12 @@ class Settings(BaseSettings):
     """What amounts are in, e.g. EUR; set once, for good. Without it pages speak of units."""
     payout_hook: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """`package.module:name` of a function that sends a payout (`flmarket.client.wire.Payout`); it runs here."""
+    payout_iban: Annotated[str, Field(pattern=r"^([A-Z]{2}[0-9]{2}[A-Z0-9]{11,30})?$")] = ""
+    """The account that payouts come from, in files for the bank (ISO 20022)."""
+    payout_name: Annotated[str, Field(max_length=70)] = ""
+    """Whose account it is; the operator's name if empty."""
+    payout_bic: Annotated[str, Field(pattern=r"^([A-Z0-9]{8}([A-Z0-9]{3})?)?$")] = ""
+    """The bank's BIC, if it wants one."""
     webhook_allow: Names = ()
     """Hosts, addresses or networks of your own that webhooks may reach, also without TLS; by default none."""
     notice_tries: Count = 16
@@ -143,6 +149,8 @@ class Settings(BaseSettings):
     """Disputes that a party has opened and nobody has decided yet."""
     max_tasks_per_buyer: Count = 100
     """Tasks of a buyer that are under way."""
+    max_evaluations_per_buyer: Count = 20
+    """Evaluation sets of a buyer's own."""
     max_active_audits: Count = 4
     """Audits of a party that wait or run."""
     max_hooks_per_party: Count = 10

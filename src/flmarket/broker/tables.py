@@ -52,6 +52,7 @@ class PartyRow(Base):
     active: Mapped[bool] = mapped_column(default=True)
     node_id: Mapped[str | None] = mapped_column(String(20), unique=True, index=True)
     owner_number: Mapped[int | None] = mapped_column(unique=True, index=True)
+    iban: Mapped[str | None] = mapped_column(String(34))  # where her payouts go
 
 
 class User(Base):
@@ -145,6 +146,23 @@ class TaskRow(Base):
     checkpoint: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     parameters: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     __table_args__ = (Index("ix_broker_tasks_created", "created_at", "id"),)
+
+
+class EvaluationSet(Base):
+    """Records of a buyer's own that her models are tested on, as features and classes of the data set `data`; or, with
+    `schema`, of data of her own, which only owners' machines hold."""
+
+    __tablename__ = "broker_evaluations"
+    id: Mapped[str] = mapped_column(Id, primary_key=True)
+    party_id: Mapped[str] = mapped_column(ForeignKey("broker_parties.id"), index=True)
+    name: Mapped[str] = mapped_column(String(80))
+    data: Mapped[str] = mapped_column(String(120))
+    schema: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    examples: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    x: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)
+    y: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)
+    created_at: Mapped[int] = mapped_column(BigInteger)
 
 
 class Slot(Base):

@@ -53,6 +53,54 @@ class FlowerRun:
 
 
 @dataclass(frozen=True)
+class EvaluationSet:
+    """Records of a buyer's own that models are tested on: with the columns of `data`, or those of its `schema`."""
+
+    id: str
+    name: str
+    data: str
+    schema: dict[str, Any] | None
+    examples: int
+    sha256: str
+    created_at: str
+
+
+@dataclass(frozen=True)
+class EvaluationPage:
+    """One's own sets, newest first."""
+
+    items: tuple[EvaluationSet, ...]
+
+
+@dataclass(frozen=True)
+class RunNode:
+    """An owner with a SuperNode, and whether a run saw it connected when it last looked (None: nobody has looked)."""
+
+    party_id: str
+    name: str
+    owner_number: int
+    node_id: str
+    connected: bool | None
+
+
+@dataclass(frozen=True)
+class RunDetail:
+    """A Flower task's latest run, for the operator: `run` is None once the task has ended; `said` are the last lines of
+    the command that asked Flower for it, `error` why the run ended if that was not in order."""
+
+    task_id: str
+    task_name: str
+    task_state: str
+    run: FlowerRun | None
+    attempt: int
+    run_id: str
+    asked_at: str | None
+    error: str
+    nodes: tuple[RunNode, ...]
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Task:
     """A buyer's task. `request` is the order as it was posted: the sections of a market file, and how it is played.
 
@@ -237,7 +285,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Party:
-    """Somebody who may sign in. Owners in Flower tasks have a SuperNode, and a number that their `owner.toml` names."""
+    """Somebody who may sign in. Owners in Flower tasks have a SuperNode, and a number that their `owner.toml` names.
+    `iban`: where payouts go."""
 
     id: str
     role: str
@@ -246,6 +295,7 @@ class Party:
     created_at: str
     node_id: str | None
     owner_number: int | None
+    iban: str | None = None
 
 
 @dataclass(frozen=True)
@@ -764,6 +814,7 @@ class Payout:
     note: str
     created_at: str
     sent_at: str | None
+    iban: str | None = None
 
 
 @dataclass(frozen=True)
@@ -809,8 +860,17 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Alert:
+    """Something that the operator should look at: in words, and on which page."""
+
+    text: str
+    path: str
+
+
+@dataclass(frozen=True)
 class Operations:
-    """The service at a glance; `findings` are those of the standing check at `reconciled_at`."""
+    """The service at a glance; `findings` are those of the standing check at `reconciled_at`, `alerts` what somebody
+    has to see to."""
 
     tasks: dict[str, int]
     audits: dict[str, int]
@@ -825,6 +885,7 @@ class Operations:
     reconciled_at: str | None
     findings: tuple[Finding, ...]
     runs: tuple[FlowerRun, ...] = ()
+    alerts: tuple[Alert, ...] = ()
 
 
 @dataclass(frozen=True)

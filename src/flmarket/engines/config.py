@@ -309,7 +309,8 @@ class BrokerSection(Section):
 
     With `open`, registered owners may take places; with `simulated`, places that nobody took bid as `[owners]` draws
     them, else they stay empty and a round waits for `minimum_bids`. `round_seconds` is the least time a round takes.
-    What the model is for (`purpose`) everybody may read, and with `named` who buys it.
+    What the model is for (`purpose`) everybody may read, and with `named` who buys it. `evaluation` is a set of the
+    buyer's own that the model is tested on.
     """
 
     engine: Literal["simulation", "flower"] = "simulation"
@@ -320,6 +321,7 @@ class BrokerSection(Section):
     deadline_seconds: Annotated[int, Field(ge=10, strict=True)] = 7 * 86_400
     purpose: Annotated[str, Field(max_length=500)] = ""
     named: bool = False
+    evaluation: Annotated[str, Field(max_length=40)] = ""
 
 
 class RewardSection(Section):

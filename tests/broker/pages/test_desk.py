@@ -79,6 +79,7 @@ def test_money_goes_in_and_out_once_and_only_when_confirmed(desk):
     assert "Bert has 10.00, less than 11.00" in too_much.text
     assert 'value="11"' in too_much.text
     (row,) = csv.DictReader(io.StringIO(client.get("/operator/payouts.csv").text))
+    assert row["iban"] == ""
     assert (row["name"], row["amount"], row["state"], row["reference"]) == ("Bert", "2.50", "booked", "'=INV 7")
     assert send(f"/operator/payouts/{row['payout']}/sent").status_code == 303
     assert payouts.list_payouts(broker, who.party).items[0].state == "sent"

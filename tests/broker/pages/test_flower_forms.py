@@ -46,15 +46,17 @@ def test_the_operator_binds_a_node(market, joined):
     broker, enter = market("broker")
     client, _ = enter("operator")
     owner = joined(broker, "owner", "Anna").party
-    assert (
-        send(client, f"/operator/parties/{owner.id}", "/operator/nodes", owner=owner.id, node_id="77").status_code
-        == 303
-    )
+    path, form = f"/operator/parties/{owner.id}", {"owner": owner.id, "node_id": "77"}
+    assert "Let SuperNode 77 sell for Anna?" in send(client, path, "/operator/nodes", **form).text
+    assert parties.my_view(broker, owner).node_id is None
+    assert send(client, path, "/operator/nodes", **form, confirmed="yes").status_code == 303
     assert parties.my_view(broker, owner).node_id == "77"
     assert "node 77" in client.get("/operator").text
     other = joined(broker, "owner", "Berta").party
     for node_id in ("77", "-1", "", "1" * 21, "١"):
-        answer = send(client, f"/operator/parties/{other.id}", "/operator/nodes", owner=other.id, node_id=node_id)
+        answer = send(
+            client, f"/operator/parties/{other.id}", "/operator/nodes", owner=other.id, node_id=node_id, confirmed="yes"
+        )
         assert answer.status_code == 422
         assert 'id="node_id-error"' in answer.text
     assert parties.my_view(broker, other).node_id is None
@@ -81,3 +83,14 @@ def test_a_buyer_chooses_owners_own_machines(market):
     answer = send(client, "/tasks/new", "/tasks/new", **(fields | {"engine": "magic"}))
     assert answer.status_code == 422
     assert 'id="engine-error"' in answer.text
+
+
+def test_owners_machines_are_the_normal_way_and_a_simulation_is_to_try(market):
+    _, enter = market("broker")
+    client, _ = enter("buyer")
+    text = client.get("/tasks/new").text
+    offered = re.search(r'<select id="engine".*?</select>', text, re.S)[0]
+    assert re.findall(r'<option value="(\w+)"( selected)?>([^<]+)', offered) == [
+        ("flower", " selected", "on owners’ own machines"),
+        ("simulation", "", "simulated at the broker, to try it out"),
+    ]

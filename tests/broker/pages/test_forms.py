@@ -1,5 +1,6 @@
 """What people type, read exactly; and the words and numbers around it, by hand."""
 
+import dataclasses
 import math
 import re
 from importlib import resources
@@ -10,6 +11,7 @@ from flmarket.broker.web.pages import posting
 from flmarket.broker.web.pages.context import Reader, local_path
 from flmarket.broker.web.pages.live import _message
 from flmarket.broker.web.pages.rendering import clock, environment, list_of, seconds, theme_css, when
+from flmarket.client import wire
 from flmarket.report.drawing import DARK, LIGHT
 from flmarket.trust import certainty
 
@@ -147,3 +149,31 @@ def test_amounts_are_refused_in_the_markets_own_currency(kind, field):
     typed = Reader(posting._DEFAULTS | {"name": "triage", "kind": kind, field: "-1"})
     assert posting._order(typed, currency="EUR") is None
     assert typed.errors[field].endswith(" EUR.")
+
+
+def test_the_suggested_budget_is_the_least_that_buys_nearly_the_best():
+    """By hand: the best bound is 4, a quarter more is 5, and 30 is the least budget of those tried that reaches it."""
+    tried = ((10.0, None), (20.0, 8.0), (30.4, 5.0), (60.0, 4.0), (90.0, 4.2))
+    points = tuple(wire.BudgetPoint(round(budget * 1e6), bound, 0, 1.0, 0.5, "", None) for budget, bound in tried)
+    view = wire.Exploration("posted", "opt-aggr", "privunit", 31, 5, 30, 90_000_000, 0.6, points)
+    assert posting._suggested(view) == ("31", "31.00")
+    nobody = dataclasses.replace(view, points=points[:1])
+    assert posting._suggested(nobody) is None
+
+
+def test_a_models_settings_are_read_as_they_are_typed():
+    typed = posting._DEFAULTS | {"name": "t", "model": "mnist-cnn", "model_settings": "width = 32, rate=0.5 , act=relu"}
+    reader = Reader(typed)
+    assert posting._settings(reader, "model_settings") == {"width": 32, "rate": 0.5, "act": "relu"}
+    for bad in ("width", "= 3", "a b = 3", "name = softmax", "width ="):
+        reader = Reader(typed | {"model_settings": bad})
+        assert posting._order(reader) is None
+        assert reader.errors["model_settings"].startswith("This should be like")
+
+
+def test_a_cap_below_what_is_expected_is_refused():
+    typed = posting._DEFAULTS | {"name": "t", "kind": "sampling", "expected": "50"}
+    reader = Reader(typed | {"hard_cap": "10"})
+    assert posting._order(reader) is None
+    assert reader.errors == {"hard_cap": "At least what a round is expected to cost."}
+    assert posting._order(Reader(typed | {"hard_cap": "50"})) is not None

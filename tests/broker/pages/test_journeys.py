@@ -96,9 +96,10 @@ def test_the_form_asks_for_what_the_kind_and_the_model_need(window):
         else:
             told.to_contain_text("compares budgets of auctions of single updates only")
             told.to_contain_text("Deposit now, total")
-    for model in ("mlp", "softmax"):
-        page.get_by_label("Model").select_option(model)
+    for model in ("mlp", "softmax", "mnist-cnn"):
+        page.get_by_label("Model", exact=True).select_option(model)
         expect(page.get_by_label("Hidden layers")).to_be_visible(visible=model == "mlp")
+        expect(page.get_by_label("Settings of the model")).to_be_visible(visible=model == "mnist-cnn")
 
 
 def test_a_buyer_reads_the_model_and_the_bill(window):
@@ -145,6 +146,9 @@ def test_an_owner_learns_what_an_epsilon_means_bids_and_takes_the_statement(wind
     page.get_by_role("button", name="Set the cap").click()
     expect(page.get_by_role("img", name=re.compile(rf"of {cap}\.00 spent, total"))).to_be_visible()
     seen.shoot("owner")
+    page.set_viewport_size({"width": 390, "height": 844})
+    seen.shoot("phone")
+    page.set_viewport_size({"width": 1200, "height": 1000})
     with page.expect_download() as started:
         page.get_by_role("link", name="Statement").click()
     rows = list(csv.DictReader(started.value.path().read_text().splitlines()))
@@ -239,10 +243,38 @@ def test_a_tab_that_nobody_sees_follows_nothing(window, demo):
 
 WIDTHS, SCHEMES = (375, 768, 1440), ("light", "dark")
 EVERYWHERE = {
-    None: ["/", "/sign-in", "/ledger", "@market", "@market/live", "/market/compare?task=@auction&task=@flower"],
-    "buyer": ["/", "/tasks", "/tasks/new", "@task", "@task/live", "@task/rounds/2", "/audit", "/account", "/ledger"],
+    None: [
+        "/",
+        "/sign-in",
+        "/ledger",
+        "@market",
+        "@market/live",
+        "/market/compare?task=@auction&task=@flower",
+        "/market/compare",
+    ],
+    "buyer": [
+        "/",
+        "/tasks",
+        "/tasks/new",
+        "/tasks/data",
+        "@task",
+        "@task/live",
+        "@task/rounds/2",
+        "/audit",
+        "/account",
+        "/ledger",
+    ],
     "owner": ["/owner", "/owner/bid", "/account"],
-    "operator": ["/operator", "/operator/log", "/operator/parties/@owner", "/tasks", "@task", "/ledger?q=deposit"],
+    "operator": [
+        "/operator",
+        "/operator/log",
+        "/operator/payouts",
+        "/operator/runs/@flower",
+        "/operator/parties/@owner",
+        "/tasks",
+        "@task",
+        "/ledger?q=deposit",
+    ],
 }
 
 
@@ -293,12 +325,13 @@ HOSTILE = {
     "markup": "<img src=x onerror=alert(1)>" * 3,  # and longer than a name may be
     "huge": "9" * 400,
     "nan": "NaN",
+    "negative": "-1",
     "empty": "",
 }
 FORMS = {
-    "buyer": ["/tasks/new", "/account"],
+    "buyer": ["/tasks/new", "/tasks/data", "/account"],
     "owner": ["/owner", "/owner/bid", "/account"],
-    "operator": ["/operator", "/operator/parties/@buyer", "/operator/log", "/audit", "/ledger"],
+    "operator": ["/operator", "/operator/parties/@buyer", "/operator/payouts", "/operator/log", "/audit", "/ledger"],
     None: ["/sign-in", "/ledger"],
 }
 
@@ -358,7 +391,28 @@ def test_without_scripts_forms_still_work(browser, demo):
     page.get_by_role("button", name="Sign in").click()
     page.goto(demo.address + "/tasks")
     expect(page.get_by_role("heading", name="My tasks")).to_be_visible()
+    page.get_by_role("link", name="Biopsy triage, pilot").click()
+    expect(page.locator("figure .still svg")).to_have_count(2)
+    expect(page.locator("figure .still polyline").first).to_be_visible()
     context.close()
+
+
+def test_a_market_that_does_not_answer_says_so(window, demo):
+    """Requests of a page fail, and a stream: neither is passed over in silence, and what is typed stays."""
+    seen = window()
+    page = seen.page
+    seen.sign_in("buyer")
+    page.route("**/tasks/new/explore*", lambda route: route.abort())
+    seen.open("/tasks/new")
+    page.get_by_label("Name").fill("Still here")
+    expect(page.get_by_text("The market did not answer.").first).to_be_visible()
+    expect(page.get_by_label("Name")).to_have_value("Still here")
+    expect(page.locator("figure .still")).to_have_count(0)
+    task = next(one for one in market.overview(demo.broker, None).tasks if one.state == "running")
+    page.route("**/stream?*", lambda route: route.abort())
+    seen.open(f"/market/{task.id}/live")
+    expect(page.locator("[data-live]")).to_have_text("Reconnecting")
+    seen.complaints[:] = [one for one in seen.complaints if "ERR_FAILED" not in one]
 
 
 def _bound(text):
@@ -381,7 +435,7 @@ def _paths(gallery, patterns):
     """Addresses, one for each task where the pattern is a task's."""
     for pattern in patterns:
         for one in ("auction", "flower"):
-            pattern = pattern.replace(f"=@{one}", f"={gallery.tasks[one]}")
+            pattern = re.sub(f"([=/])@{one}", rf"\g<1>{gallery.tasks[one]}", pattern)
         for role in ("buyer", "owner"):
             pattern = pattern.replace(f"@{role}", gallery.person(role).party.id)
         for task in gallery.tasks.values() if "@" in pattern else [""]:

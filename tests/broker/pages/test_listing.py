@@ -101,9 +101,16 @@ def test_tasks_side_by_side(scene):
             r'<tr( class="differs")?><th scope="row"[^>]*>(.*?)</th>(.*?)</tr>', page
         )
     }
-    assert rows["Budget, differs"][1] == ["100.00 for a round", "77.00 for a round"]
+    assert rows["Budget, differs"][1] == ["100.00 units for a round", "77.00 units for a round"]
     assert rows["Trust"] == ("", ["simulated at the broker"] * 2)
-    assert "Choose two to four" in client.get("/market/compare").text
+    chooser = client.get("/market/compare", params={"task": played}).text
+    assert "Choose two to four" in chooser
+    assert re.findall(r'"checkbox" name="task" value="(\w+)"( checked)?', chooser) == [
+        (open_, ""),
+        (played, " checked"),
+    ]
+    assert "No task by that name" in client.get("/market/compare", params={"q": "nowhere"}).text
+    assert "/market/compare" in client.get("/").text
     assert client.get("/market/compare", params={"task": [played, "t_none"]}).status_code == 404
 
 

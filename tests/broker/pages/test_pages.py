@@ -382,6 +382,8 @@ def test_an_award_is_disputed_and_decided_on_pages(visit, demo):
     asked = desk.get(made)
     assert "&lt;b&gt;no pay&lt;/b&gt;" in asked.text
     answer = {"csrf_token": csrf_of(desk), "note": "It was paid.", "decision": "pay"}
+    assert "It is final." in desk.post(made, data=answer).text
+    answer["confirmed"] = "yes"
     while (done := desk.post(made, data=answer)).status_code == 422 and time.monotonic() < until:
         assert "still being played" in done.text  # it was in escrow, and is frozen: the round ends first
         time.sleep(0.2)

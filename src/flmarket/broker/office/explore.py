@@ -19,6 +19,7 @@ from flmarket.audit import over_second_best, second_best
 from flmarket.audit.yardsticks import RateLaw, optimal_bound
 from flmarket.bids import BidProfile, Valuations
 from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.office.evaluations import check_set
 from flmarket.broker.office.offers import as_profile
 from flmarket.broker.office.statements import epsilon_words
 from flmarket.broker.requests import BidHelpRequest, ExploreRequest, check_playable
@@ -43,6 +44,7 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
     """Error bound, spending and winners at each budget."""
     require(party, "buyer")
     check_playable(broker.settings, request.task)
+    check_set(broker, party, request.task)
     simulation = broker.simulations.build("explore", request.task)
     if not isinstance(simulation, Simulation):
         raise InvalidInput("task.kind", request.task.kind, "auction: other kinds have nothing to compare by budget")

@@ -22,8 +22,20 @@ from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.office.runs import run_of_task
 from flmarket.broker.requests import TaskRequest, order_of, trust_of
 from flmarket.broker.stamps import iso
-from flmarket.broker.tables import PLAYABLE, Check, Event, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
+from flmarket.broker.tables import (
+    PLAYABLE,
+    Check,
+    EvaluationSet,
+    Event,
+    PartyRow,
+    Release,
+    RoundRow,
+    Slot,
+    TaskRow,
+    as_wire,
+)
 from flmarket.client import wire
+from flmarket.errors import FlmarketError
 from flmarket.ledger import AwardState, format_micros
 from flmarket.market import kinds
 from flmarket.report.formatting import finite_or_none
@@ -49,17 +61,21 @@ def make_terms(broker: Broker, task: TaskRow, order: TaskRequest, buyer: str) ->
         }  # fmt: skip
     whole = order.model_dump(mode="json", exclude={"seed"})
     measured = "" if examples is None else f", {examples:,} examples"
+    tested = f"test part of {order.data.registered}, held by the buyer{measured}"
+    if order.broker.evaluation:
+        tested = f"{order.broker.evaluation}, the buyer’s own{measured}, SHA-256 {_digest(broker, order)}"
     document = {
         "version": 1, "task": task.id, "name": task.name, "buyer": buyer if order.broker.named else None,
         "purpose": order.broker.purpose, "posted_at": iso(task.created_at), "deadline_at": iso(task.deadline_at),
         "data": {
             "set": order.data.registered, "numbers in a record": task.features, "labels": list(task.classes),
+            "columns": _columns(broker, task, order),
             "unit": "one record: its numbers, scaled as the data set says, and one label",
         },
         "model": {"name": order.model.name, "parameters": task.dimension},
         "evaluation": {
             "metric": "accuracy: the share of test examples that are classified correctly",
-            "set": f"test part of {order.data.registered}, held by the buyer{measured}",
+            "set": tested,
         },
         "mechanism": mechanism | {"aggregation": order.aggregation_name},
         "price": _LINES.get(order.kind) or auctions.about(order.auction_name) or "as the kind of market says",
@@ -78,6 +94,28 @@ def make_terms(broker: Broker, task: TaskRow, order: TaskRequest, buyer: str) ->
         "order": whole,
     }  # fmt: skip
     return json.dumps(document, ensure_ascii=False, sort_keys=True, indent=1)
+
+
+def _columns(broker: Broker, task: TaskRow, order: TaskRequest) -> list[str]:
+    """What a record consists of, with units where they are known."""
+    try:
+        data = broker.simulations.data_of_spec(task.spec)
+    except FlmarketError:  # it is not offered any more
+        return []
+    names = data.feature_names if data.encoding is None else (*data.encoding.numbers, *data.encoding.categories)
+    row = _own(broker, order) if order.broker.evaluation else None
+    units = {} if row is None or row.schema is None else {one["name"]: one["unit"] for one in row.schema["columns"]}
+    return [f"{name} ({units[name]})" if units.get(name) else name for name in names]
+
+
+def _digest(broker: Broker, order: TaskRequest) -> str:
+    row = _own(broker, order)
+    return "unknown" if row is None else row.sha256
+
+
+def _own(broker: Broker, order: TaskRequest) -> EvaluationSet | None:
+    with broker.database.read() as session:
+        return session.get(EvaluationSet, order.broker.evaluation)
 
 
 def terms_hash(text: str) -> str:

@@ -5,19 +5,34 @@ In the log there is never a secret and never a request's body.
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import func, insert, make_url, select
+from sqlalchemy import ColumnElement, func, insert, make_url, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.office.runs import runs
 from flmarket.broker.stamps import iso, now
-from flmarket.broker.tables import PLAYABLE, AuditJob, AuditLog, Check, Lease, PartyRow, TaskRow, User, as_wire
+from flmarket.broker.tables import (
+    PLAYABLE,
+    AuditJob,
+    AuditLog,
+    Check,
+    DisputeRow,
+    Lease,
+    Notice,
+    PartyRow,
+    PayoutRow,
+    TaskRow,
+    User,
+    as_wire,
+)
 from flmarket.client import wire
 from flmarket.ledger import ESCROW
+from flmarket.report.formatting import count
 
 WORKER = "worker"
 _LONGEST = 500
+_DAY_MS, _LATE_MS = 86_400_000, 120_000
 _LINE = insert(AuditLog)
 
 
@@ -88,6 +103,8 @@ def status(broker: Broker, party: Party) -> wire.Operations:
         due = session.scalar(select(func.min(TaskRow.next_at)).where(TaskRow.state.in_(PLAYABLE)))
         lease, check = session.get(Lease, WORKER), session.get(Check, RECONCILE)
         flower = runs(broker, session)
+        alive = lease is not None and lease.expires_at > at
+        alerts = _alerts(session, at, alive=alive, due=due, check=check, flower=flower)
     return wire.Operations(
         tasks,
         audits,
@@ -95,11 +112,41 @@ def status(broker: Broker, party: Party) -> wire.Operations:
         None if due is None else max(0, due - at) / 1000,
         None if due is None else max(0, at - due) / 1000,
         None if lease is None else lease.holder or None,
-        lease is not None and lease.expires_at > at,
+        alive,
         make_url(broker.settings.database_url).get_backend_name(),
         broker.books.ledger.balance(ESCROW),
         broker.books.ledger.head().size,
         None if check is None else iso(check.at),
         () if check is None else tuple(wire.Finding(**one) for one in check.findings),
         flower,
+        alerts,
     )
+
+
+def _alerts(
+    session: Session, at: int, *, alive: bool, due: int | None, check: Check | None, flower: Sequence[wire.FlowerRun]
+) -> tuple[wire.Alert, ...]:
+    """What somebody has to see to, the worst first."""
+
+    findings = 0 if check is None else len(check.findings)
+    late = 0 if due is None else max(0, at - due)
+    idle = [run.task_id for run in flower if not run.at_work]
+    stuck, first = len(idle), next(iter(idle), "")
+    waiting = PayoutRow.state.in_(("booked", "failed")) & (PayoutRow.created_at < at - 3 * _DAY_MS)
+    asked: tuple[ColumnElement[bool], ...] = (
+        (TaskRow.state == "failed") & (TaskRow.finished_at > at - _DAY_MS), (PayoutRow.state == "failed") | waiting,
+        (Notice.state == "given up") & (Notice.at > at - 7 * _DAY_MS), DisputeRow.state != "decided",
+    )  # fmt: skip
+    counted = (select(func.count()).where(one).scalar_subquery() for one in asked)
+    failed, unsent, lost, disputed = session.execute(select(*counted)).one()
+    told = (
+        (findings, f"Bills and ledger do not agree in {count(findings, 'place')}.", "/ledger"),
+        (due is not None and not alive, "Nobody works the queue: no round is played.", "/operator"),
+        (alive and late > _LATE_MS, f"Rounds are {count(late // 60_000, 'minute')} behind.", "/operator"),
+        (stuck, f"{count(stuck, 'Flower task')} under way that nobody plays.", f"/operator/runs/{first}"),
+        (failed, f"{count(failed, 'task')} failed in the last day.", "/operator#queue"),
+        (unsent, f"{count(unsent, 'payout')} could not be sent, or waited for three days.", "/operator/payouts"),
+        (disputed, f"{count(disputed, 'dispute')} to decide.", "/disputes"),
+        (lost, f"{count(lost, 'notice')} given up in the last week: nobody took them.", "/operator/log"),
+    )
+    return tuple(wire.Alert(text, path) for so, text, path in told if so)

@@ -274,7 +274,7 @@ def deposit(
     with broker.database.read() as session:
         row = _party_row(session, party_id)
     if row.role != "buyer":
-        raise Conflict(f"{party_id} is no buyer")
+        raise Conflict(f"{row.name} is no buyer: deposits are for buyers")
     identifier = _keyed_id("d", party, key)
     try:
         broker.books.ledger.deposit(identifier, party_id, amount_micros)

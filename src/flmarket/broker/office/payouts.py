@@ -26,7 +26,7 @@ from flmarket.errors import SettlementError
 from flmarket.ledger import format_micros
 from flmarket.registry import imported
 
-_HEADER = ("payout", "party", "name", "role", "amount", "currency", "state", "reference", "booked", "sent")
+_HEADER = ("payout", "party", "name", "role", "iban", "amount", "currency", "state", "reference", "booked", "sent")
 
 
 def pay_out(
@@ -57,6 +57,12 @@ def pay_out(
             raise Conflict(f"{who.name} has {has}, less than {format_micros(amount_micros)}") from None
         _become(broker, party, payout_id, "booked", f"{amount_micros} micro-units, {payout_id}")
     return _send(broker, party, payout_id)
+
+
+def get_payout(broker: Broker, party: Party, payout_id: str) -> wire.Payout:
+    """One of them; the operator's."""
+    require(party, "operator")
+    return _view(broker, payout_id)
 
 
 def mark_sent(broker: Broker, party: Party, payout_id: str) -> wire.Payout:
@@ -94,7 +100,7 @@ def payouts_csv(broker: Broker, party: Party) -> str:
     for one in list_payouts(broker, party, limit=100_000).items:
         texts = [f"'{text}" if text.startswith(("=", "+", "-", "@")) else text for text in (one.name, one.reference)]
         amount = format_micros(one.amount_micros)
-        what = (one.id, one.party_id, texts[0], one.role, amount, one.currency, one.state, texts[1])
+        what = (one.id, one.party_id, texts[0], one.role, one.iban or "", amount, one.currency, one.state, texts[1])
         writer.writerow((*what, one.created_at, one.sent_at or ""))
     return out.getvalue()
 
@@ -133,4 +139,4 @@ def _view(broker: Broker, payout_id: str) -> wire.Payout:
 
 
 def _wire(broker: Broker, row: PayoutRow, who: PartyRow) -> wire.Payout:
-    return as_wire(wire.Payout, row, name=who.name, role=who.role, currency=broker.currency)
+    return as_wire(wire.Payout, row, name=who.name, role=who.role, currency=broker.currency, iban=who.iban)

@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from flmarket.broker.core import Broker
+from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.errors import NotFound
 from flmarket.broker.requests import FLOWER
-from flmarket.broker.stamps import now
+from flmarket.broker.stamps import iso, now
 from flmarket.broker.tables import PLAYABLE, FlowerRun, PartyRow, TaskRow
 from flmarket.client import wire
 
 SUBMITTED, WORKING, ENDED = "submitted", "working", "ended"
+_MOST_NODES = 500
 
 
 def run_of_task(broker: Broker, session: Session, task: TaskRow, *, whole: bool = False) -> wire.FlowerRun | None:
@@ -51,6 +53,35 @@ def runs(broker: Broker, session: Session) -> tuple[wire.FlowerRun, ...]:
     on_flower = TaskRow.spec["broker"]["engine"].as_string() == FLOWER
     under_way = select(TaskRow).where(TaskRow.state.in_(PLAYABLE), on_flower).order_by(TaskRow.created_at)
     return tuple(runs_of_tasks(broker, session, session.scalars(under_way), whole=True).values())
+
+
+def run_detail(broker: Broker, party: Party, task_id: str) -> wire.RunDetail:
+    """The operator's: a Flower task's latest run and whose nodes it saw."""
+    require(party, "operator")
+    with broker.database.read() as session:
+        task = session.get(TaskRow, task_id)
+        if task is None or task.spec["broker"]["engine"] != FLOWER:
+            raise NotFound("run", task_id)
+        row = session.get(FlowerRun, task_id)
+        bound = select(PartyRow).where(PartyRow.role == "owner", PartyRow.active, PartyRow.node_id.is_not(None))
+        owners = session.scalars(bound.order_by(PartyRow.owner_number).limit(_MOST_NODES)).all()
+        view = run_of_task(broker, session, task, whole=True)
+        name, state = task.name, task.state
+    seen = None if row is None or row.nodes is None else set(row.nodes)
+    nodes = tuple(
+        wire.RunNode(
+            one.id,
+            one.name,
+            one.owner_number or 0,
+            one.node_id or "",
+            None if seen is None else one.owner_number in seen,
+        )
+        for one in owners
+    )
+    if row is None:
+        return wire.RunDetail(task_id, name, state, view, 0, "", None, "", nodes)
+    asked_at = iso(row.submitted_at) if row.submitted_at else None
+    return wire.RunDetail(task_id, name, state, view, row.attempt, row.run_id, asked_at, row.error, nodes)
 
 
 def _told(broker: Broker, run: FlowerRun | None, owners: int, needed: int) -> tuple[str, str]:

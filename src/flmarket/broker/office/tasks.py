@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from flmarket.bids import FloatArray
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
+from flmarket.broker.office.evaluations import check_set
 from flmarket.broker.office.listing import make_terms
 from flmarket.broker.office.notices import announce_end
 from flmarket.broker.office.operator import note
@@ -78,6 +79,7 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
     check_playable(broker.settings, request)
     check_visible("task.name", request.task.name)
     check_visible("broker.purpose", request.broker.purpose)
+    check_set(broker, party, request)
     task_id = new_id("t") if key is None else _keyed_id(broker, party, key)
     spec = request.model_dump(mode="json")
     with broker.database.read() as session:

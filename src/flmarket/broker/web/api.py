@@ -4,6 +4,7 @@ What is in a path or a query has limits; numbers there are digits and nothing el
 """
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -14,6 +15,7 @@ from flmarket.broker.core import require
 from flmarket.broker.office import (
     audits,
     disputes,
+    evaluations,
     explore,
     ledger,
     listing,
@@ -24,9 +26,11 @@ from flmarket.broker.office import (
     papers,
     parties,
     payouts,
+    runs,
     sessions,
     statements,
     tasks,
+    transfers,
     users,
 )
 from flmarket.broker.office.tasks import ModelFormat
@@ -41,6 +45,7 @@ from flmarket.broker.web.auth import (
 )
 from flmarket.broker.web.idempotency import IdempotencyKey, IdempotentRoute, keep_secret
 from flmarket.broker.web.problems import PROBLEMS, attachment, file_response
+from flmarket.broker.work.flower import logs
 from flmarket.client import wire
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -92,6 +97,12 @@ def sign_out(response: Response, broker: CurrentBroker, auth: CurrentAuth, key: 
 def me(who: Caller) -> wire.Party:
     """Who I am."""
     return parties.my_view(*who)
+
+
+@account_routes.put("/me/bank")
+def my_bank(who: Caller, body: requests.BankRequest, key: IdempotencyKey = None) -> wire.Party:
+    """Where my payouts go."""
+    return transfers.set_iban(*who, who.party.id, body.iban)
 
 
 @account_routes.get("/me/account")
@@ -298,6 +309,24 @@ def get_model(who: Caller, task_id: Identifier, format: ModelFormat = "npz") -> 
     """The trained model, for the buyer who paid for it."""
     file = tasks.model(*who, task_id, format=format)
     return attachment(file.content, file.media_type, file.name)
+
+
+@task_routes.get("/evaluations")
+def list_evaluations(who: Caller) -> wire.EvaluationPage:
+    """My evaluation sets."""
+    return evaluations.list_sets(*who)
+
+
+@task_routes.post("/evaluations", status_code=201)
+def add_evaluation(who: Caller, body: requests.EvaluationRequest, key: IdempotencyKey = None) -> wire.EvaluationSet:
+    """Records of my own to test models on; a task names the set as `broker.evaluation`."""
+    return evaluations.add_set(*who, body, key=key)
+
+
+@task_routes.delete("/evaluations/{set_id}", status_code=204)
+def remove_evaluation(who: Caller, set_id: Identifier, key: IdempotencyKey = None) -> None:
+    """Forget a set that no task was posted with."""
+    evaluations.remove_set(*who, set_id)
 
 
 @task_routes.post("/explore")
@@ -545,6 +574,26 @@ def payout_sent(who: Caller, payout_id: Identifier, key: IdempotencyKey = None) 
 def payouts_csv(who: Caller) -> Response:
     """All payouts as a table."""
     return attachment(payouts.payouts_csv(*who), "text/csv", "payouts.csv")
+
+
+@operator_routes.get("/payouts.xml", response_class=Response, responses=file_response("application/xml"))
+def payouts_xml(who: Caller) -> Response:
+    """Payouts that are still to be sent, as a file for the bank (ISO 20022, pain.001.001.09)."""
+    return attachment(transfers.transfer_file(*who), "application/xml", "payouts.xml")
+
+
+@operator_routes.put("/parties/{party_id}/bank")
+def bank_of(who: Caller, party_id: Identifier, body: requests.BankRequest, key: IdempotencyKey = None) -> wire.Party:
+    """Where a party's payouts go."""
+    require(who.party, "operator")
+    return transfers.set_iban(*who, party_id, body.iban)
+
+
+@operator_routes.get("/runs/{task_id}")
+def flower_run(who: Caller, task_id: Identifier) -> wire.RunDetail:
+    """A Flower task's latest run: whether it is at work, whose nodes it saw, and what Flower said when it was asked."""
+    found = runs.run_detail(*who, task_id)
+    return replace(found, said=logs.asked(who.broker.settings, task_id, found.attempt))
 
 
 @operator_routes.get("/audit-log")

@@ -6,8 +6,12 @@ or the query: those may hold a sign-in token.
 
 import logging
 import time
+from collections.abc import Callable
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flmarket.broker.core import Metrics
@@ -34,10 +38,10 @@ _HEADERS = {
 
 
 class BodyLimit:
-    """Reads the body up to the limit, then hands it on; 413 beyond."""
+    """Reads the body up to the limit, then hands it on; 413 beyond, to people as `page` says it."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self.app, self.most = app, most
+    def __init__(self, app: ASGIApp, most: int, page: Callable[[Request, str], Response]) -> None:
+        self.app, self.most, self.page = app, most, page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -56,7 +60,11 @@ class BodyLimit:
             too_large = len(body) > self.most
         if too_large:
             refusal = TooLarge(f"a body has at most {self.most} bytes")
-            answer = problem(refusal.status, refusal.title, str(refusal), headers={"Connection": "close"})
+            answer: Response = problem(refusal.status, refusal.title, str(refusal))
+            if not scope["path"].startswith("/api/"):
+                told = f"At most {self.most // 1024:,} KiB can be sent at once. Nothing was changed."
+                answer = await run_in_threadpool(self.page, Request(scope), told)
+            answer.headers["Connection"] = "close"
             await answer(scope, receive, send)
             return
         handed = False

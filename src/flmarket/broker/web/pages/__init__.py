@@ -13,6 +13,7 @@ from flmarket.broker.web.pages import (
     account,
     audit,
     disputes,
+    evaluations,
     front,
     ledger,
     listing,
@@ -23,9 +24,10 @@ from flmarket.broker.web.pages import (
     reference,
     tasks,
 )
+from flmarket.broker.web.pages.context import too_large
 from flmarket.broker.web.pages.rendering import STATIC_PATH
 
-__all__ = ["mount"]
+__all__ = ["mount", "too_large"]
 
 
 class _Static(StaticFiles):
@@ -39,9 +41,10 @@ class _Static(StaticFiles):
 
 
 def mount(app: FastAPI) -> None:
-    """Add the pages to an application whose state has a broker and a gate. `posting` comes before `tasks`: /tasks/new
-    is not a task, and the page for addresses that lead nowhere last."""
+    """Add the pages to an application whose state has a broker and a gate. `posting` and `evaluations` come before
+    `tasks`: /tasks/new is not a task, and the page for addresses that lead nowhere last."""
     app.mount(STATIC_PATH, _Static(packages=[("flmarket.broker.web", "static")]), name="static")
-    for part in (front, account, posting, live, listing, tasks, owner, disputes, audit, ledger, operator, reference):
+    first = (front, account, posting, evaluations, live, listing)
+    for part in (*first, tasks, owner, disputes, audit, ledger, operator, reference):
         app.include_router(part.router)
     app.include_router(front.last_router)

@@ -5,11 +5,11 @@ Forms lead to a page that can be loaded again; only a secret is answered with di
 
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.core import Party
-from flmarket.broker.office import notices, parties, sessions, users
+from flmarket.broker.office import notices, parties, sessions, transfers, users
 from flmarket.broker.requests import EVENTS, HookRequest, KeyRequest, RightsRequest, UserRequest
 from flmarket.broker.stamps import new_id
 from flmarket.broker.web.pages.context import (
@@ -23,8 +23,8 @@ from flmarket.broker.web.pages.context import (
     Visitor,
     page,
 )
-from flmarket.broker.web.pages.rendering import sentence
-from flmarket.errors import FlmarketError
+from flmarket.broker.web.pages.rendering import remedy, sentence
+from flmarket.errors import FlmarketError, InvalidInput
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -38,9 +38,9 @@ _MAIL = {"email": Unit(pattern="An address such as somebody@example.org.")}
 
 
 @router.get("/account")
-def show(visitor: SignedIn) -> HTMLResponse:
-    """Everything at a glance."""
-    return _page(visitor)
+def show(visitor: SignedIn, request: Request) -> HTMLResponse:
+    """Everything at a glance; what was typed before a session ended is still there."""
+    return _page(visitor, Reader(request.query_params))
 
 
 @router.post("/account/keys")
@@ -105,6 +105,17 @@ def try_hook(visitor: SignedInWrites, hook_id: TaskId) -> Response:
     return RedirectResponse("/account#hooks", 303)
 
 
+@router.post("/account/bank")
+def set_bank(visitor: SignedInWrites, reader: Form) -> Response:
+    """Where one's payouts go."""
+    try:
+        transfers.set_iban(visitor.broker, visitor.party, visitor.party.id, reader.text("iban")[:60])
+        return RedirectResponse("/account#bank", 303)
+    except InvalidInput as error:
+        reader.errors["iban"] = remedy(error)
+    return _page(visitor, reader)
+
+
 @router.post("/account/{what}/{identifier}/end")
 def end(visitor: SignedInWrites, what: Ended, identifier: TaskId) -> Response:
     """Revoke a key, end a session, remove a person or a hook."""
@@ -119,12 +130,13 @@ def end(visitor: SignedInWrites, what: Ended, identifier: TaskId) -> Response:
 def _page(visitor: Visitor, reader: Reader | None = None, **secrets: Any) -> HTMLResponse:
     broker, party = visitor.broker, visitor.party
     errors = {} if reader is None else reader.errors
-    typed = reader.kept(("label", "person", "email", "address")) if reader is not None and errors else {}
+    again = reader is not None and (errors or not any(secrets.values()))
+    typed = reader.kept(("label", "person", "email", "address", "iban")) if reader is not None and again else {}
     cookie = visitor.auth.cookie if visitor.auth is not None else None
     return page(
         visitor, "account.html.j2", title="Account", status=422 if errors else 200, errors=errors, typed=typed,
         admin=party.rights == "admin", me=_name(visitor, party), events=_EVENTS,
-        single=bool(broker.settings.oidc_issuer),
+        single=bool(broker.settings.oidc_issuer), me_party=parties.my_view(broker, party),
         keys=[one for one in parties.list_keys(broker, party).items if one.revoked_at is None],
         sessions=sessions.list_sessions(broker, party, cookie).items, users=users.list_users(broker, party).items,
         hooks=notices.list_hooks(broker, party).items, told=notices.list_notices(broker, party, limit=10).items,

@@ -61,10 +61,12 @@ def start(request: Request, visitor: SignedInWrites, reader: Form) -> Response:
             problem = f"{error}"
     if request.headers.get("HX-Request"):
         return _result(visitor, audit, problem)
-    return RedirectResponse(f"/audit/{audit.id}" if audit else "/audit", 303)
+    if audit is None:
+        return _page(visitor, reader.text("auction"), None, problem)
+    return RedirectResponse(f"/audit/{audit.id}", 303)
 
 
-def _page(visitor: Visitor, auction: str, audit: wire.Audit | None) -> HTMLResponse:
+def _page(visitor: Visitor, auction: str, audit: wire.Audit | None, problem: str = "") -> HTMLResponse:
     past = audits.list_audits(visitor.broker, visitor.party).items
     if audit is None and past:
         audit = audits.get_audit(visitor.broker, visitor.party, past[0].id)
@@ -77,7 +79,8 @@ def _page(visitor: Visitor, auction: str, audit: wire.Audit | None) -> HTMLRespo
         thoroughness=_THOROUGHNESS,
         in_use=sorted({one.auction for one in market.overview(visitor.broker, visitor.party).tasks if one.auction}),
         trust=BIDS_ONLY,
-        **_shown(audit, past),
+        status=422 if problem else 200,
+        **_shown(audit, past, problem),
     )
 
 

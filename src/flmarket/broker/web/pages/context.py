@@ -165,7 +165,7 @@ def _explained(kind: str, given: Mapping[str, Any], message: str, unit: Unit | N
         amount, name = float(given[key]) / unit.size, unit.name
         if unit.small and amount < 0.01:
             amount, name = float(given[key]), unit.small
-        return f"{words} {amount:,.10g}{f' {name}' if name else ''}."
+        return f"{words} {_figure(amount)}{f' {name}' if name else ''}."
     if kind in ("missing", "none_required") or (kind == "string_too_short" and given.get("min_length") == 1):
         return "Fill this in."
     if kind == "string_too_long":
@@ -173,11 +173,17 @@ def _explained(kind: str, given: Mapping[str, Any], message: str, unit: Unit | N
     if kind == "string_pattern_mismatch":
         return unit.pattern
     if kind in ("literal_error", "enum"):
-        return f"One of {str(given['expected']).replace(' or ', ', ')}."
+        return f"One of {str(given['expected']).replace(' or ', ', ').replace(chr(39), '')}."
     if kind == "value_error":
         reason = message.removeprefix("Value error, ")
         return f"{reason[:1].upper()}{reason[1:]}."
     return "This is not accepted here."
+
+
+def _figure(value: float) -> str:
+    """A bound as people write numbers: 0.000001, never 1e-06."""
+    text = f"{value:,.10g}"
+    return f"{value:,.12f}".rstrip("0").rstrip(".") if "e" in text else text
 
 
 class Reader:
@@ -305,6 +311,13 @@ def render_for(visitor: Visitor, template: str, **context: Any) -> str:
     return render(template, **around, currency=visitor.broker.currency, **context)
 
 
+def ask(visitor: Visitor, path: str, asked: str, back: str, fields: Mapping[str, str]) -> HTMLResponse:
+    """Are you sure? With everything that was typed."""
+    shown = {name: value for name, value in fields.items() if value}
+    title = "Are you sure?"
+    return page(visitor, "confirm.html.j2", title=title, asked=asked, path=path, fields=shown, back=back)
+
+
 def error_page(request: Request, status: int, title: str, text: str, *, back: str = "") -> Response:
     """A refusal as a page; for HTMX as plain text, which the script shows in a message."""
     if request.headers.get("HX-Request"):
@@ -312,11 +325,19 @@ def error_page(request: Request, status: int, title: str, text: str, *, back: st
     return page(identify(request), "error.html.j2", title=title, status=status, code=status, text=text, back=back)
 
 
+def too_large(request: Request, text: str) -> Response:
+    """More was sent than is read."""
+    return error_page(request, 413, "That is too large", text)
+
+
 _FORMS = {
     "/owner/cap": "/owner",
     "/ledger/verify": "/ledger",
     "/disputes": "/disputes/new",
 }  # the page of a form that is sent elsewhere
+_OF_PARTY = {
+    "/operator/deposits": "buyer", "/operator/payouts": "payee", "/operator/nodes": "owner", "/operator/bank": "party",
+}  # fmt: skip
 _LONGEST_AGAIN = 3000
 
 
@@ -326,16 +347,22 @@ async def _again(request: Request) -> str:
     path = request.url.path
     if request.method in SAFE:
         return f"{path}?{request.url.query}" if request.url.query else path
-    if re.fullmatch(r"/tasks/\w+/cancel", path):
-        return path.removesuffix("/cancel")
-    page = _FORMS.get(path) or ("/operator" if path.startswith("/operator/") else path)
     form = await request.form(max_files=0, max_fields=60)
-    typed = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name not in _NOT_KEPT]
+    if found := re.fullmatch(r"(/tasks/\w+|/operator/parties/\w+)/\w+", path):
+        return found[1]
+    page = _FORMS.get(path) or ("/account" if path.startswith("/account/") else path)
+    if path in _OF_PARTY:  # their form is on the page of whom they are about
+        about = form.get(_OF_PARTY[path])
+        page = f"/operator/parties/{about}" if isinstance(about, str) and about.isidentifier() else "/operator"
+    elif path.startswith("/operator/"):
+        page = "/operator"
+    fields = ((name, value) for name, value in form.multi_items() if isinstance(value, str) and name not in _NOT_KEPT)
+    typed = [(name, value) for name, value in fields if len(value) <= _LONGEST_AGAIN // 3]  # a table is sent again
     query = urlencode(typed)
     return page if not query or len(query) > _LONGEST_AGAIN else f"{page}?{query}"
 
 
-_NOT_KEPT = ("csrf_token", "idempotency_key", "key", "receipt")
+_NOT_KEPT = ("csrf_token", "idempotency_key", "confirmed", "buyer", "payee", "owner", "party", "key", "receipt")
 
 
 class StaleForm(Forbidden):

@@ -21,8 +21,10 @@ from flmarket.broker.web.pages.context import (
     Visitor,
     page,
 )
+from flmarket.broker.web.pages.context import ask as ask_first
 from flmarket.broker.web.pages.rendering import seconds, sentence
 from flmarket.errors import FlmarketError
+from flmarket.report.formatting import money
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -66,9 +68,9 @@ def open_one(visitor: SignedInWrites, reader: Form) -> Response:
 
 
 @router.get("/disputes/{dispute_id}")
-def show_one(visitor: Operator, dispute_id: TaskId) -> HTMLResponse:
+def show_one(visitor: Operator, dispute_id: TaskId, note: Typed = "") -> HTMLResponse:
     """One to decide."""
-    return _decision(visitor, dispute_id, {})
+    return _decision(visitor, dispute_id, {}, typed=note)
 
 
 @router.post("/disputes/{dispute_id}")
@@ -76,6 +78,11 @@ def decide(visitor: OperatorWrites, dispute_id: TaskId, reader: Form) -> Respons
     """Pay or refund, with a note; once."""
     values = {"decision": reader.text("decision"), "note": reader.text("note")}
     wanted = reader.build(DecisionRequest, values, {"decision": "note", "note": "note"}, {"note": _TEXT})
+    if wanted is not None and not reader.text("confirmed"):
+        one = disputes.get_dispute(visitor.broker, visitor.party, dispute_id)
+        whose = f"the owner of {one.task_name}" if wanted.decision == "pay" else "its buyer"
+        asked = f"Decide for {whose}, about {money(one.price_micros)} {visitor.broker.currency}? It is final."
+        return ask_first(visitor, f"/disputes/{dispute_id}", asked, f"/disputes/{dispute_id}", values)
     if wanted is not None:
         try:
             disputes.decide(visitor.broker, visitor.party, dispute_id, wanted)

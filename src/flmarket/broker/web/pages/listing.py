@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, Response
 
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office import listing
+from flmarket.broker.office import listing, market
 from flmarket.broker.tables import PLAYABLE
-from flmarket.broker.web.pages.context import AnyVisitor, PageRoute, TaskId, page
+from flmarket.broker.web.pages.context import AnyVisitor, ByName, PageRoute, TaskId, page
 from flmarket.broker.web.pages.rendering import when
 from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
@@ -18,17 +18,23 @@ from flmarket.report.formatting import count, epsilon, money
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_MOST_COMPARED = 4
+_MOST_COMPARED, _OFFERED = 4, 24
 _SECTIONS = {
     "data": "Data that is asked for", "evaluation": "How the model is judged", "mechanism": "How it is bought",
     "privacy": "Privacy", "money": "Money", "model": "Model",
 }  # fmt: skip
+_READ = {  # the document's keys are in the order of the alphabet
+    "data": ("set", "numbers in a record", "columns", "labels", "unit"),
+    "mechanism": ("kind", "about", "auction", "aggregation", "guarantees"),
+    "privacy": ("trust", "where", "protects", "unit", "against", "noise", "counted", "cap"),
+}
+_SAID = ("Money: price", "Money: budget", "Money: escrow", "Privacy: trust", "Privacy: protects", "Privacy: counted")
 Compared = Annotated[list[str] | None, Query(max_length=12)]
 
 
 @router.get("/market/compare")
-def compare(visitor: AnyVisitor, task: Compared = None) -> HTMLResponse:
-    """Some tasks side by side, as their terms say."""
+def compare(visitor: AnyVisitor, task: Compared = None, q: ByName = "") -> HTMLResponse:
+    """Some tasks side by side, as their terms say; fewer than two are chosen among all that are listed."""
     party = None if visitor.auth is None else visitor.auth.party
     wanted = list(dict.fromkeys(task or ()))[:_MOST_COMPARED]
     found = [listing.listing(visitor.broker, party, one) for one in wanted]
@@ -36,7 +42,12 @@ def compare(visitor: AnyVisitor, task: Compared = None) -> HTMLResponse:
     names = list(dict.fromkeys(name for table in tables for name in table))
     cells = {name: [table.get(name, "–") for table in tables] for name in names}
     rows = [(name, said, len(set(said)) > 1) for name, said in cells.items()]
-    return page(visitor, "compare.html.j2", title="Tasks side by side", listings=found, rows=rows)
+    search = q.strip()
+    offered = market.overview(visitor.broker, party, limit=_OFFERED, search=search).tasks if len(found) < 2 else ()
+    return page(
+        visitor, "compare.html.j2", title="Tasks side by side", listings=found, rows=rows, chosen=wanted, search=search,
+        offered=offered,
+    )  # fmt: skip
 
 
 @router.get("/market/{task_id}")
@@ -82,6 +93,7 @@ def facts(found: wire.Listing, currency: str) -> list[tuple[str, str, str]]:
         ("ε sold by one owner", "no bound" if spent is None else epsilon(spent), f"at most, {per}; {privacy['cap']}"),
         ("Receipts", f"{found.receipts:,}", checked),
         ("Terms", found.terms_hash[:12], "SHA-256, begins so"),
+        ("Price", found.terms["mechanism"]["auction"] or found.terms["mechanism"]["kind"], found.terms["price"]),
     ]
 
 
@@ -89,12 +101,21 @@ def _sections(terms: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]
     """The document as people read it; the whole of it is in the file."""
     told = []
     for key, title in _SECTIONS.items():
-        lines = [(name, _text(value)) for name, value in terms[key].items() if value not in ("", None)]
-        if key == "money":
-            lines.insert(0, ("price", terms["price"]))
+        found = _money(terms) if key == "money" else terms[key]
+        order = _READ.get(key, ())
+        names = sorted(found, key=lambda name: order.index(name) if name in order else len(order))
+        lines = [(name, _text(found[name])) for name in names if found[name] not in ("", None, [])]
         flat = [one for name, value in lines for one in _spread(name, value, terms[key])]
         told.append((title, [(name[:1].upper() + name[1:], value) for name, value in flat]))
     return told
+
+
+def _money(terms: Mapping[str, Any]) -> dict[str, str]:
+    found, unit = terms["money"], terms["money"]["currency"]
+    return {
+        "price": terms["price"], "budget": f"{found['budget']} {unit} for {found['for']}",
+        "escrow": f"{found['escrow']} {unit}", "paid": found["paid"],
+    }  # fmt: skip
 
 
 def _spread(name: str, value: str, section: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -118,10 +139,10 @@ def _lines(found: wire.Listing) -> list[tuple[str, str]]:
         ("Buyer", terms["buyer"] or "not named"), ("Purpose", terms["purpose"] or "–"),
         ("Trust", terms["privacy"]["trust"]), ("Protects", f"one {terms['privacy']['protects']}"),
         ("Losses are counted", terms["privacy"]["counted"]), ("Rounds", f"{terms['rounds']:,}"),
-        ("Budget", f"{terms['money']['budget']} for {terms['money']['for']}"), ("Escrow", terms["money"]["escrow"]),
-        ("Price", terms["price"]),
+        ("Budget", _money(terms)["budget"]), ("Escrow", _money(terms)["escrow"]), ("Price", terms["price"]),
     ]  # fmt: skip
     for title, rows in _sections(terms):
-        lines += [(f"{title}: {name.lower()}", value) for name, value in rows]
+        named = [(f"{title}: {name[:1].lower()}{name[1:]}", value) for name, value in rows]
+        lines += [(name, value) for name, value in named if name not in _SAID]
     done = f"{found.rounds_delivered} of the last {count(found.rounds_looked_at, 'round')}"
     return [*lines, ("Delivered", done), ("Terms hash", found.terms_hash[:16])]

@@ -4,16 +4,20 @@ Every action that moves money or ends somebody's access is asked about first, is
 page that can be loaded again; only a secret is answered with directly, because it is shown once.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.concurrency import run_in_threadpool
 
-from flmarket.broker.office import disputes, operator, parties, payouts, sessions, tasks
-from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest
+from flmarket.broker.errors import Conflict, NotFound
+from flmarket.broker.office import disputes, operator, parties, payouts, runs, sessions, tasks, transfers
+from flmarket.broker.requests import DepositRequest, NodeRequest, PartyRequest, PayoutRequest, check_visible
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.tables import PartyRow
+from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import (
     ByName,
     Form,
@@ -26,11 +30,13 @@ from flmarket.broker.web.pages.context import (
     TaskId,
     Unit,
     Visitor,
+    ask,
     fragment,
     page,
 )
 from flmarket.broker.web.pages.rendering import remedy, seconds, sentence, when
 from flmarket.broker.web.problems import attachment
+from flmarket.broker.work.flower import logs
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import MICROS, format_micros
@@ -40,6 +46,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _SHOWN, _LISTED = 100, 25
 _INVITE_SECONDS = 7 * 86_400.0
+_TYPED = ("amount", "reference", "node_id", "iban")
+NOTHING: Mapping[str, str] = {}
 Action = Literal["close", "reopen", "reissue", "invite"]
 Typed = Annotated[str, Query(max_length=80)]
 Before = Annotated[int | None, Query(ge=0, le=10**15)]
@@ -52,7 +60,7 @@ _ASKED = {
 _DONE = {
     "registered": "Registered. Send her a link to sign in with, or give her a key.", "close": "Closed.",
     "reopen": "Reopened.", "booked": "The deposit is booked.", "paid": "The payout is booked.",
-    "sent": "Noted as sent.", "bound": "The SuperNode is bound.",
+    "sent": "Noted as sent.", "bound": "The SuperNode is bound.", "bank": "Payouts go there from now on.",
 }  # fmt: skip
 _ACTIONS = {
     "sign-in.key": "signed in with a key", "sign-in.link": "signed in by link", "sign-out": "signed out",
@@ -67,7 +75,9 @@ _ACTIONS = {
     "sign-in.oidc": "signed in", "session.end": "ended a session", "user.add": "entered somebody",
     "user.rights": "changed somebody's rights", "user.remove": "removed somebody",
     "dispute.open": "opened a dispute", "dispute.decide": "decided a dispute",
-    "hook.create": "asked for notices", "hook.remove": "stopped notices",
+    "hook.create": "asked for notices", "hook.remove": "stopped notices", "bank.set": "changed where payouts go",
+    "payout.file": "took the bank's file of payouts", "evaluation.add": "brought an evaluation set",
+    "evaluation.remove": "removed an evaluation set",
     "payout.booked": "booked a payout", "payout.sent": "sent a payout", "payout.failed": "could not send a payout",
 }  # fmt: skip
 
@@ -81,7 +91,8 @@ def show(visitor: Operator, q: ByName = "", page_number: PageNumber = 1, party_n
 @router.get("/operator/health")
 def health(visitor: Operator) -> HTMLResponse:
     """The headline figures again."""
-    return fragment(visitor, "_health.html.j2", health=_health(operator.status(visitor.broker, visitor.party)))
+    view = operator.status(visitor.broker, visitor.party)
+    return fragment(visitor, "_health.html.j2", health=_health(view), alerts=view.alerts)
 
 
 @router.get("/operator/log")
@@ -108,9 +119,9 @@ def register(visitor: OperatorWrites, reader: Form) -> Response:
 
 
 @router.get("/operator/parties/{party_id}")
-def show_party(visitor: Operator, party_id: TaskId, done: Typed = "") -> HTMLResponse:
+def show_party(visitor: Operator, party_id: TaskId, request: Request, done: Typed = "") -> HTMLResponse:
     """One party: her money, her keys, what she did, and what can be done for her."""
-    return _party(visitor, party_id, {}, done=_DONE.get(done, ""))
+    return _party(visitor, party_id, {}, done=_DONE.get(done, ""), typed=Reader(request.query_params).kept(_TYPED))
 
 
 @router.post("/operator/parties/{party_id}/{action}")
@@ -130,6 +141,21 @@ def act(visitor: OperatorWrites, party_id: TaskId, action: Action, reader: Form)
     return _party(visitor, party_id, {}, key=made)
 
 
+@router.get("/operator/runs/{task_id}")
+async def show_run(request: Request, visitor: Operator, task_id: TaskId, log: Typed = "") -> HTMLResponse:
+    """A Flower task's run: whether it is at work, whose nodes are connected, and what Flower said; with `log`, also
+    what the SuperLink has of the run itself, which takes a while."""
+    broker = visitor.broker
+
+    def work() -> HTMLResponse:
+        found = runs.run_detail(broker, visitor.party, task_id)
+        said = logs.said(broker.settings, found.run_id) if log else ()
+        asked = logs.asked(broker.settings, task_id, found.attempt)
+        return page(visitor, "run.html.j2", title="Flower run", found=found, asked=asked, said=said)
+
+    return await get_gate(request).heavy.run(visitor.party.id, work) if log else await run_in_threadpool(work)
+
+
 @router.post("/operator/deposits")
 def deposit(visitor: OperatorWrites, reader: Form) -> Response:
     """Book money that a buyer paid in."""
@@ -142,9 +168,64 @@ def pay_out(visitor: OperatorWrites, reader: Form) -> Response:
     return _move_money(visitor, reader, reader.text("payee"), "/operator/payouts")
 
 
+@router.get("/operator/payouts")
+def show_payouts(visitor: Operator, before: Before = None, done: Typed = "") -> HTMLResponse:
+    """Money that is to be sent, what the bank's file would hold, and what was sent."""
+    broker, party = visitor.broker, visitor.party
+    found, due = payouts.list_payouts(broker, party, limit=_SHOWN, before=before), transfers.transfers(broker, party)
+    return page(
+        visitor, "payouts.html.j2", title="Payouts", payouts=found.items, more=found.next, due=due,
+        done=_DONE.get(done, ""), total=sum(one.amount_micros for one in due.ready),
+        file=transfers.message_id(due.ready),
+    )  # fmt: skip
+
+
+@router.get("/operator/payouts.xml")
+def transfer_file(visitor: Operator) -> Response:
+    """What is to be sent, for the bank."""
+    text = transfers.transfer_file(visitor.broker, visitor.party)
+    return attachment(text, "application/xml", "payouts.xml")
+
+
+@router.post("/operator/payouts/sent")
+def all_sent(visitor: OperatorWrites, reader: Form) -> Response:
+    """What was in the bank's file has left; only if the file would be the same now."""
+    broker, party = visitor.broker, visitor.party
+    due = transfers.transfers(broker, party)
+    if reader.text("file") != transfers.message_id(due.ready):
+        raise Conflict("payouts were booked or sent since then: look at the list again, nothing was noted")
+    if not reader.text("confirmed"):
+        asked = f"Note that {count(len(due.ready), 'payout')} of the file were sent?"
+        return ask(visitor, "/operator/payouts/sent", asked, "/operator/payouts", {"file": reader.text("file")})
+    for one in due.ready:
+        payouts.mark_sent(broker, party, one.id)
+    return RedirectResponse("/operator/payouts?done=sent", 303)
+
+
+@router.post("/operator/bank")
+def set_bank(visitor: OperatorWrites, reader: Form) -> Response:
+    """Where somebody's payouts go."""
+    her, _, _ = parties.party_view(visitor.broker, visitor.party, reader.text("party"))
+    try:
+        iban = transfers.checked_iban(reader.text("iban")) if reader.text("iban") else ""
+        if not reader.text("confirmed"):
+            asked = f"Send payouts of {her.name} to {iban}?" if iban else f"Forget the account of {her.name}?"
+            fields = {"iban": iban, "party": her.id}
+            return ask(visitor, "/operator/bank", asked, f"/operator/parties/{her.id}", fields)
+        transfers.set_iban(visitor.broker, visitor.party, her.id, iban)
+        return _done(her.id, "bank")
+    except InvalidInput as error:
+        reader.errors["iban"] = remedy(error)
+    return _party(visitor, her.id, reader.errors, typed=reader.kept(_TYPED))
+
+
 @router.post("/operator/payouts/{payout_id}/sent")
-def payout_sent(visitor: OperatorWrites, payout_id: TaskId) -> Response:
+def payout_sent(visitor: OperatorWrites, payout_id: TaskId, reader: Form) -> Response:
     """The money has left."""
+    found = payouts.get_payout(visitor.broker, visitor.party, payout_id)
+    if not reader.text("confirmed"):
+        asked = f"Note that {format_micros(found.amount_micros)} {found.currency} were sent to {{name}}?"
+        return _ask(visitor, found.party_id, f"/operator/payouts/{payout_id}/sent", asked, reader)
     made = payouts.mark_sent(visitor.broker, visitor.party, payout_id)
     return _done(made.party_id, "sent")
 
@@ -161,37 +242,54 @@ def bind(visitor: OperatorWrites, reader: Form) -> Response:
     """Say which SuperNode is an owner's."""
     units = {"node_id": Unit(pattern="Digits only, as flwr supernode register printed them.")}
     wanted = reader.build(NodeRequest, {"node_id": reader.text("node_id")}, {"node_id": "node_id"}, units)
+    owner = reader.text("owner")
+    if wanted is not None and not reader.text("confirmed"):
+        asked = f"Let SuperNode {wanted.node_id} sell for {{name}}? What it sells is counted against her cap."
+        return _ask(visitor, owner, "/operator/nodes", asked, reader)
     if wanted is not None:
         try:
-            parties.bind_node(visitor.broker, visitor.party, reader.text("owner"), node_id=wanted.node_id)
-            return _done(reader.text("owner"), "bound")
+            parties.bind_node(visitor.broker, visitor.party, owner, node_id=wanted.node_id)
+            return _done(owner, "bound")
         except FlmarketError as error:
             reader.errors["node_id"] = sentence(error)
-    return _party(visitor, reader.text("owner"), reader.errors)
+    return _party(visitor, owner, reader.errors, typed=reader.kept(_TYPED))
 
 
 def _move_money(visitor: Visitor, reader: Reader, party_id: str, path: str) -> Response:
-    field, values = "amount", {"amount_micros": reader.micros("amount")}
-    units = {field: Unit(visitor.broker.currency, MICROS)}
     out = path.endswith("payouts")
-    wanted = reader.build(DepositRequest, values, {"amount_micros": field}, units)
-    if wanted is not None and not reader.text("confirmed"):
-        asked = f"{'Pay out' if out else 'Book'} {format_micros(wanted.amount_micros)} {visitor.broker.currency}"
-        return _ask(visitor, party_id, path, f"{asked} {'to' if out else 'as paid in by'} {{name}}?", reader)
-    if wanted is not None:
-        key, amount = reader.text("idempotency_key")[:80] or None, wanted.amount_micros
-        try:
+    field = "payout-amount" if out else "amount"
+    values: dict[str, Any] = {"amount_micros": reader.micros("amount")}
+    if out:
+        values["reference"] = reader.text("reference")
+    units = {"amount": Unit(visitor.broker.currency, MICROS)}
+    fields = {"amount_micros": "amount", "reference": "reference"}
+    wanted: DepositRequest | PayoutRequest | None = (
+        reader.build(PayoutRequest, values, fields, units) if out
+        else reader.build(DepositRequest, values, fields, units)
+    )  # fmt: skip
+    try:
+        if wanted is not None and out:
+            check_visible("reference", reader.text("reference"))
+        if wanted is not None and not reader.text("confirmed"):
+            asked = f"{'Pay out' if out else 'Book'} {format_micros(wanted.amount_micros)} {visitor.broker.currency}"
+            return _ask(visitor, party_id, path, f"{asked} {'to' if out else 'as paid in by'} {{name}}?", reader)
+        if wanted is not None:
+            key, amount = reader.text("idempotency_key")[:80] or None, wanted.amount_micros
             if out:
-                note = reader.text("reference")[:80]
+                note = reader.text("reference")
                 payouts.pay_out(visitor.broker, visitor.party, party_id, amount, reference=note, key=key)
             else:
                 parties.deposit(visitor.broker, visitor.party, party_id, amount, key=key)
             return _done(party_id, "paid" if out else "booked")
-        except FlmarketError as error:
-            reader.errors[field] = sentence(error)
-    if out and field in reader.errors:
-        reader.errors["payout-amount"] = reader.errors.pop(field)
-    return _party(visitor, party_id, reader.errors, typed=reader.text(field))
+    except InvalidInput as error:
+        reader.errors[error.field] = remedy(error)
+    except NotFound:
+        raise
+    except FlmarketError as error:
+        reader.errors["amount"] = sentence(error)
+    if "amount" in reader.errors:
+        reader.errors[field] = reader.errors.pop("amount")
+    return _party(visitor, party_id, reader.errors, typed=reader.kept(_TYPED))
 
 
 def _done(party_id: str, what: str) -> RedirectResponse:
@@ -201,14 +299,12 @@ def _done(party_id: str, what: str) -> RedirectResponse:
 def _ask(visitor: Visitor, party_id: str, path: str, asked: str, reader: Reader) -> HTMLResponse:
     """Are you sure? With everything that was typed."""
     her, _, _ = parties.party_view(visitor.broker, visitor.party, party_id)
-    fields = reader.kept(("idempotency_key", "amount", "reference", "buyer", "payee"))
-    shown = {name: value for name, value in fields.items() if value}
-    told = asked.format(name=her.name)
-    return page(visitor, "confirm.html.j2", title="Are you sure?", asked=told, path=path, fields=shown, her=her)
+    fields = reader.kept(("idempotency_key", "buyer", "payee", "owner", *_TYPED))
+    return ask(visitor, path, asked.format(name=her.name), f"/operator/parties/{her.id}", fields)
 
 
 def _party(
-    visitor: Visitor, party_id: str, errors: dict[str, str], *, done: str = "", typed: str = "",
+    visitor: Visitor, party_id: str, errors: dict[str, str], *, done: str = "", typed: Mapping[str, str] = NOTHING,
     key: wire.NewKey | None = None, link: str = "",
 ) -> HTMLResponse:  # fmt: skip
     broker, party = visitor.broker, visitor.party
@@ -228,9 +324,9 @@ def _page(
     broker, party = visitor.broker, visitor.party
     found = parties.list_parties(broker, party, limit=_LISTED, search=search.strip(), start=(number - 1) * _LISTED)
     balances = broker.books.ledger.balances(one.id for one in found.items)
-    runs = tasks.list_tasks(broker, party, limit=15).items
+    latest, view = tasks.list_tasks(broker, party, limit=15).items, operator.status(broker, party)
     with broker.database.read() as session:
-        names = operator.names_of(session, {one.buyer_id for one in runs}, (PartyRow,))
+        names = operator.names_of(session, {one.buyer_id for one in latest}, (PartyRow,))
     return page(
         visitor,
         "operator.html.j2",
@@ -238,8 +334,9 @@ def _page(
         status=422 if errors else 200,
         errors=errors,
         typed=typed,
-        health=_health(operator.status(broker, party)),
-        runs=runs,
+        health=_health(view),
+        alerts=view.alerts,
+        runs=latest,
         names=names,
         search=search,
         parties=[(one, balances.get(one.id, 0), found.reputations.get(one.id)) for one in found.items],

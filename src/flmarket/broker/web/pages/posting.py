@@ -20,8 +20,8 @@ from markupsafe import Markup
 from flmarket import auctions
 from flmarket.aggregation import robust
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.office import explore, listing, market, parties, tasks
-from flmarket.broker.requests import FLOWER, SIMULATION, ExploreRequest, TaskRequest, engines, order_of
+from flmarket.broker.office import evaluations, explore, listing, market, parties, tasks
+from flmarket.broker.requests import FLOWER, OWN, SIMULATION, ExploreRequest, TaskRequest, engines, order_of
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Unit, Visitor, fragment, page
@@ -41,7 +41,7 @@ _DEFAULTS = {
     "rounds": "25", "bidders": "20", "learning_rate": "0.2", "clip": "0.5", "round_seconds": "5", "deadline_days": "7",
     "seed": "0", "engine": SIMULATION, "expected": "60", "hard_cap": "120", "first_rate": "0.1", "scheme": "optimal",
     "reward": "100", "joint_budget": "5000", "epsilon": "20", "selection": "m1", "rule": "leave-one-out",
-    "purpose": "", "named": "",
+    "purpose": "", "named": "", "evaluation": "", "model_settings": "",
     "trust": "local", "sum_epsilon": "1",
 }  # fmt: skip
 _TEXT, _WHOLE, _NUMBER = Reader.text, Reader.whole, Reader.number
@@ -57,7 +57,8 @@ _ALL: dict[str, tuple[str, _Read]] = {
     "seed": ("seed", _WHOLE), "task.name": ("name", _TEXT), "task.rounds": ("rounds", _WHOLE),
     "data.name": ("data", _TEXT), "data.owners": ("owners", _WHOLE), "broker.round_seconds": ("round_seconds", _NUMBER),
     "broker.deadline_seconds": ("deadline_days", lambda reader, name: round(86_400 * reader.number(name))),
-    "broker.purpose": ("purpose", _TEXT), "broker.named": ("named", lambda reader, name: bool(reader.text(name))),
+    "broker.evaluation": ("evaluation", _TEXT), "broker.purpose": ("purpose", _TEXT),
+    "broker.named": ("named", lambda reader, name: bool(reader.text(name))),
 }  # fmt: skip
 _OF_KIND: dict[str, dict[str, tuple[str, _Read]]] = {
     "auction": {
@@ -88,7 +89,7 @@ _SHOWN_AT = {  # where in the form problems with other keys are shown
     "model.name": "model", "model": "model", "model.hidden": "hidden", "broker.engine": "engine", "owners": "owners",
     "kind": "kind", "trust": "trust", "sampling.epsilon": "sum_epsilon", "aggregation": "rule",
 }  # fmt: skip
-_ENGINES = {SIMULATION: AT_BROKER.place, FLOWER: AT_OWNERS.place}
+_ENGINES = {FLOWER: AT_OWNERS.place, SIMULATION: f"{AT_BROKER.place}, to try it out"}  # the normal way first
 _SCHEMES = (
     ("optimal", "optimal: by costs, truthful"), ("uniform", "uniform: one price for all"),
     ("prior-independent", "prior-independent: costs unknown"), ("complete", "complete: costs known, not truthful"),
@@ -106,6 +107,7 @@ _NOT_HERE = (
     "The explorer compares budgets of auctions of single updates only. Here there is nothing to compare before it is "
     "played; what it may cost at most is below, and what is not spent comes back."
 )
+_ELSEWHERE = "Only owners’ machines hold such records: there is nothing here to try budgets on before it is played."
 _FIRST = ("posted", "posted-private", "all-in-capped", "m2-bf")  # of all auctions: those of ours with every guarantee
 
 
@@ -114,7 +116,8 @@ def ask(request: Request, visitor: Buyer) -> HTMLResponse:
     """The form as it is filled in at first, or as the address says."""
     given = {name: value[:600] for name, value in request.query_params.items() if name in _DEFAULTS}
     alike = request.query_params.get("like")
-    base = _DEFAULTS if alike is None else _DEFAULTS | _like(listing.public_task(visitor.broker, alike))
+    usual = {"engine": FLOWER} if FLOWER in engines(visitor.broker.settings) else {}
+    base = _DEFAULTS | (usual if alike is None else _like(listing.public_task(visitor.broker, alike)))
     return _form(visitor, base | given, {})
 
 
@@ -148,7 +151,7 @@ def post(visitor: BuyerWrites, reader: Form) -> Response:
 
 
 def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> HTMLResponse:
-    catalogue = market.catalogue(visitor.broker)
+    catalogue, mine = market.catalogue(visitor.broker), evaluations.list_sets(visitor.broker, visitor.party).items
     known = {one.name: one for one in catalogue.auctions}
     return page(
         visitor,
@@ -160,7 +163,15 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         further=not errors.keys().isdisjoint(_FURTHER),
         idempotency_key=new_id("form"),
         catalogue=catalogue,
-        engines=[(name, _ENGINES[name]) for name in engines(visitor.broker.settings)],
+        data_sets=[
+            *((name, name) for name in catalogue.data_sets),
+            *((one.id, f"{one.name}, data of your own") for one in mine if one.schema is not None),
+        ],
+        sets=[
+            ("", "the test part of the data"),
+            *((one.id, f"{one.name}, for {one.data}") for one in mine if one.schema is None),
+        ],
+        engines=[(name, words) for name, words in _ENGINES.items() if name in engines(visitor.broker.settings)],
         offered=[known[name] for name in dict.fromkeys((*_FIRST, *known)) if name in known],
         kinds=[one for name in _OF_KIND for one in catalogue.kinds if one.name == name],
         schemes=_SCHEMES,
@@ -189,21 +200,33 @@ def _order(reader: Reader, *, name: str | None = None, currency: str = "units") 
             values["sampling"]["epsilon"] = reader.number("sum_epsilon")
     if name is not None:
         values["task"]["name"] = name
+    if values["data"]["name"].startswith(OWN):  # what it is tested on is all that there is of it here
+        values["data"] |= {"owners": 1, "partition": "equal"}
+        values["broker"]["evaluation"] = values["data"]["name"]
     if model == "mlp":
         values["model"]["hidden"] = _sizes(reader, "hidden")
+    elif model != "softmax":
+        values["model"] |= _settings(reader, "model_settings")
     if kind == "reward":
         values["data"]["partition"] = "equal"
     elif kind not in _OF_KIND or kind == "auction":
         values["training"] = {"average": True}
-    return reader.build(TaskRequest, values, _fields(kind), _UNITS | dict.fromkeys(_MONEY, Unit(currency)))
+    made = reader.build(TaskRequest, values, _fields(kind), _UNITS | dict.fromkeys(_MONEY, Unit(currency)))
+    if made is not None and kind == "sampling" and (made.sampling.hard_cap or 0) < (made.task.budget_per_round or 0):
+        reader.errors["hard_cap"] = "At least what a round is expected to cost."
+        return None
+    return made
 
 
 def _like(task: wire.Task) -> dict[str, str]:
     """The form filled in as for another task, whose seed stays its buyer's."""
     order = order_of(task.request)
     values = {"kind": order.kind, "model": order.model.name, "engine": order.broker.engine, "name": order.task.name}
-    if isinstance(hidden := order.model.settings.get("hidden"), list):
+    given = order.model.settings
+    if isinstance(hidden := given.get("hidden"), list):
         values["hidden"] = ", ".join(map(str, hidden))
+    plain = {name: one for name, one in given.items() if not isinstance(one, list)}
+    values["model_settings"] = ", ".join(f"{name} = {one}" for name, one in plain.items())
     for key, (field, _) in (_ALL | _OF_KIND.get(order.kind, {})).items():
         section, _, name = key.rpartition(".")
         found = getattr(getattr(order, section) if section else order, name)
@@ -228,6 +251,21 @@ def _sizes(reader: Reader, name: str) -> list[int]:
     return [int(one) for one in typed]
 
 
+def _settings(reader: Reader, name: str) -> dict[str, Any]:
+    """A model's own settings: name = value, with commas between them; numbers are numbers."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (one.strip() for one in reader.text(name).split(","))):
+        key, sign, text = (one.strip() for one in part.partition("="))
+        if not sign or not key.isidentifier() or key == "name" or not text:
+            reader.errors[name] = "This should be like width = 32, dropout = 0.1."
+            return {}
+        try:
+            found[key] = int(text) if text.lstrip("-").isdigit() else float(text)
+        except ValueError:
+            found[key] = text
+    return found
+
+
 def _fields(kind: str) -> dict[str, str]:
     """The form's field for each key of the order; some keys have another one in another kind."""
     tables = (_ALL, *_OF_KIND.values(), _OF_KIND.get(kind, _OF_KIND["auction"]))
@@ -241,6 +279,8 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
         return {"problem": "Fill in the form, and this shows what your budget buys.", "deposit_micros": 0}
     if order.kind != "auction" or order.trust != "local":
         return {"problem": _NOT_HERE, "deposit_micros": order.escrow_micros}
+    if order.data.registered.startswith(OWN):
+        return {"problem": _ELSEWHERE, "deposit_micros": order.escrow_micros}
     mine = order.budget_micros
     # The same owners whatever the budget: one simulation serves all, and the chart's ends stay where they are.
     task = order.with_budget(MICROS)

@@ -22,6 +22,7 @@ import jinja2
 from flmarket import __version__
 from flmarket.broker.books import SHOWN_DELTA, shown_epsilon
 from flmarket.broker.office.statements import AWARD_WORDS
+from flmarket.broker.web.pages.stills import still
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.ledger import format_micros
@@ -116,8 +117,9 @@ def environment() -> jinja2.Environment:
     for one in (money, epsilon, rate, percent, significant, decimals, plain, when, clock, said):
         made.filters[one.__name__] = one
     made.filters.update(exact=format_micros, loss=loss_words, thousands=lambda value: f"{value:,}")
+    made.filters["capitalize"] = lambda text: f"{text[:1].upper()}{text[1:]}"  # Jinja's own makes EUR Eur
     made.globals.update(static=static, version=__version__, theme_css=theme_href, condition=condition)
-    made.globals.update(award_state=award_state, award_tone=award_tone)
+    made.globals.update(award_state=award_state, award_tone=award_tone, still=still)
     return made
 
 

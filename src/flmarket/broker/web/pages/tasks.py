@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.broker.errors import NotFound
@@ -15,16 +15,18 @@ from flmarket.broker.web.pages.context import (
     BuyerOrOperator,
     BuyerOrOperatorWrites,
     ByName,
+    Form,
     PageNumber,
     PageRoute,
     Pages,
     SignedIn,
     TaskId,
+    ask,
     page,
 )
 from flmarket.broker.web.pages.disputes import disputable_since
 from flmarket.broker.web.pages.listing import facts_of
-from flmarket.broker.web.pages.rendering import Chart, Column, kind_words, list_of
+from flmarket.broker.web.pages.rendering import Chart, Column, condition, kind_words, list_of
 from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
@@ -143,8 +145,12 @@ def download_model(task_id: TaskId, suffix: Literal["zip", "npz", "safetensors"]
 
 
 @router.post("/tasks/{task_id}/cancel")
-def cancel(task_id: TaskId, visitor: BuyerOrOperatorWrites) -> RedirectResponse:
-    """Stop after the round at hand."""
+def cancel(task_id: TaskId, request: Request, visitor: BuyerOrOperatorWrites, reader: Form) -> Response:
+    """Stop after the round at hand; the script asks before it sends, the page after."""
+    if not reader.text("confirmed") and not request.headers.get("HX-Request"):
+        name = tasks.get_task(visitor.broker, visitor.party, task_id).name
+        asked = f"Stop {name} after the round at hand? What is left of the deposit comes back."
+        return ask(visitor, f"/tasks/{task_id}/cancel", asked, f"/tasks/{task_id}", {})
     tasks.cancel_task(visitor.broker, visitor.party, task_id)
     return RedirectResponse(f"/tasks/{task_id}", 303)
 
@@ -254,18 +260,24 @@ def _cards(task: wire.Task, settled: list[wire.Round], *, lasting: bool) -> list
     wins, delivered = sum(one.winners for one in settled), sum(one.delivered for one in settled)
     escrow = max(task.escrow_micros, 1)
     bounds = sorted(one.error_bound for one in settled if one.error_bound is not None)
-    missed = f"; {wins - delivered} not delivered" if wins > delivered else ", all that were awarded"
+    missed = f"; {wins - delivered} not delivered" if wins > delivered else ", all that were awarded" if wins else ""
     paid = f"{percent(task.spent_micros / escrow)} of the deposit"
     if lasting and task.state not in ENDED:
         paid = "everybody is paid after the last round"
     median = significant(bounds[len(bounds) // 2]) if bounds else "–"
     return [
         ("Accuracy", rate(task.accuracy), f"{rate(task.baseline_accuracy)} by always answering the larger class"),
-        ("Round", f"{task.rounds_done} of {task.rounds}", f"the task is {task.state}"),
+        ("Round", f"{task.rounds_done} of {task.rounds}", f"the task {_how(task)}"),
         ("Paid to owners", money(task.spent_micros), paid),
         ("Updates bought", f"{delivered:,}", f"in {count(len(settled), 'round')}{missed}"),
         ("Error bound", median, "median of the rounds, lower is better"),
     ]
+
+
+def _how(task: wire.Task) -> str:
+    """Is running, is finished, or what it waits for."""
+    waits = task.run is not None and not task.run.at_work
+    return condition(task)[0] if waits else f"is {task.state}"
 
 
 def _owners(task: wire.Task, registered: int) -> str:

@@ -198,6 +198,15 @@
     if (accept) accept.checked = false;
   });
 
+  /* a file fills a field, which can be looked at before it is sent */
+  document.addEventListener("change", (event) => {
+    const into = event.target.dataset?.into && document.getElementById(event.target.dataset.into);
+    const file = into && event.target.files[0];
+    if (!file) return;
+    if (file.size > 250 * 1024) { say("That file is larger than 250 KiB."); event.target.value = ""; return; }
+    file.text().then((text) => { into.value = text; }, () => say("That file could not be read."));
+  });
+
   /* a slider and a number field that mean the same thing */
   document.addEventListener("input", (event) => {
     const twin = event.target.dataset?.twin && document.getElementById(event.target.dataset.twin);
@@ -207,7 +216,7 @@
   /* ---- htmx ---- */
   /* It reports a request that was overtaken by a newer one, or left behind with the page, as an error of its own in the
      console. Those are no errors, and those that are become messages below. */
-  const told = new Set(["htmx:afterRequest", "htmx:sendAbort", "htmx:sendError", "htmx:responseError", "htmx:timeout"]);
+  const told = new Set(["htmx:afterRequest", "htmx:sendAbort", "htmx:sendError", "htmx:responseError", "htmx:timeout", "htmx:sseError"]);
   htmx.logger = (_, name, detail) => { if (told.has(name)) delete detail.error; };
   document.addEventListener("htmx:afterSettle", (event) => drawAll(event.detail.elt));
   document.addEventListener("htmx:sseMessage", (event) => drawAll(event.target));

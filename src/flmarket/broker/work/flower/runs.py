@@ -181,7 +181,11 @@ def _flwr(said: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def _last_words(said: str) -> str:
     """What Flower's command said when it started no run: the end of it, without its colours."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines() if line.strip()]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
+    with suppress(ValueError):  # `--format json` has the reason inside
+        found = json.loads(plain[plain.index("{") :]).get("error-message")
+        plain = found if isinstance(found, str) and found.strip() else plain
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return " ".join(lines[-3:])[-500:] or "Flower’s command ended without a word."
 
 

@@ -1,0 +1,98 @@
+"""A buyer's own data: tables that her models are tested on, and the form of data that only owners have.
+
+What is sent is text in fields, so that it works without scripts; with them a file can be chosen to fill a field. Tables
+are read by `office.evaluations`, which names line and column of what it does not take.
+"""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import ValidationError
+
+from flmarket.broker.office import evaluations, market
+from flmarket.broker.requests import EvaluationRequest, SchemaRequest
+from flmarket.broker.stamps import new_id
+from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, TaskId, Visitor, ask, page
+from flmarket.broker.web.pages.rendering import remedy, sentence
+from flmarket.broker.web.problems import attachment
+from flmarket.errors import FlmarketError, InvalidInput
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_FIELDS = {"name": "set_name", "data": "data", "table": "table"}
+_EXAMPLE = (
+    '{"columns": [{"name": "radius", "unit": "mm", "offset": 14, "scale": 3.5}, '
+    '{"name": "site", "values": ["left", "right"]}], "classes": ["benign", "malignant"]}'
+)
+Named = Annotated[str, Query(max_length=120)]
+
+
+@router.get("/tasks/data")
+def show(visitor: Buyer, request: Request) -> HTMLResponse:
+    """One's own sets, and the form for another."""
+    return _page(visitor, Reader(request.query_params))
+
+
+@router.get("/tasks/data/header.csv")
+def header(visitor: Buyer, data: Named) -> Response:
+    """The first line of a table for a data set."""
+    names = evaluations.header(visitor.broker, data)
+    line = ",".join(f'"{name}"' if any(sign in name for sign in ',;"') else name for name in names)
+    return attachment(f"{line}\n", "text/csv; charset=utf-8", f"{data}-header.csv")
+
+
+@router.post("/tasks/data")
+def add(visitor: BuyerWrites, reader: Form) -> Response:
+    """Keep a set, once for each form."""
+    values: dict[str, Any] = {"name": reader.text("set_name"), "table": reader.text("table")}
+    values["schema"] = _schema(reader)
+    values["data"] = "" if reader.text("schema") else reader.text("data")
+    wanted = reader.build(EvaluationRequest, values, _FIELDS)
+    if wanted is not None:
+        try:
+            key = reader.text("idempotency_key")[:80] or None
+            made = evaluations.add_set(visitor.broker, visitor.party, wanted, key=key)
+            return RedirectResponse(f"/tasks/data?done={made.id}", 303)
+        except InvalidInput as error:
+            named = {"name": "set_name", "data.name": "data"}
+            reader.errors[named.get(error.field, error.field)] = remedy(error)
+        except FlmarketError as error:
+            reader.errors["set_name"] = sentence(error)
+    return _page(visitor, reader)
+
+
+@router.post("/tasks/data/{set_id}/remove")
+def remove(visitor: BuyerWrites, set_id: TaskId, reader: Form) -> Response:
+    """Forget a set."""
+    if not reader.text("confirmed"):
+        return ask(visitor, f"/tasks/data/{set_id}/remove", f"Remove {set_id[:40]} for good?", "/tasks/data", {})
+    evaluations.remove_set(visitor.broker, visitor.party, set_id)
+    return RedirectResponse("/tasks/data", 303)
+
+
+def _schema(reader: Reader) -> SchemaRequest | None:
+    text = reader.text("schema")
+    if not text:
+        return None
+    try:
+        return SchemaRequest.model_validate(json.loads(text))
+    except (json.JSONDecodeError, RecursionError):
+        reader.errors["schema"] = "This is not JSON. The example shows what it looks like."
+    except ValidationError as error:
+        found = error.errors()[0]
+        where = " ".join(f"{part + 1}" if isinstance(part, int) else str(part) for part in found["loc"])
+        said = str(found["msg"]).removeprefix("Value error, ") if found["type"] == "value_error" else "not accepted"
+        reader.errors["schema"] = f"{where or 'The schema'}: {said}. The example shows what it looks like."
+    return None
+
+
+def _page(visitor: Visitor, reader: Reader) -> HTMLResponse:
+    typed = reader.kept(("set_name", "data", "table", "schema", "done"))
+    return page(
+        visitor, "evaluations.html.j2", title="My data", status=422 if reader.errors else 200, errors=reader.errors,
+        typed=typed, example=_EXAMPLE, sets=evaluations.list_sets(visitor.broker, visitor.party).items,
+        offered=market.catalogue(visitor.broker).data_sets, idempotency_key=new_id("form"),
+        flower=bool(visitor.broker.settings.superlink),
+    )  # fmt: skip
