@@ -25,8 +25,8 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flmarket.bids import FloatArray, IntArray
-from flmarket.engines.flower.messages import RESERVED, TRAIN, text_record
-from flmarket.engines.flower.strategy import GridOwners, Records
+from flmarket.engines.flower.messages import RESERVED, TRAIN, Records, text_record
+from flmarket.engines.flower.strategy import GridOwners
 from flmarket.errors import InvalidInput
 from flmarket.flower.records import RecordTerms
 from flmarket.flower.tensors import TENSORS, UPDATE, AppModel, Tensors, as_floats, merged, settings
