@@ -99,19 +99,34 @@ def sync_folder(folder: Name) -> None:
         os.close(handle)
 
 
-def start_database(path: Name, image: Callable[[], bytes], *, sync: bool) -> None:
-    """Make this SQLite file if there is none, with mode 0600 and a write-ahead log: whole or not at all.
+def start_databases(images: Mapping[Path, Callable[[], bytes]], *, sync: bool) -> None:
+    """Make these SQLite files where there are none, with mode 0600 and a write-ahead log: each whole or not at all.
 
-    `image` gives a database in memory, serialised. Writing it down takes one file; SQLite's own transactions for the
+    An image is a database in memory, serialised. Writing it down takes one file; SQLite's own transactions for the
     same take a journal each, which a power cut or a slow disk makes dear. Where something of an earlier file lies
-    beside (SQLite alone knows what it is worth), or there are no links, nothing is made: SQLite does that.
+    beside (SQLite alone knows what it is worth), or there are no links, nothing is made: SQLite does that. With `sync`
+    contents are on disk before names are given, and all names of a folder before this returns, in one go.
     """
-    if any(os.path.lexists(f"{path}{suffix}") for suffix in ("", *_BESIDE)):
-        return
-    content = bytearray(image())
-    content[18:20] = b"\2\2"  # the file format's word for a write-ahead log, which a database in memory cannot have
-    with suppress(OSError), whole_file(path, sync=sync, private=True, new=True) as file:
-        file.write(content)
+    folders = dict[Path, None]()
+    for path, image in images.items():
+        if any(os.path.lexists(f"{path}{suffix}") for suffix in ("", *_BESIDE)):
+            continue
+        content = bytearray(image())
+        content[18:20] = b"\2\2"  # the file format's word for a write-ahead log, which a database in memory cannot have
+        with suppress(OSError), whole_file(path, private=True, new=True) as file:
+            file.write(content)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+                folders[path.parent] = None
+    for folder in folders:
+        with suppress(OSError):
+            sync_folder(folder)
+
+
+def start_database(path: Path, image: Callable[[], bytes], *, sync: bool) -> None:
+    """`start_databases` for one."""
+    start_databases({path: image}, sync=sync)
 
 
 def keep_private(path: Name) -> None:

@@ -56,6 +56,25 @@ def test_what_is_taken_back_counts_no_more_and_is_not_released_again(path, cap):
         assert account.spent == once
 
 
+def test_what_others_write_between_two_charges_counts(path):
+    """An account adds its own charges to what it has read already; what another connection did meanwhile is read."""
+    books = PrivacyAccount(ZCdp(1.0))
+    with DurableAccount.open(path, ZCdp(1.0)) as mine, DurableAccount.open(path) as hers:
+        for turn, (account, rho) in enumerate([(mine, 0.1), (mine, 0.2), (hers, 0.3), (mine, 0.05), (hers, 0.04)]):
+            account.charge(f"t/{turn}/1", "alice", ZCdp(rho))
+            books.compose(ZCdp(rho))
+            assert mine.spent == hers.spent == books.spent
+        hers.take_back("t/1/1")
+        books.take_back(ZCdp(0.2))
+        mine.charge("t/5/1", "alice", ZCdp(0.2))
+        books.compose(ZCdp(0.2))
+        assert mine.spent == hers.spent == books.spent
+        hers.change_cap(ZCdp(0.7))
+        with pytest.raises(PrivacyBudgetExhausted):
+            mine.charge("t/6/1", "alice", ZCdp(0.02))
+        assert (mine.cap, mine.spent) == (hers.cap, books.spent) == (ZCdp(0.7), hers.spent)
+
+
 def test_an_account_in_memory_takes_back_what_it_counted_and_nothing_else():
     for cap in (ZCdp(1.0), ApproxDp(8.0, 1e-5)):
         account = PrivacyAccount(cap)

@@ -1,7 +1,9 @@
 """What stays open of owners' records, and what a record promises that is not synchronised."""
 
 import json
+import os
 import sqlite3
+import stat
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +34,24 @@ from flmarket.privacy import PrivacyAccount, PureDp
 def closed_records():
     yield
     close_records()
+
+
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_new_files_are_on_disk_before_their_names_and_the_names_before_anything_is_said(
+    tmp_path, monkeypatch, synchronised
+):
+    waited, fsync = [], os.fsync
+
+    def watched(handle):
+        fsync(handle)
+        named = sorted(one.name for one in (tmp_path / "o").glob("[!.]*"))
+        waited.append(("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else os.fstat(handle).st_size > 0, named))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    open_record(tmp_path / "o" / "owner-1", PureDp(1.0), synchronised=synchronised)
+    account, journal = "owner-1.account.sqlite", "owner-1.journal.sqlite"
+    # each content under no name of its own, then both names at once; SQLite's own files come later
+    assert waited == [(True, []), (True, [journal]), ("folder", [account, journal])] * synchronised
 
 
 def test_hundreds_of_records_stay_open(tmp_path):

@@ -43,8 +43,8 @@ from flmarket import aggregation, auctions, privacy
 from flmarket.aggregation import Aggregation
 from flmarket.aggregation.robust import RobustAggregation
 from flmarket.bids import Auction, FloatArray, IntArray
-from flmarket.engines.flower.messages import RESERVED, TRAIN, text_record
-from flmarket.engines.flower.strategy import GridOwners, MarketLoop, Records, tell_round
+from flmarket.engines.flower.messages import RESERVED, TRAIN, Records, text_record
+from flmarket.engines.flower.strategy import GridOwners, MarketLoop, tell_round
 from flmarket.errors import InvalidInput
 from flmarket.files import write_file
 from flmarket.flower.tensors import TENSORS, UPDATE, AppModel, RecordTerms, Tensors, as_floats, merged, settings

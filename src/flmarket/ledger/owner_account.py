@@ -78,7 +78,7 @@ class DurableAccount:
             raise ConfigError("privacy account", str(path), "a file that exists, or a cap to start one with")
         if cap is not None:
             PrivacyAccount(cap)  # refuses what is no cap before a file is made
-            start_database(path, lambda: _image(cap), sync=synchronised)
+            start_database(path, lambda: account_image(cap), sync=synchronised)
         keep_private(path)
         try:
             connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
@@ -137,18 +137,24 @@ class DurableAccount:
         checked_name("award_id", award_id)
         checked_name("buyer", buyer)
         text = canonical(event_to_dict(guarantee))
-        with self._writing():
-            if self.released(award_id):
-                raise ReplayRefused(f"award {award_id} was released for already: nothing was released again")
-            if self._current().would_exceed(guarantee):
-                raise PrivacyBudgetExhausted(
-                    f"award {award_id} for {guarantee} would pass the cap {self.cap} "
-                    f"({self.remaining:.6g} left): nothing was released"
-                )
-            self._connection.execute(
-                "INSERT INTO releases (time_us, award_id, buyer, guarantee) VALUES (?, ?, ?, ?)",
-                (now_us(), award_id, buyer, text),
-            )
+        with self._lock:
+            with self._writing():
+                if self.released(award_id):
+                    raise ReplayRefused(f"award {award_id} was released for already: nothing was released again")
+                account, version = self._current(), self._version
+                if account.would_exceed(guarantee):
+                    raise PrivacyBudgetExhausted(
+                        f"award {award_id} for {guarantee} would pass the cap {self.cap} "
+                        f"({self.remaining:.6g} left): nothing was released"
+                    )
+                number = self._connection.execute(
+                    "INSERT INTO releases (time_us, award_id, buyer, guarantee) VALUES (?, ?, ?, ?) RETURNING number",
+                    (now_us(), award_id, buyer, text),
+                ).fetchone()[0]
+            # Nobody wrote between that look at the file and the commit, and a version tells what others write: so what
+            # was read is what the file has, but for this release.
+            account.compose(self._read(text, event_from_dict))
+            self._number, self._version = number, version
 
     def take_back(self, award_id: str) -> None:
         """Count a release no more, because nobody can ever see it; nothing else is ever released for its award."""
@@ -261,8 +267,9 @@ def _tables() -> bytes:
         return connection.serialize()
 
 
-def _image(cap: Cap) -> bytes:
-    """An account's file on which nothing is but its cap."""
+def account_image(cap: Cap) -> bytes:
+    """An account's file on which nothing is but its cap; refuses what is no cap."""
+    PrivacyAccount(cap)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.deserialize(_tables())
         _add_cap(connection, cap)

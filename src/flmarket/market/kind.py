@@ -15,7 +15,7 @@ owner; both sides compute them and compare.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NewType, cast
 
@@ -103,9 +103,13 @@ class Bid:
     least_records: int = 1
     unit: str = "update"
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return dict(vars(self))  # flat: `asdict` would look into every number for more
+
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Bid:
-        """What `asdict` made of one, also by way of JSON."""
+        """What `to_dict` made of one, also by way of JSON."""
         return cls(**{**saved, "grid": tuple(saved["grid"]), "values": tuple(saved["values"])})
 
 
@@ -133,7 +137,7 @@ class Order:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; without an empty share, as before there were any."""
-        values = {**asdict(self), "loss": event_to_dict(self.loss)}
+        values = {**vars(self), "loss": event_to_dict(self.loss)}
         return values if self.share else {name: value for name, value in values.items() if name != "share"}
 
     @classmethod
@@ -227,7 +231,7 @@ class RoundPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        orders, bids = [order.to_dict() for order in self.orders], [asdict(bid) for bid in self.bids]
+        orders, bids = [order.to_dict() for order in self.orders], [bid.to_dict() for bid in self.bids]
         return {**vars(self), "orders": orders, "bids": bids}
 
     @classmethod

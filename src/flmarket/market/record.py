@@ -44,8 +44,9 @@ import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
-from flmarket.files import keep_private, start_database
+from flmarket.files import keep_private, start_database, start_databases
 from flmarket.ledger import DurableAccount, Head, ReplayRefused
+from flmarket.ledger.owner_account import account_image
 from flmarket.market.kind import Announcement, Bid, Order, release_id
 from flmarket.privacy import Cap, Event, PrivacyAccount, PureDp, ZCdp
 
@@ -80,7 +81,7 @@ class Offer:
     def to_json(self) -> str:
         """For a file."""
         seen = None if self.seen is None else self.seen.to_dict()
-        return f'{{"call": {_text(self.call)}, "bid": {json.dumps(asdict(self.bid))}, "seen": {json.dumps(seen)}}}'
+        return f'{{"call": {_text(self.call)}, "bid": {json.dumps(self.bid.to_dict())}, "seen": {json.dumps(seen)}}}'
 
     @classmethod
     def from_json(cls, body: str) -> Offer:
@@ -384,12 +385,13 @@ class OwnerJournal:
 
     def keep(self, order: Order, vector: FloatArray) -> FloatArray:
         """Keep what is about to leave, and return what may: the first that was kept. Vectors of earlier rounds go."""
-        release = release_id(order)
+        release, kept = release_id(order), vector.tobytes()
         with self._lock, self._connection as connection:
-            connection.execute(
-                "update releases set vector = ? where id = ? and vector is null", (vector.tobytes(), release)
-            )
-            (kept,) = connection.execute("select vector from releases where id = ?", (release,)).fetchone()
+            first = connection.execute(
+                "update releases set vector = ? where id = ? and vector is null", (kept, release)
+            ).rowcount
+            if not first:
+                (kept,) = connection.execute("select vector from releases where id = ?", (release,)).fetchone()
             connection.execute(
                 "update releases set vector = x'' where length(vector) > 0 and task = "
                 "(select task from releases where id = ?1) and rowid not in (select rowid from releases where task = "
@@ -540,7 +542,11 @@ def open_record(path: Path, cap: Cap, *, synchronised: bool = True) -> DiskRecor
             record.close()
             record = None
         if record is None:
-            journal = OwnerJournal(_journal(path), synchronised=synchronised)  # makes the folder
+            path.parent.mkdir(parents=True, exist_ok=True)
+            images: dict[Path, Callable[[], bytes]] = {_journal(path): _image}
+            images[_account(path)] = lambda: account_image(cap)
+            start_databases(images, sync=synchronised)  # both names for one wait for the disk
+            journal = OwnerJournal(_journal(path), synchronised=synchronised)
             account = DurableAccount.open(_account(path), cap, synchronised=synchronised)
             record = DiskRecord(account, journal, _files(path))
         _open[path] = record
@@ -574,10 +580,12 @@ def close_records() -> None:
             _open.popitem()[1].close()
 
 
+@lru_cache(maxsize=MOST_OPEN)
 def _account(path: Path) -> Path:
     return path.with_suffix(".account.sqlite")
 
 
+@lru_cache(maxsize=MOST_OPEN)
 def _journal(path: Path) -> Path:
     return path.with_suffix(".journal.sqlite")
 

@@ -6,13 +6,26 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from hostile import LENGTH, Desk, call, order, refused, softmax
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flmarket.engines.flower import InProcessGrid
-from flmarket.engines.flower.messages import BID, RELEASE, TRAIN, Delivery, Refusal, pack, reply, unpack, unpack_vector
+from flmarket.engines.flower.messages import (
+    BID,
+    RELEASE,
+    TRAIN,
+    Delivery,
+    Refusal,
+    numbers,
+    pack,
+    reply,
+    unpack,
+    unpack_vector,
+    vector_record,
+)
+from flmarket.errors import InvalidInput
 from flmarket.ledger import DurableAccount
 from flmarket.market import Announcement, Bid, Order
 from flmarket.market.record import close_records
@@ -311,6 +324,51 @@ def test_planted_cheat_is_caught(tmp_path, monkeypatch):
     desk.bid()
     assert unpack(Delivery, desk.train()) is not None
     assert desk.releases == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("length", [0, 1, LENGTH, 1000])
+def test_a_vector_travels_as_numpy_writes_it(dtype, length):
+    values = np.random.default_rng(length).normal(size=length)
+    (made,) = vector_record(values, dtype).values()
+    theirs = Array(values.astype(dtype))
+    assert (made.dtype, made.shape, made.stype, made.data) == (theirs.dtype, theirs.shape, theirs.stype, theirs.data)
+    read = numbers("vector", made, LENGTH + 1000)
+    assert read.dtype == np.float64
+    assert read.flags.writeable
+    np.testing.assert_array_equal(read, values.astype(dtype).astype(np.float64))
+
+
+GOOD = Array(np.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Array("float64", (3,), "numpy.ndarray", GOOD.data[:-8]),
+        Array("float64", (2,), "numpy.ndarray", GOOD.data[:-8]),
+        Array("float64", (3,), "numpy.ndarray", b""),
+        Array("float64", (-1,), "numpy.ndarray", GOOD.data),
+        Array("float64", (True,), "numpy.ndarray", GOOD.data),
+        Array("float64", (), "numpy.ndarray", GOOD.data),
+        Array("float64", (3,), "numpy.ndarray", GOOD.data + b"more"),
+        Array("float64", (3,), "numpy.ndarray", Array(np.arange(3)).data),
+        Array("float32", (3,), "numpy.ndarray", GOOD.data),
+        Array("float64", (3,), "numpy.ndarray", Array(np.arange(3.0, dtype=">f8")).data),
+        Array(np.ones((2, 2))),
+    ],
+)
+def test_whatever_is_not_written_so_is_left_to_numpy(odd):
+    """The oracle is NumPy's own reader, and the type that was said."""
+    try:
+        expected = odd.numpy()
+    except (ValueError, EOFError):
+        expected = None
+    if expected is None or str(expected.dtype) != odd.dtype:
+        with pytest.raises(InvalidInput):
+            numbers("vector", odd, 100)
+    else:
+        np.testing.assert_array_equal(numbers("vector", odd, 100), expected)
 
 
 def test_reply_holds_only_what_it_is_given(desk):

@@ -22,6 +22,7 @@ from flmarket.engines.flower.messages import (
     TRAIN,
     Delivery,
     Refusal,
+    has_arrays,
     reply,
     unpack,
     unpack_escrow,
@@ -91,7 +92,7 @@ class OwnerGuard:
             work = self.work_of(guard, order, message) if message.metadata.message_type == MASKED else ()
             answer, words = SumGuard(guard).answer(order, stage, question, *work)
             return reply(delivery, message, stage=(stage, answer), words=words)
-        works = message.metadata.message_type == TRAIN and bool(message.content.array_records)
+        works = message.metadata.message_type == TRAIN and has_arrays(message)
         vector = self.work(guard, order, message) if works else guard.release(order)
         return reply(delivery, message, vector)
 

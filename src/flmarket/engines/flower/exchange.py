@@ -53,6 +53,7 @@ class Roster:
     def __init__(self, known: Mapping[int, int] | None = None) -> None:
         self._known = None if known is None else dict(known)
         self._node_of: dict[int, int] = {}
+        self._owner_of: dict[int, int] = {}
 
     def node(self, owner: int) -> int | None:
         """The owner's node, if she has one."""
@@ -60,7 +61,7 @@ class Roster:
 
     def owner(self, node: int) -> int | None:
         """Whom a node speaks for."""
-        return next((owner for owner, one in self._node_of.items() if one == node), None)
+        return self._owner_of.get(node)
 
     def roll_call(self, claims: Mapping[int, int], online: Iterable[int]) -> dict[int, int]:
         """Take claims (node → owner) and return those that stand."""
@@ -78,4 +79,5 @@ class Roster:
                 self._node_of[owner] = nodes[0]
             elif set(nodes) != {holder}:
                 _log.warning("nodes %s all claim to be owner %s", nodes, owner)
+        self._owner_of = {node: owner for owner, node in self._node_of.items()}
         return {node: owner for node, owner in claims.items() if self._node_of.get(owner) == node}

@@ -23,14 +23,17 @@ again.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flmarket.bids import FloatArray
 from flmarket.errors import FlmarketError, InvalidInput
@@ -67,11 +70,14 @@ class Refusal:
     reason: str
 
 
+Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
 _Beside = TypeVar("_Beside")
 Value = TypeVar("Value", Announcement, Bid, Order, Delivery, Refusal)
 _RECORD = {Announcement: "announcement", Bid: "bid", Order: "order", Delivery: "delivery", Refusal: "refusal"}
+# a record's keys, and for each the field's name and type
+_FIELDS = {cls: {f.name.replace("_", "-"): (f.name, str(f.type)) for f in fields(cls)} for cls in _RECORD}
 VECTOR, _ARRAY = "vector", "values"
-_SINGLE, _DOUBLE = "float32", "float64"
+_SINGLE, _DOUBLE, _NUMPY = "float32", "float64", "numpy.ndarray"
 _HEAD, _ESCROW, _TEXT = "head", "escrow", "json"
 _IDENTITY, _STAGE, _WORDS = "identity", "stage", "words"
 LONGEST_STAGE = 10_000_000
@@ -90,13 +96,30 @@ def pack(
     words: Words | None = None,
     dtype: str = _DOUBLE,
 ) -> RecordDict:
-    """The value as a message's content, with what goes beside it; the vector in numbers of this type.
+    """The value as a message's content, with what goes beside it (`parts`)."""
+    return RecordDict(
+        parts(value, vector, head=head, escrow=escrow, identity=identity, stage=stage, words=words, dtype=dtype)
+    )
+
+
+def parts(
+    value: Announcement | Bid | Order | Delivery | Refusal,
+    vector: FloatArray | ArrayRecord | None = None,
+    *,
+    head: Head | None = None,
+    escrow: HoldReceipt | None = None,
+    identity: bytes = b"",
+    stage: tuple[str, bytes] | None = None,
+    words: Words | None = None,
+    dtype: str = _DOUBLE,
+) -> Records:
+    """The value and what goes beside it as records by their names; the vector in numbers of this type.
 
     A record that was made before (`vector_record`) is not copied: the same for all messages that carry it.
     `stage` is one of a masked sum with its question or answer, `words` a masked input.
     """
-    config = {f.name.replace("_", "-"): _plain(getattr(value, f.name)) for f in fields(value)}
-    content = RecordDict({_RECORD[type(value)]: ConfigRecord(config)})
+    config = {key: _plain(getattr(value, name)) for key, (name, _) in _FIELDS[type(value)].items()}
+    content: Records = {_RECORD[type(value)]: ConfigRecord(config)}
     if vector is not None:
         content[VECTOR] = vector if isinstance(vector, ArrayRecord) else vector_record(vector, dtype)
     for name, proof in ((_HEAD, head), (_ESCROW, escrow)):
@@ -113,7 +136,30 @@ def pack(
 
 def vector_record(vector: FloatArray, dtype: str = _DOUBLE) -> ArrayRecord:
     """A vector as a message carries it."""
-    return ArrayRecord({_ARRAY: Array(np.asarray(vector).astype(dtype))})
+    values = np.asarray(vector).astype(dtype)
+    if values.ndim != 1:
+        return ArrayRecord({_ARRAY: Array(values)})
+    data = _npy_header(dtype, len(values)) + values.tobytes()  # the bytes of NumPy's own file, without writing one
+    return ArrayRecord({_ARRAY: Array(dtype, values.shape, _NUMPY, data)})
+
+
+@lru_cache(maxsize=64)
+def _npy_header(dtype: str, length: int) -> bytes:
+    """How NumPy's file of a vector begins; what follows are its numbers."""
+    buffer = io.BytesIO()
+    header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(buffer, header)
+    return buffer.getvalue()
+
+
+def _from_npy(array: Array) -> npt.NDArray[Any]:
+    """What an array holds. A vector as NumPy writes it is known by its first bytes; all else NumPy reads itself."""
+    if array.dtype in (_SINGLE, _DOUBLE) and len(array.shape) == 1:
+        length, size = int(array.shape[0]), np.dtype(array.dtype).itemsize
+        header = _npy_header(array.dtype, length)
+        if len(array.data) == len(header) + size * length and array.data.startswith(header):
+            return np.frombuffer(array.data, dtype=array.dtype, offset=len(header)).copy()
+    return array.numpy()
 
 
 def _plain(item: Any) -> Any:
@@ -128,10 +174,10 @@ def unpack(cls: type[Value], message: Message) -> Value | None:
     record = _config(message, _RECORD[cls]) if message.has_content() else None
     if record is None:
         return None
-    names = {f.name.replace("_", "-"): f for f in fields(cls)}
-    if set(record) != set(names):
+    names, came = _FIELDS[cls], dict(record)
+    if came.keys() != names.keys():
         raise InvalidInput(_RECORD[cls], sorted(record), f"the fields {', '.join(names)}")
-    return cls(**{f.name: _checked(key, record[key], str(f.type)) for key, f in names.items()})
+    return cls(**{name: _checked(key, came[key], kind) for key, (name, kind) in names.items()})
 
 
 def _config(message: Message, name: str) -> ConfigRecord | None:
@@ -140,22 +186,33 @@ def _config(message: Message, name: str) -> ConfigRecord | None:
     return record if isinstance(record, ConfigRecord) else None
 
 
+def _arrays(message: Message, name: str) -> ArrayRecord | None:
+    """A message's arrays of that name."""
+    record = message.content.get(name)
+    return record if isinstance(record, ArrayRecord) else None
+
+
+def has_arrays(message: Message) -> bool:
+    """Whether any arrays came with a message."""
+    return any(isinstance(record, ArrayRecord) for record in message.content.values())
+
+
 def unpack_vector(message: Message, length: int = LARGEST_VECTOR) -> FloatArray:
     """The vector of at most `length` numbers that a message carries; raises InvalidInput if there is none."""
-    records = message.content.array_records
-    if VECTOR not in records or list(records[VECTOR]) != [_ARRAY]:
-        raise InvalidInput("vector", list(records), "one array of numbers")
-    return numbers("vector", records[VECTOR][_ARRAY], length)
+    record = _arrays(message, VECTOR)
+    if record is None or list(record) != [_ARRAY]:
+        raise InvalidInput("vector", list(message.content.array_records), "one array of numbers")
+    return numbers("vector", record[_ARRAY], length)
 
 
 def numbers(name: str, array: Array, length: int, accepted: Sequence[str] = (_SINGLE, _DOUBLE)) -> FloatArray:
     """What an array of at most `length` numbers holds; raises InvalidInput unless it is what it says it is."""
-    known = array.stype == "numpy.ndarray" and array.dtype in accepted
+    known = array.stype == _NUMPY and array.dtype in accepted
     if not known or len(array.data) > 8 * length + 4096:
         found = f"{array.stype} of {array.dtype}, {len(array.data)} bytes"
         raise InvalidInput(name, found, f"a float array of {length} numbers")
     try:
-        found_there = array.numpy()
+        found_there = _from_npy(array)
     except (ValueError, TypeError, OSError, EOFError, MemoryError) as error:
         raise InvalidInput(name, type(error).__name__, "a readable array of numbers") from None
     if str(found_there.dtype) != array.dtype:
@@ -197,7 +254,7 @@ def unpack_stage(message: Message) -> tuple[str, bytes]:
 
 def unpack_words(message: Message, length: int) -> Words | None:
     """A masked input of so many words, if one came; what is wrong with it otherwise its receiver finds."""
-    record = message.content.array_records.get(_WORDS)
+    record = _arrays(message, _WORDS)
     if record is None:
         return None
     array = record.get(_ARRAY)
@@ -252,7 +309,7 @@ def reply(
 
     Its numbers are of the type in which the parameters came: so the size of an answer depends on the question alone.
     """
-    asked = to.content.array_records.get(VECTOR) if to.has_content() else None
+    asked = _arrays(to, VECTOR) if to.has_content() else None
     single = asked is not None and any(array.dtype == _SINGLE for array in asked.values())
     dtype = _SINGLE if single else _DOUBLE
     content = pack(value, vector, head=head, identity=identity, stage=stage, words=words, dtype=dtype)

@@ -30,8 +30,10 @@ from flmarket.engines.flower.messages import (
     TRAIN,
     VECTOR,
     Delivery,
+    Records,
     Refusal,
     pack,
+    parts,
     unpack,
     unpack_head,
     unpack_identity,
@@ -52,7 +54,6 @@ from flmarket.market.round import Prove, Rounds
 from flmarket.market.store import MemoryStore, RoundStore
 from flmarket.market.task import RoundRecord
 
-Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 _log = logging.getLogger("flwr")  # Flower's: what is said here appears in its streams
 
@@ -186,7 +187,7 @@ class GridOwners:
 
     def order(self, order: Order, escrow: HoldReceipt | None) -> Records:
         """What one order, or the question for its release, carries besides."""
-        return dict(pack(order, escrow=escrow))
+        return parts(order, escrow=escrow)
 
     def vector(self, answer: Message) -> FloatArray:
         """What an answer delivers; raises InvalidInput if that is no vector."""
