@@ -148,6 +148,8 @@ def test_a_verdict_on_which_draws_do_not_agree_is_undecided():
     assert [check.verdict for check in one.items[0].checks] == ["reproduced", "undecided"]
     assert one.items[0].verdict == "undecided"
     assert "Draws: differs, undecided, differs." in one.items[0].note
+    assert one.items[0].checks[0].evidence == "numbers"
+    assert "disagree (differs: numbers; undecided: numbers; differs: numbers)" in one.items[0].checks[1].evidence
     plain = [Finished(Unit("p", "i"), True, 2, 1.0, (Item("p-i", "t", "", "not run", "no data"),))]
     assert agreement([plain, plain])[0].items[0].verdict == "not run"
 

@@ -119,11 +119,13 @@ def _var_opt(by: Curves, key: str, dimension: int) -> Check:
         for name, estimate in fl.gaps(by[auction, rule], by[auction, "bias-opt"], MULTIPLES, auction).items()
     }
     worse = [name for name, one in saved.items() if one.interval()[1] < 0]
+    open_ = [f"{name} ({one})" for name, one in saved.items() if one.interval()[0] < 0 <= one.interval()[1]]
     said = f"the noise of {dimension} coordinate{'s' * (dimension > 1)}: VarOpt's bound is " + (
         f"above BiasOpt's for {', '.join(worse)} mean costs, where noise is small and bias counts"
         if worse
-        else "nowhere above BiasOpt's"
+        else "nowhere surely above BiasOpt's"
     )
+    said += f", and not told apart from it (how much lower) for {', '.join(open_)} mean costs" if open_ else ""
     found = judged(saved, above=0.0, or_equal=True)
     return Check.of(
         key, f"VarOpt performs better than BiasOpt, by {_counting(dimension)}.", Finding(found.verdict, said)

@@ -157,10 +157,7 @@ def agreement(draws: Sequence[Sequence[Finished]]) -> list[Finished]:
 
     def settled(item: Item) -> Item:
         same = [each[item.key] for each in items if item.key in each]
-        checks = tuple(
-            replace(check, verdict=agreed(one.checks[place].verdict for one in same))
-            for place, check in enumerate(item.checks)
-        )
+        checks = tuple(_over(check, [one.checks[place] for one in same]) for place, check in enumerate(item.checks))
         seen = ", ".join(one.verdict for one in same)
         made = from_checks(item.key, item.title, checks) if checks else item
         return replace(
@@ -168,6 +165,15 @@ def agreement(draws: Sequence[Sequence[Finished]]) -> list[Finished]:
         )
 
     return [replace(one, items=tuple(settled(item) for item in one.items)) for one in draws[0]]
+
+
+def _over(check: Check, draws: Sequence[Check]) -> Check:
+    """The check with the verdict of all draws; where they are not of one mind, it says what each found."""
+    verdicts = [one.verdict for one in draws]
+    if len(set(verdicts)) == 1:
+        return check
+    told = "; ".join(f"{one.verdict}: {one.evidence}" for one in draws)
+    return replace(check, verdict=agreed(verdicts), evidence=f"draws of the seeds disagree ({told})")
 
 
 def _units(paper: str, items: tuple[str, ...]) -> tuple[Unit, ...]:
