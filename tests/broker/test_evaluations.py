@@ -94,6 +94,7 @@ BAD = {
     "category": (GOOD.replace("8,b", "8,c", 1), "one of a, b in column site, line 3"),
     "class": (GOOD.replace("malignant", "unclear", 1), "one of benign, malignant in column label, line 3"),
     "fields": (GOOD.replace("8,b,", "8,", 1), "3 fields in every line; line 3 has 2"),
+    "endless": (GOOD.replace("8,b", "1e308,b", 1), "at most 1e+12 after scaling in column radius, line 3"),
     "few": ("radius,site,label\n14,a,benign\n", "10 to 20,000 examples; these are 1"),
     "twice": (GOOD.replace("radius,site,label", "radius,site,label,label"), "a header of different names"),
     "quote": (GOOD.replace("14,a", '"14,a', 1), "valid CSV"),
@@ -131,6 +132,24 @@ def test_sets_are_their_buyers(small, joined, order, cancer):
     spare = evaluations.add_set(small, anna, asked(raw(cancer, range(20)), "spare"))
     evaluations.remove_set(small, anna, spare.id)
     assert [one.id for one in evaluations.list_sets(small, anna).items] == [made.id]
+
+
+def test_a_set_removed_while_a_task_is_posted_is_missed(small, joined, order, cancer, monkeypatch):
+    """Between the check of the order and its transaction: no terms name a set that is gone."""
+    buyer = joined(small, "buyer").party
+    made = evaluations.add_set(small, buyer, asked(raw(cancer, range(20))))
+    build = small.simulations.build
+
+    def built_slowly(*args):
+        built = build(*args)
+        evaluations.remove_set(small, buyer, made.id)
+        return built
+
+    monkeypatch.setattr(small.simulations, "build", built_slowly)
+    with pytest.raises(InvalidInput) as refused:
+        tasks.post_task(small, buyer, order(evaluation=made.id))
+    assert refused.value.field == "broker.evaluation"
+    assert tasks.list_tasks(small, buyer).items == ()
 
 
 def test_the_same_key_keeps_one(small, joined):

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
@@ -33,6 +34,7 @@ from flmarket.learning.data import Encoding
 
 LABEL = "label"
 _LEAST, _MOST, _MOST_VALUES = 10, 20_000, 2_000_000
+_LARGEST = 1e12  # a feature, scaled: any model's arithmetic stays finite
 
 
 def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: str | None = None) -> wire.EvaluationSet:
@@ -81,7 +83,7 @@ def remove_set(broker: Broker, party: Party, set_id: str) -> None:
     """Forget it; Conflict if a task was posted with it, whose terms name it."""
     require(party, "buyer")
     with broker.database.write() as session:
-        row = session.get(EvaluationSet, set_id)
+        row = session.get(EvaluationSet, set_id, with_for_update=True)  # a task being posted waits, or is counted
         if row is None or row.party_id != party.id:
             raise NotFound("evaluation set", set_id)
         named = TaskRow.spec["broker"]["evaluation"].as_string() == set_id
@@ -107,6 +109,13 @@ def check_set(broker: Broker, party: Party, order: TaskRequest) -> None:
     if row.schema is not None and order.broker.engine != FLOWER:
         what = "flower for data of your own: only owners' machines hold such records"
         raise InvalidInput("broker.engine", order.broker.engine, what)
+
+
+def keep_set(session: Session, order: TaskRequest) -> None:
+    """Within the writing transaction of a task: its set is still there, and stays."""
+    wanted = order.broker.evaluation
+    if wanted and session.get(EvaluationSet, wanted, with_for_update={"read": True}) is None:
+        raise InvalidInput("broker.evaluation", wanted, "an evaluation set of yours")
 
 
 def header(broker: Broker, data: str) -> tuple[str, ...]:
@@ -141,7 +150,12 @@ def _records(text: str, encoding: Encoding, classes: tuple[str, ...]) -> tuple[A
         columns[name] = np.array(table[name])
     _known(LABEL, table[LABEL], classes)
     codes = {name: code for code, name in enumerate(classes)}
-    return encoding.encode(columns), np.array([codes[one] for one in table[LABEL]])
+    with np.errstate(over="ignore"):
+        x = encoding.encode(columns)
+    for row, place in np.argwhere(~(np.abs(x) <= _LARGEST))[:1]:
+        name, line = encoding.features[place], row + 2
+        raise InvalidInput("table", f"line {line}", f"at most {_LARGEST:g} after scaling in column {name}, line {line}")
+    return x, np.array([codes[one] for one in table[LABEL]])
 
 
 def _table(text: str, needs: tuple[str, ...]) -> dict[str, list[str]]:

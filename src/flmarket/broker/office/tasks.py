@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from flmarket.bids import FloatArray
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
-from flmarket.broker.office.evaluations import check_set
+from flmarket.broker.office.evaluations import check_set, keep_set
 from flmarket.broker.office.listing import make_terms
 from flmarket.broker.office.notices import announce_end
 from flmarket.broker.office.operator import note
@@ -119,6 +119,7 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
             active = select(func.count()).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
             if (session.scalar(active) or 0) >= broker.settings.max_tasks_per_buyer:
                 raise Conflict(f"a buyer has at most {broker.settings.max_tasks_per_buyer} tasks under way")
+            keep_set(session, request)
             session.add(row)
             session.flush()
             session.add_all(places)

@@ -18,6 +18,7 @@ from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRout
 from flmarket.broker.web.pages.rendering import remedy, sentence
 from flmarket.broker.web.problems import attachment
 from flmarket.errors import FlmarketError, InvalidInput
+from flmarket.files import csv_text
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -38,9 +39,8 @@ def show(visitor: Buyer, request: Request) -> HTMLResponse:
 @router.get("/tasks/data/header.csv")
 def header(visitor: Buyer, data: Named) -> Response:
     """The first line of a table for a data set."""
-    names = evaluations.header(visitor.broker, data)
-    line = ",".join(f'"{name}"' if any(sign in name for sign in ',;"') else name for name in names)
-    return attachment(f"{line}\n", "text/csv; charset=utf-8", f"{data}-header.csv")
+    text = csv_text(evaluations.header(visitor.broker, data), ())
+    return attachment(text, "text/csv; charset=utf-8", f"{data}-header.csv")
 
 
 @router.post("/tasks/data")
