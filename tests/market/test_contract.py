@@ -4,14 +4,17 @@ Every kind, with softmax regression and with a PyTorch network: the same seed gi
 model, bit for bit, in memory, on Flower and in the broker, with stores in memory, in files and in a database.
 """
 
+from collections import Counter
+
 import numpy as np
 import pytest
-from power_cuts import PowerCut, cut
+from power_cuts import PowerCut, Snapshots, cut
 from tiny_markets import CASES, MARKETS, market
 
 from flmarket.engines import MemoryOwners, play
 from flmarket.engines.config import MarketConfig
-from flmarket.ledger import AwardState, MemoryLedger, SqlLedger
+from flmarket.ledger import AwardState, DurableAccount, MemoryLedger, SqlLedger
+from flmarket.ledger import store as ledger_store
 from flmarket.market import FileStore, MemoryStore, Rounds, kinds
 from flmarket.market.record import close_records
 
@@ -132,6 +135,138 @@ def test_a_power_cut_at_any_step_ends_in_the_same_books(kind, where, name, after
             ledger.verify()
             assert told(ledger) == books
         np.testing.assert_array_equal(again.kind.parameters, rounds.kind.parameters)
+
+
+def disturbed(kind):
+    """Two rounds of a market; in the auction's one owner drops out, and one sends what cannot be paid for."""
+    return market(kind, task={"rounds": 2}) | {"seed": 8}
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Each of these as it is played in memory, once: awards and releases, records and the two models."""
+    played = {}
+
+    def find(kind):
+        if kind not in played:
+            ledger = MemoryLedger()
+            rounds, _ = play(MarketConfig.parse(disturbed(kind)).spec(), ledger=ledger)
+            played[kind] = told(ledger), rounds
+        return played[kind]
+
+    return find
+
+
+def test_what_is_cut_off_is_worth_it(undisturbed):
+    ends = Counter(state for kind in MARKETS for *_, state, _ in undisturbed(kind)[0][0])
+    assert min(ends[state] for state in (AwardState.POSTED, AwardState.VOIDED, AwardState.EXPIRED)) >= 1
+    assert all(any(state is AwardState.POSTED for *_, state, _ in undisturbed(kind)[0][0]) for kind in MARKETS)
+
+
+def cuts_in_broker(kind, folder, monkeypatch):
+    """A market played in the broker: its task, and the disk after every commit of the tables and of the ledger."""
+    pytest.importorskip("fastapi")
+    from in_broker import finished, opened, posted
+
+    from flmarket.broker.database import Database
+    from flmarket.broker.work.worker import Worker
+
+    (folder / "calm").mkdir()
+    with opened(folder / "calm") as broker, monkeypatch.context() as patch:
+        task, snapshots = posted(broker, disturbed(kind)), Snapshots(folder / "calm", folder)
+        snapshots.after_commit(patch, Database, "write")
+        snapshots.after_commit(patch, ledger_store, "writing")
+        Worker(broker).run_until_idle()
+        finished(broker, task)
+    return task, snapshots.taken
+
+
+def end_in_broker(folder, task, undisturbed):
+    """Another process goes on from what is on the disk."""
+    from in_broker import finished, opened, played_on
+
+    from flmarket.broker.tables import vector
+
+    books, rounds = undisturbed
+    with opened(folder) as broker:
+        played_on(broker)
+        row = finished(broker, task)
+        assert told(broker.books.ledger, task) == books
+        assert row.spent_micros == sum(record.spent_micros for record in rounds.records)
+        assert broker.books.ledger.balance(task) == 0
+        np.testing.assert_array_equal(vector(row.parameters), rounds.kind.buyers_model)
+        broker.books.ledger.verify()
+
+
+@pytest.mark.parametrize("kind", MARKETS)
+def test_a_power_cut_at_any_step_of_the_broker_ends_in_the_same_books(kind, tmp_path, monkeypatch, undisturbed):
+    task, cuts = cuts_in_broker(kind, tmp_path, monkeypatch)
+    assert len(cuts) > 2 * 7  # two rounds of seven steps at least
+    for cut_off in cuts:
+        end_in_broker(cut_off, task, undisturbed(kind))
+
+
+def cuts_on_flower(kind, folder, monkeypatch):
+    """A market played on Flower: the disk after every commit of the ledger, every file that the server writes or
+    removes, and everything that it sends or fetches; also what owners keep."""
+    pytest.importorskip("flwr")
+    from flmarket.engines.flower import InProcessGrid, simulate
+
+    (folder / "calm").mkdir()
+    with SqlLedger(f"sqlite:///{folder}/calm/l.db") as ledger, monkeypatch.context() as patch:
+        snapshots = Snapshots(folder / "calm", folder)
+        snapshots.after_commit(patch, ledger_store, "writing")
+        for name in ("_write", "save_deliveries", "tidy"):
+            snapshots.after_call(patch, FileStore, name)
+        for name in ("push_messages", "pull_messages"):
+            snapshots.after_call(patch, InProcessGrid, name)
+        simulate(MarketConfig.parse(disturbed(kind)).spec(), folder / "calm", ledger=ledger)
+    return snapshots.taken
+
+
+def end_on_flower(folder, kind, undisturbed):
+    """Another server goes on from what is on the disk; owners did what they had done. Returns their accounts."""
+    from flmarket.engines.flower import simulate
+
+    books, rounds = undisturbed
+    with SqlLedger(f"sqlite:///{folder}/l.db") as ledger:
+        run = simulate(MarketConfig.parse(disturbed(kind)).spec(), folder, ledger=ledger)
+        assert told(ledger) == books
+    same_records(run.records, rounds.records)
+    np.testing.assert_array_equal(run.parameters, rounds.kind.parameters)
+    close_records()
+    charged = {}
+    for path in (folder / "owners").glob("*.account.sqlite"):
+        with DurableAccount.open(path) as account:
+            charged[path.name] = [(one.award_id, one.guarantee) for one in account.releases()]
+    return charged
+
+
+@pytest.mark.parametrize("kind", MARKETS)
+def test_a_power_cut_at_any_step_of_flowers_server_ends_in_the_same_books(kind, tmp_path, monkeypatch, undisturbed):
+    *cuts, calm = cuts_on_flower(kind, tmp_path, monkeypatch)
+    assert len(cuts) > 2 * 9
+    charged = end_on_flower(calm, kind, undisturbed(kind))
+    assert len(charged) == 4
+    for cut_off in cuts:
+        assert end_on_flower(cut_off, kind, undisturbed(kind)) == charged
+
+
+@pytest.mark.parametrize("engine", ["broker", "flower"])
+def test_deliveries_that_do_not_outlive_the_process_are_noticed(engine, tmp_path, monkeypatch, undisturbed):
+    """A planted cheat: whoever goes on after the payments has nothing to move the model by."""
+    from flmarket.broker.work.rounds import SqlStore
+
+    for store in (SqlStore, FileStore):
+        monkeypatch.setattr(store, "save_deliveries", lambda self, index, vectors: None)
+    with pytest.raises(AssertionError):  # noqa: PT012
+        if engine == "broker":
+            task, cuts = cuts_in_broker("auction", tmp_path, monkeypatch)
+            for cut_off in cuts:
+                end_in_broker(cut_off, task, undisturbed("auction"))
+        else:
+            for cut_off in cuts_on_flower("auction", tmp_path, monkeypatch):
+                end_on_flower(cut_off, "auction", undisturbed("auction"))
 
 
 def test_a_store_that_forgets_a_delivery_is_noticed(alone, tmp_path):

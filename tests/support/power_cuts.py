@@ -1,6 +1,8 @@
 """Cut a market off where it stands: a function fails before or after it has done its work, in one thread only."""
 
+import shutil
 import threading
+from contextlib import contextmanager
 
 
 class PowerCut(BaseException):
@@ -32,3 +34,40 @@ def cut(monkeypatch, where, name, *, after, skip):
         return result
 
     swap(monkeypatch, where, name, failing)
+
+
+class Snapshots:
+    """What a process finds on the disk that starts after the power was cut: a copy of a folder for the beginning, and
+    for the moment after each thing that was kept or sent. Before a step it is as it was after the one before."""
+
+    def __init__(self, folder, into):
+        self.folder, self.into, self.taken = folder, into, []
+        self()
+
+    def __call__(self):
+        self.taken.append(self.into / f"{len(self.taken):03d}")
+        gone = shutil.ignore_patterns("*-shm")  # shared memory, which a database makes anew
+        shutil.copytree(self.folder, self.taken[-1], ignore=gone)
+
+    def after_call(self, monkeypatch, where, name):
+        """After every call of a function."""
+        original = getattr(where, name)
+
+        def watched(*args, **kwargs):
+            result = original(*args, **kwargs)
+            self()
+            return result
+
+        swap(monkeypatch, where, name, watched)
+
+    def after_commit(self, monkeypatch, where, name):
+        """After every transaction that this context manager commits at its end."""
+        original = getattr(where, name)
+
+        @contextmanager
+        def watched(*args, **kwargs):
+            with original(*args, **kwargs) as transaction:
+                yield transaction
+            self()
+
+        swap(monkeypatch, where, name, watched)

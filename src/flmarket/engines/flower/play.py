@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
@@ -30,6 +30,7 @@ from flmarket.market import FileStore, Owner, RoundRecord
 from flmarket.market.kind import Order, ReleasedUpdate
 from flmarket.market.kinds import SamplingSpec
 from flmarket.market.owner import Guard, drops_out, guarded, spoilt
+from flmarket.market.record import Journal
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +76,25 @@ class FailingGuard(OwnerGuard):
         return super().__call__(message, context, call_next)
 
     def work(self, guard: Guard, order: Order, message: Message) -> ReleasedUpdate:
-        """What she sends instead of what she should."""
-        vector, owner = super().work(guard, order, message), guard.owner
-        spoils = owner.simulated and (owner.faulty or owner.adversary is not None)
-        return spoilt(owner, order, vector, unpack_vector(message)) if spoils else vector
+        """What she sends instead of what she should, now and when she is asked for it again."""
+        owner = guard.owner
+        if owner.simulated and (owner.faulty or owner.adversary is not None):
+            guard.journal = cast(Journal, _Spoilt(guard.journal, owner, unpack_vector(message)))
+        return super().work(guard, order, message)
+
+
+class _Spoilt:
+    """A journal that keeps, and lets go, what a misbehaving owner sends in the place of what her guard made."""
+
+    def __init__(self, journal: Journal, owner: Owner, parameters: FloatArray) -> None:
+        self._journal, self._owner, self._parameters = journal, owner, parameters
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+    def keep(self, order: Order, vector: FloatArray) -> FloatArray:
+        """See `Journal`."""
+        return self._journal.keep(order, spoilt(self._owner, order, ReleasedUpdate(vector), self._parameters))
 
 
 def store_spec(spec: Spec, folder: Path) -> Path:
