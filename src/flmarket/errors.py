@@ -4,6 +4,8 @@ Every error names the field, the value and what is accepted, in one line. Each c
 the command returns for it, so that scripts can tell a typing mistake from missing data or a refused release.
 """
 
+from typing import Any, get_args
+
 
 class FlmarketError(Exception):
     """Base of all errors that flmarket raises on purpose."""
@@ -29,6 +31,27 @@ class ConfigError(InvalidInput):
     """A configuration or data file that cannot be read as meant."""
 
     exit_code = 3
+
+
+def first_problem(error: Any, source: str, model: Any) -> ConfigError:
+    """What pydantic finds wrong first with a file, in one line: which key, what it was, what is accepted."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "file"
+    value, accepted = first.get("input"), first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if first["type"] == "missing":
+        value, accepted = None, "a value: it is needed"
+    elif first["type"] == "extra_forbidden" and (known := _keys(model, first["loc"][:-1])):
+        accepted = f"one of the keys {', '.join(known)}"
+    return ConfigError(f"{source}: {key}", value, accepted)
+
+
+def _keys(model: Any, place: tuple[object, ...]) -> list[str]:
+    """The keys of a section of a file."""
+    for part in place:
+        found = getattr(model, "model_fields", {}).get(part)
+        kinds = [] if found is None else [found.annotation, *get_args(found.annotation)]
+        model = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+    return list(getattr(model, "model_fields", {}))
 
 
 class DataUnavailable(FlmarketError):

@@ -11,12 +11,13 @@ import math
 import os
 import secrets
 import stat
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from flmarket.errors import InvalidInput
+from flmarket.errors import ConfigError, InvalidInput
 
 Name = str | os.PathLike[str]
 _BESIDE = ("-wal", "-shm", "-journal")  # what SQLite has beside a file
@@ -127,6 +128,16 @@ def start_databases(images: Mapping[Path, Callable[[], bytes]], *, sync: bool) -
 def start_database(path: Path, image: Callable[[], bytes], *, sync: bool) -> None:
     """`start_databases` for one."""
     start_databases({path: image}, sync=sync)
+
+
+def read_toml(path: Name, what: str) -> dict[str, Any]:
+    """A file's values, or a typed error that says what cannot be read."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors put a mark before everything
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(what, str(path), f"a readable UTF-8 file ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), str(error), "valid TOML") from None
 
 
 def keep_private(path: Name) -> None:

@@ -1,19 +1,20 @@
 """Any app behind the guard, any strategy behind the market: weights, optimisers, terms, money, crashes."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, QFedAvg
 from numpy.testing import assert_allclose, assert_array_equal
 
 from flmarket.engines.flower import InProcessGrid
 from flmarket.engines.flower.messages import Refusal, unpack
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.flower import Market, MarketStrategy, owner_guard
-from flmarket.flower.tensors import Tensors
+from flmarket.flower.tensors import Tensors, twins
 from flmarket.ledger import AwardState, DurableAccount, IdReused, MemoryLedger, SqlLedger
 
 from .conftest import TARGET, honest_train, record_of, start
@@ -21,13 +22,16 @@ from .conftest import TARGET, honest_train, record_of, start
 CONFIG = {"lr": 0.5}
 
 
-def played(grid, inner=None, *, rounds=2, release=None, arrays=None, config=None, evaluate=None, **market):
+def played(
+    grid, inner=None, *, rounds=2, release=None, arrays=None, config=None, evaluate=None, timeout=3600, **market
+):
     strategy = MarketStrategy(
         inner or FedAvg(), market=Market(**({"budget_per_round": 100.0} | market)), release=release
     )
     return strategy.start(
-        grid, arrays or start(), rounds, train_config=ConfigRecord(dict(config or CONFIG)), evaluate_fn=evaluate
-    )
+        grid, arrays or start(), rounds, timeout, train_config=ConfigRecord(dict(config or CONFIG)),
+        evaluate_fn=evaluate,
+    )  # fmt: skip
 
 
 def accounts(tmp_path, folder="owners"):
@@ -322,6 +326,16 @@ def test_plain_training_and_evaluation_are_refused(stage):
         assert set(answer.content) == {"refusal"}
 
 
+class ReadsLosses(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        assert [reply.content["metrics"]["loss"] for reply in replies]
+
+
+def replaced(**values):
+    """The usual arrays, some of them full of one number."""
+    return ArrayRecord({**dict(start()), **record_of(**{n: np.full((3, 4), v, np.float32) for n, v in values.items()})})
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -332,6 +346,20 @@ def test_plain_training_and_evaluation_are_refused(stage):
         ({"auction": "nobody"}, "auction"), ({"budget_per_round": -1.0}, "budget"), ({"inner": "FedAvg"}, "strategy"),
         ({"aggregation": "average-of-everything"}, "aggregation"), ({"clip": 0.0}, "clip"),
         ({"inner": FedAvg(fraction_train=0.0)}, "strategy"), ({"inner": FedAvg(arrayrecord_key="order")}, "record"),
+        ({"inner": QFedAvg(0.1)}, "strategy.*without owners' metrics"), ({"inner": ReadsLosses()}, "strategy.*'loss'"),
+        ({"arrays": replaced(fc__weight=np.nan)}, "initial_arrays.*NaN in fc"),
+        ({"arrays": replaced(fc__weight=1e10)}, "initial_arrays.*within"),
+        ({"arrays": replaced(frozen=np.nan), "release": ["fc.*"]}, "initial_arrays.*NaN in frozen"),
+        ({"arrays": {"fc.weight": np.zeros(3)}}, "initial_arrays.*ArrayRecord"), ({"release": [3]}, "release"),
+        ({"arrays": record_of(**{f"{i}{'x' * 900}": np.zeros(1) for i in range(1100)})}, "release.*1100 tensors"),
+        ({"config": {"n": 2**63}}, "train_config"), ({"config": {"text": "\ud800"}}, "train_config"),
+        ({"evaluate": lambda index, arrays: 0.5}, "evaluate_fn"), ({"evaluate": 3}, "evaluate_fn"),
+        ({"rounds": 0}, "rounds"), ({"timeout": "60"}, "timeout"), ({"bid_seconds": float("inf")}, "bid_seconds"),
+        ({"auction": 3}, "auction.*run"), ({"aggregation": 3}, "aggregation.*weights"), ({"seed": -1}, "seed"),
+        ({"perturbation": 3}, "perturbation.*privatize"), ({"budget_per_round": 0.0}, "budget_per_round"),
+        ({"buyer": "escrow"}, "buyer"), ({"buyer": "b" * 201}, "buyer"), ({"task": "t" * 151}, "task"),
+        ({"task": "a/0"}, "task"), ({"known_nodes": {"a": 1}}, "known_nodes"), ({"state": 3}, "state"),
+        ({"state": "/proc/nobody"}, "state"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_anybody_is_asked(stage, tmp_path, changes, field):
@@ -341,6 +369,62 @@ def test_what_cannot_work_is_refused_before_anybody_is_asked(stage, tmp_path, ch
     assert grid.seen == []
     assert ledger.head().size == 0
     assert accounts(tmp_path) == {}
+
+
+def test_other_things_that_are_no_ledger_and_no_market_are_refused(stage):
+    for made in (lambda: Market(budget_per_round=1.0, ledger=3), lambda: MarketStrategy(FedAvg(), market=None)):
+        with pytest.raises(InvalidInput, match=r"ledger|market"):
+            made()
+
+
+def test_a_strategy_is_tried_on_a_copy(stage):
+    """What it remembers begins with the first round, also where it cannot be copied and so is not tried."""
+
+    class Counts(FedAvg):
+        seen = ()
+        held = None
+
+        def aggregate_train(self, server_round, replies):
+            self.seen = (*self.seen, len(list(replies)))
+            return super().aggregate_train(server_round, replies)
+
+    for held in (None, threading.Lock()):
+        inner = Counts()
+        inner.held = held
+        played(stage(3, folder=f"held-{held is None}"), inner, auction="all-in", budget_per_round=1e5)
+        assert inner.seen == (3, 3)
+
+
+def test_numbers_without_a_shape_and_names_like_patterns_are_sold(stage):
+    def train(message, context):
+        arrays = {name: Array(np.asarray(one.numpy() + 1)) for name, one in message.content["arrays"].items()}
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+    grid = stage(2, train)
+    arrays = ArrayRecord({name: Array(np.array(1.0, np.float32)) for name in ("layer[0].w*", "scale")})
+    result = played(grid, arrays=arrays, release=["layer[0].w*", "scale"])
+    assert {tuple(one.shape) for one in result.arrays.values()} == {()}
+    assert all(one.numpy() != 1 for one in result.arrays.values())
+    assert result.records[0].delivered.all()
+
+
+def test_what_may_be_tied_is_told(stage, caplog):
+    """Of weights under two names a loaded state dict keeps the last; zeros are no sign of it."""
+    arrays = record_of(a=np.arange(3.0), b=np.arange(3.0), c=np.zeros(3), d=np.zeros(3), e=np.arange(3))
+    for release, told in ((["a"], True), (["a", "b"], True), (["b"], False), (["c"], False)):
+        found = twins(arrays, Tensors.chosen(arrays, release))
+        assert found == ([["a", "b"]] if told else [])
+
+
+def test_an_owner_whose_answer_would_come_too_late_is_not_charged(stage, tmp_path):
+    """Her answers leave after a time of her own; an order that ends before is not carried out in vain."""
+    grid = stage(2)
+    file = tmp_path / "owners" / "owner.toml"
+    file.write_text("answer_seconds = 100.0\n" + file.read_text())
+    result = played(grid, rounds=1, timeout=100)
+    assert {state for state in result.records[0].state if state} == {AwardState.VOIDED}
+    assert "answers leave 100 s after an order" in result.records[0].reason[0]
+    assert accounts(tmp_path) == {0: 0, 1: 0}
 
 
 def test_a_cap_ends_what_is_sold(stage):

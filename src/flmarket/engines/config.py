@@ -7,7 +7,6 @@ to a default. `docs/how-to.md` has an annotated example.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,8 @@ from flmarket.aggregation import Trust, robust
 from flmarket.bids import BidProfile, FloatArray, Kind, Valuations
 from flmarket.engines.config_types import Cap, NonNegative, Positive, Probability, Range, Section
 from flmarket.engines.memory import JdpTraining, SampledTraining, Simulation, Spec, StackelbergTraining
-from flmarket.errors import ConfigError
+from flmarket.errors import ConfigError, first_problem
+from flmarket.files import read_toml
 from flmarket.learning import (
     DataSet,
     LocalTraining,
@@ -158,7 +158,7 @@ class DataFile(Section):
         try:
             return cls.model_validate({"name": place.stem, **values, "folder": place.parent})
         except ValidationError as error:
-            raise _first(error, place.name) from None
+            raise first_problem(error, place.name, cls) from None
 
     def read(self) -> DataSet:
         """The data."""
@@ -591,7 +591,7 @@ class MarketConfig(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise _first(error, source) from None
+            raise first_problem(error, source, cls) from None
 
     @classmethod
     def load(cls, path: str | Path) -> MarketConfig:
@@ -767,28 +767,6 @@ class MarketConfig(Section):
             learning_rate=self.task.learning_rate,
             last_learning_rate=self.task.last_learning_rate,
         )
-
-
-def read_toml(path: str | Path, what: str) -> dict[str, Any]:
-    """A file's values, or a typed error that says what cannot be read."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(what, str(path), f"a readable UTF-8 file ({error})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), str(error), "valid TOML") from None
-
-
-def _first(error: ValidationError, source: str) -> ConfigError:
-    """The first problem in one line that names the key."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"]) or "file"
-    return ConfigError(f"{source}: {key}", first.get("input"), _plain(first["msg"]))
-
-
-def _plain(message: str) -> str:
-    """pydantic's message as the tail of 'expected …'."""
-    return message.removeprefix("Value error, ").removeprefix("Input should be ")
 
 
 def _built(get: Callable[..., T], key: str, name: str, settings: dict[str, Any]) -> T:

@@ -25,7 +25,9 @@ put back when a round is taken up in another process. What would break that: sta
 from __future__ import annotations
 
 import base64
+import copy
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +49,18 @@ from flmarket.engines.flower.messages import RESERVED, TRAIN, Records, text_reco
 from flmarket.engines.flower.strategy import GridOwners, MarketLoop, tell_round
 from flmarket.errors import InvalidInput
 from flmarket.files import write_file
-from flmarket.flower.tensors import TENSORS, UPDATE, AppModel, RecordTerms, Tensors, as_floats, merged, settings
+from flmarket.flower.tensors import (
+    TENSORS,
+    UPDATE,
+    AppModel,
+    RecordTerms,
+    Tensors,
+    as_floats,
+    merged,
+    settings,
+    startable,
+    twins,
+)
 from flmarket.learning import LocalTraining
 from flmarket.ledger import (
     MICROS,
@@ -61,8 +74,10 @@ from flmarket.ledger import (
     format_micros,
     to_micros,
 )
+from flmarket.ledger.rules import checked_name, checked_party
 from flmarket.market.kind import Announcement, Bid, Order, RoundPlan
 from flmarket.market.kinds.auction import AuctionKind, AuctionTerms
+from flmarket.market.owner import LARGEST_PARAMETER
 from flmarket.market.round import Rounds, new_task
 from flmarket.market.store import FileStore, MemoryStore, RoundStore
 from flmarket.market.task import RoundRecord, Task
@@ -154,7 +169,8 @@ class AppAuction(AuctionKind):
         """Have the inner strategy configure a round, once: what is sent to whom."""
         if index == self._configured:
             return
-        if self._configured < 0 and self.notes:
+        first_time = self._configured < 0
+        if first_time and self.notes:
             self._take_up()
         made = list(self.inner.configure_train(index + 1, self.now, self.config, self.nodes))
         if not made:
@@ -175,6 +191,39 @@ class AppAuction(AuctionKind):
         configs = {name: ConfigRecord(dict(one)) for name, one in first.config_records.items()}  # not what may change
         self.content, self.messages = {**first, **configs}, {one.metadata.dst_node_id: one for one in made}
         self._configured = index
+        if first_time:
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Let a copy of the strategy aggregate made-up updates: what would fail then fails before anybody is asked.
+
+        Strategies that read owners' metrics (QFedAvg's losses) would fail when everybody is paid.
+        """
+        try:
+            inner = copy.deepcopy(self.inner)
+        except Exception:  # it holds what cannot be copied: then only its own rounds show it
+            return
+        key, size, said = self._weighted_by, len(self.parameters), _log.disabled
+        moved = [self.parameters + self.spec.perturbation.clip * (i + 1) / size for i in range(4)]
+        replies = [
+            self._reply(message, one, {key: float(i + 1)})
+            for i, (message, one) in enumerate(zip(self.messages.values(), moved, strict=False))
+        ]
+        _log.disabled = True
+        try:
+            found, _ = inner.aggregate_train(self._configured + 1, replies)
+            if found is not None:
+                self.tensors.flat(found)
+        except Exception as error:
+            what = f"one that aggregates updates alone, without owners' metrics ({type(error).__name__}: {error})"
+            raise InvalidInput("strategy", type(self.inner).__name__, what) from error
+        finally:
+            _log.disabled = said
+
+    @property
+    def _weighted_by(self) -> str:
+        """The metric by which the inner strategy weighs replies."""
+        return getattr(self.inner, "weighted_by_key", "num-examples")
 
     def announcement(self, index: int) -> Announcement:
         """The auction's, and the digest of what is sold and how it is trained."""
@@ -191,11 +240,19 @@ class AppAuction(AuctionKind):
 
     def measured(self) -> dict[str, float]:
         """By the buyer's own function."""
-        found = None if self.evaluate is None else self.evaluate(self._configured + 1, self.now)
+        found = self.evaluated(self._configured + 1)
+        return {} if found is None else as_floats(found)
+
+    def evaluated(self, index: int) -> MetricRecord | None:
+        """What the buyer's own function says of the model as it stands after so many rounds, kept for the result."""
+        found = None if self.evaluate is None else self.evaluate(index, self.now)
         if found is None:
-            return {}
-        self.metrics[self._configured + 1] = found
-        return as_floats(found)
+            return None
+        try:
+            self.metrics[index] = MetricRecord(dict(found))
+        except (TypeError, ValueError):
+            raise InvalidInput("evaluate_fn", found, "a function that returns a MetricRecord, or None") from None
+        return self.metrics[index]
 
     def _moved(
         self,
@@ -208,25 +265,29 @@ class AppAuction(AuctionKind):
     ) -> FloatArray:
         """The market's weights, and the inner strategy's step on what they weigh."""
         weights = self.spec.aggregation.weights(epsilon, sizes)
-        key, total = getattr(self.inner, "weighted_by_key", "num-examples"), float(sizes[came].sum())
+        key, total = self._weighted_by, float(sizes[came].sum())
+        sign = -1 if self.records is not None else 1  # the guard's own steps say what to subtract
         replies = [
-            self._reply(owner, updates[owner], {key: weight * total})
+            self._reply(self._asked(owner), self.parameters + sign * updates[owner], {key: weight * total})
             for owner, weight in zip(bidders.tolist(), weights.tolist(), strict=True)
             if weight > 0
         ]
         found, _ = self.inner.aggregate_train(self._configured + 1, replies)
         if found is not None:
             moved = self.tensors.flat(found)
-            if not np.isfinite(moved).all():
-                raise InvalidInput("strategy", type(self.inner).__name__, "a model of finite numbers")
+            if not (np.abs(moved) <= LARGEST_PARAMETER).all():
+                what = f"a model of numbers within ±{LARGEST_PARAMETER:g}: owners take no others"
+                raise InvalidInput("strategy", type(self.inner).__name__, what)
             self.parameters = self.tensors.flat(self.tensors.named(moved))  # as it is sent
         return weights
 
-    def _reply(self, owner: int, update: FloatArray, metrics: dict[str, float]) -> Message:
+    def _asked(self, owner: int) -> Message:
+        """What the inner strategy would have sent to an owner."""
+        return self.messages.get(self.node_of(owner) or 0) or next(iter(self.messages.values()))
+
+    def _reply(self, asked: Message, parameters: FloatArray, metrics: dict[str, float]) -> Message:
         """What a plain client would have sent: parameters, and for how many examples they count."""
-        moved = -update if self.records is not None else update  # the guard's own steps say what to subtract
-        arrays = merged(self.arrays, self.tensors, self.parameters + moved)
-        asked = self.messages.get(self.node_of(owner) or 0) or next(iter(self.messages.values()))
+        arrays = merged(self.arrays, self.tensors, parameters)
         return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord(dict(metrics))}), reply_to=asked)
 
     def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
@@ -320,6 +381,7 @@ def _value(one: Any) -> Any:
 
 RECOMMENDED = "recommended"
 EVERYBODY = 10_000_000
+LONGEST_TASK = 150  # an award's id has round and owner behind it
 WORDS: dict[Unit, str] = {"update": "an owner's whole update", "record": "any one record of an owner"}
 
 
@@ -354,29 +416,37 @@ class Market:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.bid_seconds > 0:
-            raise InvalidInput("bid_seconds", self.bid_seconds, "a positive number")
-        if not self.buyer or (self.task is not None and not self.task):
-            raise InvalidInput("buyer, task", (self.buyer, self.task), "names")
+        _check_seconds("bid_seconds", self.bid_seconds)
+        checked_party("buyer", self.buyer)
+        if self.task is not None:
+            checked_name("task", self.task)
+            if "/" in self.task or len(self.task) > LONGEST_TASK:
+                raise InvalidInput("task", self.task, f"at most {LONGEST_TASK} characters, no / among them")
+        if to_micros("budget_per_round", self.budget_per_round) < 1:
+            raise InvalidInput("budget_per_round", self.budget_per_round, "money to buy with, of at least 0.000001")
+        if not (self.ledger is None or isinstance(self.ledger, str) or hasattr(self.ledger, "has_task")):
+            raise InvalidInput("ledger", self.ledger, "a database URL (sqlite:///market.db), a ledger, or None")
+        if not isinstance(self.state, str | Path | None):
+            raise InvalidInput("state", self.state, "a folder, or None")
+        known = {} if self.known_nodes is None else self.known_nodes
+        if not isinstance(known, Mapping) or not all(type(one) is int for pair in known.items() for one in pair):
+            raise InvalidInput("known_nodes", known, "{node id: owner's number}, or None for whoever is there")
         self.terms("task", 1, 1)  # its own errors, before anything is started
 
     def terms(self, task: str, rounds: int, dimension: int, records: RecordTerms | None = None) -> AuctionTerms:
         """The market for updates of so many numbers, or for steps on records."""
-        auction = auctions.get(auctions.admit(self.auction)) if isinstance(self.auction, str) else self.auction
-        rule = self.aggregation
-        if isinstance(rule, str):
-            rule = aggregation.get(aggregation.admit(rule))
+        auction: Auction = _found("auction", self.auction, auctions, "run")
+        rule: Aggregation = _found("aggregation", self.aggregation, aggregation, "weights")
         if isinstance(rule, RobustAggregation):
             raise InvalidInput("aggregation", rule.name, "weights; a robust choice is the inner strategy's (Krum, …)")
-        noise: str | Perturbation = self.perturbation
+        wanted: str | Perturbation = self.perturbation
         if records is not None:
-            if noise not in (RECOMMENDED, RecordNoise.name):
-                raise InvalidInput("perturbation", noise, "none where records are protected: others hide updates")
-            noise = records.noise(self.clip)
-        if noise == RECOMMENDED:
-            noise = privacy.recommend(dimension, self.epsilon_per_round).name
-        if isinstance(noise, str):
-            noise = privacy.get(privacy.admit(noise), clip=self.clip)
+            if wanted not in (RECOMMENDED, RecordNoise.name):
+                raise InvalidInput("perturbation", wanted, "none where records are protected: others hide updates")
+            wanted = records.noise(self.clip)
+        if wanted == RECOMMENDED:
+            wanted = privacy.recommend(dimension, self.epsilon_per_round).name
+        noise: Perturbation = _found("perturbation", wanted, privacy, "privatize", clip=self.clip)
         if not is_sound(noise) or isinstance(noise.guarantee(1.0), Unprotected):
             raise InvalidInput(
                 "perturbation", noise.name, "one that is sound in finite precision: owners take no other"
@@ -452,6 +522,8 @@ class MarketStrategy(MarketLoop):
         if unit not in ("update", "record") or (unit == "record") != (local is not None):
             what = "update; or record, with the steps that guards take, local=LocalTraining(steps=…, learning_rate=…)"
             raise InvalidInput("unit, local", (unit, local), what)
+        if not isinstance(market, Market):
+            raise InvalidInput("market", market, "a Market(budget_per_round=…)")
         self.inner, self.market, self.release = inner, market, release
         self.records = None if local is None else RecordTerms(local, delta)
         market.terms("task", 1, 1, self.records)  # its own errors, before anything is started
@@ -474,10 +546,14 @@ class MarketStrategy(MarketLoop):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Play the market, up to `num_rounds` rounds in all; owners have `timeout` seconds to train."""
-        if not timeout > 0:
-            raise InvalidInput("timeout", timeout, "a positive number of seconds")
-        tensors = Tensors.chosen(initial_arrays, self.release)
-        config = ConfigRecord(dict(train_config or {}))
+        _check_seconds("timeout", timeout)
+        if not (evaluate_fn is None or callable(evaluate_fn)):
+            raise InvalidInput("evaluate_fn", evaluate_fn, "a function of the round's number and the arrays, or None")
+        tensors = startable(initial_arrays, self.release)
+        try:
+            config = ConfigRecord(dict(train_config or {}))
+        except (TypeError, ValueError) as error:
+            raise InvalidInput("train_config", train_config, f"a ConfigRecord ({error})") from None
         settings(tensors, config, None if self.records is None else self.records.said)
         _log.info("Starting market around %s:", type(self.inner).__name__)
         with self._books() as (ledger, store, task):
@@ -497,10 +573,12 @@ class MarketStrategy(MarketLoop):
                 "\t└──> Sold: %s tensors, %s numbers, by %s, clip %g; ε is for %s",
                 *(sold, tensors.dimension, noise.name, noise.clip, WORDS[kind.unit]),
             )
-            first = None if evaluate_fn is None else evaluate_fn(0, initial_arrays)
+            for names in twins(initial_arrays, tensors):
+                words = "%s hold the same numbers: if they are one tensor (tied weights), release the last alone"
+                _log.warning(words, ", ".join(names))
+            first = kind.evaluated(0)
             if first is not None:
                 _log.info("Initial global evaluation results: %s", first)
-                kind.metrics[0] = first
             rounds = Rounds(kind, owners, ledger, store, progress=lambda record: tell_round(record, num_rounds))
             rounds.play(num_rounds)
             return self._result(kind, rounds, ledger)
@@ -527,7 +605,10 @@ class MarketStrategy(MarketLoop):
         name, begun = market.task or f"task-{secrets.token_hex(6)}", False
         if market.state is not None:
             folder = Path(market.state)
-            store, label = FileStore(folder), folder / "task"
+            try:
+                store, label = FileStore(folder), folder / "task"
+            except OSError as error:
+                raise InvalidInput("state", str(folder), f"a folder that can be written ({error.strerror})") from None
             begun = label.exists()
             kept = label.read_text(encoding="utf-8") if begun else name
             if market.task not in (None, kept):
@@ -546,6 +627,21 @@ class MarketStrategy(MarketLoop):
         finally:
             if isinstance(books, str) and isinstance(ledger, SqlLedger):
                 ledger.close()
+
+
+def _found(field: str, value: Any, known: Any, method: str, **settings: Any) -> Any:
+    """What a registered name stands for, or the object itself."""
+    if isinstance(value, str):
+        return known.get(known.admit(value), **settings)
+    if not callable(getattr(value, method, None)):
+        raise InvalidInput(field, value, f"an object with {method}(), or one of {', '.join(known.names())}")
+    return value
+
+
+def _check_seconds(field: str, value: object) -> None:
+    """A deadline that a message can carry."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidInput(field, value, "a positive number of seconds")
 
 
 def _said(loss: Event) -> str:

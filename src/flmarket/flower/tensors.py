@@ -42,6 +42,7 @@ from flmarket.learning import LocalTraining, Records
 from flmarket.learning.datasets import as_records
 from flmarket.market import Announcement
 from flmarket.market.descent import reach
+from flmarket.market.owner import LARGEST_PARAMETER
 from flmarket.privacy import RecordNoise
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Tensors:
         misspells a name buys nothing.
         """
         sellable = [name for name, one in arrays.items() if one.dtype in FLOATS and not is_buffer(name)]
-        if isinstance(release, str):
+        if isinstance(release, str) or not all(isinstance(pattern, str) for pattern in release or ()):
             raise InvalidInput("release", release, "a list of patterns")
         wanted = set(sellable if release is None else ())
         for pattern in release or ():
@@ -93,7 +94,11 @@ class Tensors:
                 odd = [f"{name} ({one.dtype})" for name, one in arrays.items() if name in named]
                 what = f"only {', '.join(odd)}, which is not sold" if odd else "no tensor"
                 raise InvalidInput("release", f"{pattern!r}: {what}", f"patterns of {', '.join(sellable)}"[:2000])
-        return cls.of(arrays, [name for name in sellable if name in wanted])
+        found = cls.of(arrays, [name for name in sellable if name in wanted])
+        if len(found.text) > LONGEST_LISTING:
+            what = f"names and shapes of at most {LONGEST_LISTING:,} characters in all: release fewer tensors"
+            raise InvalidInput("release", f"{len(found.shapes)} tensors, {len(found.text):,} characters", what)
+        return found
 
     @classmethod
     def of(cls, arrays: ArrayRecord, names: Sequence[str]) -> Tensors:
@@ -143,7 +148,7 @@ class Tensors:
         ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])[:-1]
         parts = zip(self.shapes.items(), np.split(vector, ends), strict=True)
         return {
-            name: Array(np.ascontiguousarray(part.reshape(shape).astype(dtype or self.dtypes[name])))
+            name: Array(part.reshape(shape).astype(dtype or self.dtypes[name]))  # a scalar stays one
             for (name, shape), part in parts
         }
 
@@ -151,6 +156,8 @@ class Tensors:
 def _named(pattern: str, names: Iterable[str]) -> set[str]:
     """The names that fit a pattern as a whole; if there are none, those of which an end after a dot does."""
     all_names = list(names)
+    if pattern in all_names:
+        return {pattern}
     whole = {name for name in all_names if fnmatchcase(name, pattern)}
     return whole or {name for name in all_names if any(fnmatchcase(end, pattern) for end in _ends(name))}
 
@@ -158,6 +165,33 @@ def _named(pattern: str, names: Iterable[str]) -> set[str]:
 def _ends(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[first:]) for first in range(1, len(parts))]
+
+
+def startable(arrays: object, release: Sequence[str] | None) -> Tensors:
+    """What is sold of the arrays that training starts from; InvalidInput if owners could do nothing with them."""
+    if not isinstance(arrays, ArrayRecord):
+        what = "an ArrayRecord, such as ArrayRecord(model.state_dict())"
+        raise InvalidInput("initial_arrays", type(arrays).__name__, what)
+    tensors = Tensors.chosen(arrays, release)
+    for name in (name for name, one in arrays.items() if one.dtype in FLOATS):
+        if np.isnan(arrays[name].numpy()).any():
+            raise InvalidInput("initial_arrays", f"NaN in {name}", "numbers, in tensors that are not sold too")
+    if not (np.abs(tensors.flat(arrays)) <= LARGEST_PARAMETER).all():
+        what = f"numbers within ±{LARGEST_PARAMETER:g}: owners take no others"
+        raise InvalidInput("initial_arrays", f"larger ones in {', '.join(tensors.shapes)}"[:200], what)
+    return tensors
+
+
+def twins(arrays: ArrayRecord, tensors: Tensors) -> list[list[str]]:
+    """Groups of names with the same numbers, as tied weights have, of which others are sold than the last alone.
+
+    Loading a state dict fills tied weights once for each name: what the last says is what stays.
+    """
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name, one in arrays.items():
+        if one.dtype in FLOATS and math.prod(one.shape) and np.ptp(one.numpy()) > 0:
+            groups.setdefault((one.dtype, tuple(one.shape), one.data), []).append(name)
+    return [names for names in groups.values() if set(names[:-1]) & set(tensors.shapes)]
 
 
 def is_buffer(name: str) -> bool:
@@ -172,8 +206,15 @@ def settings(tensors: Tensors, config: ConfigRecord | None, records: Mapping[str
     try:
         said = {"config": values, "tensors": hashlib.sha256(tensors.text.encode()).hexdigest(), **(records or {})}
         text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        json.dumps(values, ensure_ascii=False).encode()  # half a character, which no message can carry
+        for one in values.values():
+            if any(
+                isinstance(number, int) and abs(number) >= 2**63 for number in (one if isinstance(one, list) else [one])
+            ):
+                raise ValueError
     except (TypeError, ValueError):
-        raise InvalidInput("train_config", values, "finite numbers, texts, truth values, and lists of them") from None
+        what = "finite numbers, whole ones of 64 bits, texts, truth values, and lists of them"
+        raise InvalidInput("train_config", values, what) from None
     if len(text) > LONGEST_TEXT:
         raise InvalidInput("train_config", f"{len(text)} characters", f"at most {LONGEST_TEXT} with everything around")
     return text

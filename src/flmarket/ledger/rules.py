@@ -98,16 +98,18 @@ class Draft:
 
     def deposit(self, id: str, account: str, amount_micros: int) -> None:
         """Outside → party."""
-        self._once(Line(EntryKind.DEPOSIT, checked_name("id", id), BANK, _party("account", account), amount_micros))
+        self._once(
+            Line(EntryKind.DEPOSIT, checked_name("id", id), BANK, checked_party("account", account), amount_micros)
+        )
 
     def withdraw(self, id: str, account: str, amount_micros: int) -> None:
         """Party, or the broker's fees → outside."""
-        source = account if account == FEES else _party("account", account)
+        source = account if account == FEES else checked_party("account", account)
         self._once(Line(EntryKind.WITHDRAWAL, checked_name("id", id), source, BANK, amount_micros))
 
     def fee(self, id: str, account: str, amount_micros: int) -> None:
         """Party → broker."""
-        self._once(Line(EntryKind.FEE, checked_name("id", id), _party("account", account), FEES, amount_micros))
+        self._once(Line(EntryKind.FEE, checked_name("id", id), checked_party("account", account), FEES, amount_micros))
 
     def hold(self, award: Award) -> Award:
         """Buyer → escrow."""
@@ -122,8 +124,8 @@ class Draft:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**62:
             raise InvalidInput("round_index", index, "a whole number of at least 0")
         buyer, owner, id = (
-            _party("buyer", award.buyer),
-            _party("owner", award.owner),
+            checked_party("buyer", award.buyer),
+            checked_party("owner", award.owner),
             checked_name("award id", award.id),
         )
         detail = canonical(loss_terms(award.loss))
@@ -183,7 +185,7 @@ class Draft:
 
     def register_cap(self, owner: str, cap: Cap) -> None:
         """Record a cap, new or changed; all releases so far must fit it."""
-        known = self.accounts.get(_party("owner", owner))
+        known = self.accounts.get(checked_party("owner", owner))
         if known is not None and known.cap == cap:
             return
         if not isinstance(cap, PureDp | ZCdp | ApproxDp | RecordLevel) or not 0 < limit_of(cap) <= LARGEST_CAP:
@@ -277,7 +279,8 @@ def checked_name(field: str, value: object) -> str:
     return value
 
 
-def _party(field: str, account: object) -> str:
+def checked_party(field: str, account: object) -> str:
+    """The account of a buyer or an owner: none of the ledger's own."""
     name = checked_name(field, account)
     if name in RESERVED:
         raise InvalidInput(field, name, "the account of a buyer or an owner")

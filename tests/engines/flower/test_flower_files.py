@@ -41,6 +41,7 @@ privacy_budget = 0.5
 [cap]
 epsilon = 8.0
 """
+APP = OWNER.replace('data = "records.npz"', "records = 6")
 
 
 def test_the_example_is_the_app_that_deploy_uses():
@@ -84,14 +85,26 @@ def test_an_owner_from_her_file_has_secure_noise(owner_file):
         (OWNER.replace("epsilon = 8.0", "epsilon = 8.0\nrho = 1.0"), "cap"),
         (OWNER.replace("epsilon = 8.0", "epsilon = inf"), "cap.epsilon"),
         (OWNER.replace("quadratic", "cubic"), "bid.valuation"),
-        (OWNER + "noise = 'none'\n", "cap.noise"),
-        ("owner = ", "owner file"),
+        (OWNER + "noise = 'none'\n", "cap.noise.*one of the keys epsilon, delta, rho, none, unit"),
+        (OWNER.replace("owner = 3", ""), "owner: None .* needed"),
+        (OWNER.replace("owner = 3", f"owner = {2**70}"), "owner: .* less than"),
+        (OWNER.replace("owner = 3", "owner = 3\nanswer_seconds = 1e12"), "answer_seconds"),
+        (OWNER + 'unit = "record"\n', "cap.*epsilon with delta"),
+        (APP.replace("budget = 0.5", "budget = 0.5\nleast_epsilon = 0.6"), "bid.least_epsilon.*at most .*0.5"),
+        (APP.replace("budget = 0.5", "budget = 0.5\nleast_records = 7"), "bid.least_records.*at most records, 6"),
+        (APP.replace("owner = 3", 'owner = 3\ntrust = ["secure-aggregation"]'), 'trust.*"local"'),
+        ("owner = ", "owner.toml.*valid TOML"),
     ],
 )
 def test_a_bad_file_is_named(owner_file, text, key):
     owner_file.write_text(text)
     with pytest.raises(ConfigError, match=key):
         OwnerFile.load(owner_file)
+
+
+def test_a_mark_that_some_editors_write_is_no_mistake(owner_file):
+    owner_file.write_text(OWNER, encoding="utf-8-sig")
+    assert OwnerFile.load(owner_file).owner == 3
 
 
 def test_caps_in_three_currencies(owner_file):

@@ -76,6 +76,9 @@ class OwnerGuard:
         if order is None:
             words = "bids are asked for by an announcement, work and releases by an order"
             return _refusal(owner.number, Refused("malformed", words), message)
+        if has_arrays(message) and (owner.answer_seconds or 0.0) >= message.metadata.ttl:
+            words = f"answers leave {owner.answer_seconds:g} s after an order, which is too late for this one"
+            return _refusal(owner.number, Refused("late", words), message)
         return self.carried_out(guard, order, message, context, call_next)
 
     def declined(self, owner: Owner, call: Announcement) -> Refused | None:

@@ -57,8 +57,8 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations
-from flmarket.errors import ConfigError, InvalidInput
-from flmarket.files import write_file
+from flmarket.errors import ConfigError, InvalidInput, first_problem
+from flmarket.files import read_toml, write_file
 from flmarket.learning import LocalTraining, Model, models
 from flmarket.learning.data.files import read_npz
 from flmarket.market import Announcement, Owner, kinds
@@ -69,9 +69,11 @@ from flmarket.privacy import ApproxDp, Cap, PureDp, RecordLevel, Uncapped, ZCdp,
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 IDENTITY, PEERS = "identity.key", "peers.toml"
+LARGEST_OWNER = 2**62  # what a message can carry
 
 
 class _Section(BaseModel):
@@ -104,9 +106,9 @@ class CapSection(_Section):
     def _one_currency(self) -> Self:
         given = [name for name in ("epsilon", "rho", "none") if getattr(self, name) is not None]
         if len(given) != 1 or (self.delta is not None and given != ["epsilon"]):
-            raise ValueError("give epsilon, epsilon and delta, rho, or none = true")
-        if self.unit == "record" and self.none:
-            raise ValueError('a cap for unit = "record": what has none is sold as updates')
+            raise ValueError("epsilon, epsilon and delta, rho, or none = true")
+        if self.unit == "record" and (self.none or (self.epsilon is not None and self.delta is None)):
+            raise ValueError('epsilon with delta, or rho, for unit = "record": its noise is Gaussian')
         return self
 
     @classmethod
@@ -166,15 +168,15 @@ class ModelSection(_Section):
 class OwnerFile(_Section):
     """The whole file."""
 
-    owner: Annotated[int, Field(ge=0, strict=True)]
+    owner: Annotated[int, Field(ge=0, le=LARGEST_OWNER, strict=True)]
     account: str = ""
     data: str | None = None
     records: Count | None = None
     classes: Count | None = None
     record: str = "record"
     allow_raw: Annotated[bool, Field(strict=True)] = False
-    answer_seconds: Positive | None = None
-    most_seconds: Positive = 600.0
+    answer_seconds: Seconds | None = None
+    most_seconds: Seconds = 600.0
     trust: tuple[Literal["local", "secure-aggregation"], ...] = ("local",)
     identity: str = ""
     peers: str = ""
@@ -188,20 +190,27 @@ class OwnerFile(_Section):
     @model_validator(mode="after")
     def _one_holding(self) -> Self:
         if (self.data is None) == (self.records is None):
-            raise ValueError("give either data, a table of records, or records, how many her own app trains on")
+            raise ValueError("either data, a table of records, or records, how many her own app trains on")
         return self
 
     @classmethod
     def load(cls, path: str | Path) -> OwnerFile:
         """Read and check; the first problem becomes a one-line error that names the key."""
         try:
-            return cls.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError("owner file", str(path), f"a readable TOML file ({error})") from None
+            own = cls.model_validate(read_toml(path, "owner file"))
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"]) or "file"
-            raise ConfigError(f"{Path(path).name}: {key}", first.get("input"), first["msg"]) from None
+            raise first_problem(error, Path(path).name, cls) from None
+        if own.records is not None:  # an app's updates are sold by auction, one by one: these sell nothing ever
+            for key, value, sells, accepted in (
+                ("bid.least_epsilon", own.bid.least_epsilon, own.bid.least_epsilon <= own.bid.privacy_budget,
+                 f"at most bid.privacy_budget, {own.bid.privacy_budget:g}"),
+                ("bid.least_records", own.bid.least_records, own.bid.least_records <= own.records,
+                 f"at most records, {own.records}"),
+                ("trust", own.trust, "local" in own.trust, "\"local\" among them"),
+            ):  # fmt: skip
+                if not sells:
+                    raise ConfigError(f"{Path(path).name}: {key}", value, accepted)
+        return own
 
     def to_toml(self) -> str:
         """The file's text, with the keys that were given."""
