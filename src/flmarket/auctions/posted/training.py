@@ -115,7 +115,7 @@ class _Slopes(torch.autograd.Function):
         return gradient[:, None] * ctx.slopes, None, None
 
 
-class _Choice(torch.autograd.Function):
+class SoftChoice(torch.autograd.Function):
     """(mean ε, mean payment, chance of a sale) of an owner who chooses softly between all options and none."""
 
     @staticmethod
@@ -273,7 +273,7 @@ class Trainer:
             values = torch.addmm(layers[-1][0], values, layers[-1][1:])
             log_price = values @ curve + (log_money + size[turn].log())[:, None]
             limit = money * share[turn] ** kept
-            chosen, paid, sells = _Choice.apply(log_price, limit, cost[turn], scale[turn], eps)  # type: ignore[no-untyped-call]
+            chosen, paid, sells = SoftChoice.apply(log_price, limit, cost[turn], scale[turn], eps)  # type: ignore[no-untyped-call]
             money = (money - paid).clamp_min(0.0)
             each = (chosen / sells.clamp_min(1e-6)).clamp_min(CATALOGUE[0])
             sales = Sales(
