@@ -176,11 +176,12 @@ def _show_attack(found: Attack) -> None:
     if found.gains:
         rows = table(
             "Gain over the truth, in full costs a round", "setting", "best strategy for all", "gain", "in hindsight",
-            "who gain", text=2,
+            "who gain", "honest bound", "spent", text=2,
         )  # fmt: skip
         for row in found.gains:
             hindsight = ("–", "–") if row.hindsight is None else (f"{row.hindsight:.4f}", f"{row.gaining or 0.0:.1%}")
-            rows.add_row(row.setting, row.strategy, f"{row.mean:.4f} ± {row.standard_error:.4f}", *hindsight)
+            buyer = ("", "") if row.bound is None or row.spent is None else (f"{row.bound:.3f}", f"{row.spent:.0%}")
+            rows.add_row(row.setting, row.strategy, f"{row.mean:.4f} ± {row.standard_error:.4f}", *hindsight, *buyer)
         screen.print(rows)
     if found.splits:
         rows = table(

@@ -127,6 +127,7 @@ class SoftChoice(torch.autograd.Function):
         scale: torch.Tensor,
         eps: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`scale` is the temperature in money; whatever is dearer than `limit` is offered at that."""
         price = log_price.clamp(max=60.0).exp_()
         capped = price >= limit[:, None]
         price = torch.minimum(price, limit[:, None])
@@ -141,6 +142,7 @@ class SoftChoice(torch.autograd.Function):
     def backward(
         ctx: Any, by_epsilon: torch.Tensor, by_payment: torch.Tensor, by_sale: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        """The slopes of all three in prices and in the limit."""
         price, chance, capped, scale, eps = ctx.saved_tensors
         gain = by_epsilon[:, None] * eps + by_payment[:, None] * price + by_sale[:, None]
         mean = (chance * gain).sum(dim=1, keepdim=True)
