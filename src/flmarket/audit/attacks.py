@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from flmarket import auctions
 from flmarket.auctions.posted import PostedAuction
@@ -278,7 +279,7 @@ class Ceiling:
         """Of the auction, for bids that are one ask."""
         return self.auction.guarantees
 
-    def run(self, bids: BidProfile, budget: FloatArray, *, rng: np.random.Generator | None = None) -> Outcome:
+    def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear, and see to it that the ceiling holds."""
         fits = bids.full_cost <= self.price * bids.privacy_budget * bids.data_size
         seen = BidProfile(bids.valuations, bids.privacy_budget * fits, bids.data_size * fits)
@@ -345,7 +346,7 @@ def play(
     `calendar` has shape (rounds, profiles); `cap` is everybody's lifetime cap in multiples of her ε̄; with `carry`, what
     a round leaves is added to the next one's budget. Who has nothing to sell is not there.
     """
-    return _played(auction, bids, calendar, [plan], Rules(cap, carry), seed)[0][0]
+    return np.asarray(_played(auction, bids, calendar, [plan], Rules(cap, carry), seed)[0][0])
 
 
 def _played(
