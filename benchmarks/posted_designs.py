@@ -54,13 +54,13 @@ class Design:
     table: bool = False  # a tabulated menu in place of a network
     hidden: tuple[int, ...] = (48, 48)
     others: str = ""  # whose reports it sees besides: of other "groups"; "later" (relaxed)
-    own: bool = False  # relaxed: sees her family and ε̄
+    own: tuple[str, ...] = ()  # relaxed: sees her "family", her "cap" ε̄
     batch: int = 256  # profiles of each population
 
     @property
     def relaxed(self) -> bool:
         """Whether it is no mechanism."""
-        return self.own or self.others == "later"
+        return bool(self.own) or self.others == "later"
 
 
 _ALONE = tuple((rank,) for rank in range(OWNERS))
@@ -80,8 +80,9 @@ DESIGNS = {
     "halves": Design("two halves with a purse each, prices from the other's reports", _HALVES, others="groups"),
     "leave-one-out": Design("a purse each, prices from all others' reports", _ALONE, others="groups"),
     "sees-later": Design("sequence that sees summaries of later reports", others="later"),
-    "sees-own": Design("sequence that sees her family and ε̄", own=True),
-    "sees-both": Design("sequence that sees both", others="later", own=True),
+    "sees-cap": Design("sequence that sees her ε̄", own=("cap",)),
+    "sees-family": Design("sequence that sees her family", own=("family",)),
+    "sees-own": Design("sequence that sees both", own=("family", "cap")),
 }
 
 
@@ -189,7 +190,7 @@ class Mechanism(torch.nn.Module):
         if design.table:
             self.curve: torch.nn.Module = Table(count)
             return
-        inputs = 16 + 5 + (6 * OWNERS if design.history else 0) + 5 * bool(design.others) + 6 * design.own
+        inputs = 16 + 5 + (6 * OWNERS if design.history else 0) + 5 * bool(design.others) + 6 * bool(design.own)
         self.curve = Network((inputs, *design.hidden, len(KNOTS)), count)
 
     def alone(self, at: int, state: Mapping[str, torch.Tensor]) -> Mechanism:
@@ -277,7 +278,8 @@ class Mechanism(torch.nn.Module):
         logs = ((x + 1e-4).log() / 3 for x in (share, part))
         mine = [torch.stack([share, part, *logs, part * measured[:, None]], dim=-1)]
         if self.design.own:
-            mine.append(torch.cat([of.family[:, block], of.cap[:, block, None]], dim=-1))
+            seen = torch.tensor([*["family" in self.design.own] * 5, "cap" in self.design.own])
+            mine.append(torch.cat([of.family[:, block], of.cap[:, block, None]], dim=-1) * seen)
         together = torch.cat(common, dim=1)[:, None].expand(-1, len(block), -1)
         return torch.cat([together, *mine], dim=-1)
 
