@@ -1,7 +1,7 @@
 """Truthful designs side by side: how close to the second best can menus come that no owner's own report moves?
 
-    python -m benchmarks.posted_designs --design clock --population flm22-iid     # train, or go on with it
-    python -m benchmarks.posted_designs --table                                   # the table of docs/posted.md
+    python -m benchmarks.posted_designs --design clock     # train, or go on with it
+    python -m benchmarks.posted_designs --table            # the table of docs/decisions/0004-posted-menus.md
 
 A design is an order of owners, cut into groups with a fixed purse each and into blocks that are cleared one after
 another on what is left of their purse. Every owner of a block has a curve A(ε) ≥ 0 of public facts and of what others
@@ -9,6 +9,8 @@ reported whose outcome hers cannot move. One owner alone is offered min(A(ε), w
 clock t ≤ 1: each is offered for ε the largest t·A(ε) with which the others' payments at t, as they would choose at
 t·A, stay within what is left (docs/decisions/0004-posted-menus.md has the proof). So all but the `relaxed` designs are
 truthful, rational and within budget. Training softens choices; every figure is of the exact best choices.
+
+A design is trained on all populations at once, with parameters of its own for each: small tensors are all overhead.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +29,7 @@ import torch
 from flmarket import auctions
 from flmarket.auctions.learned.training.market import Source
 from flmarket.auctions.posted.menu import CATALOGUE, KNOTS
-from flmarket.auctions.posted.training import NOBODY
+from flmarket.auctions.posted.training import NOBODY, SoftChoice
 from flmarket.audit import rate_law, second_best
 from flmarket.audit.yardsticks import optimal_bound
 from flmarket.bids import BidProfile, FloatArray
@@ -35,7 +37,8 @@ from flmarket.bids import BidProfile, FloatArray
 OUT = Path("out/posted-designs")
 POPULATIONS = ("flm22-iid", "flm22-niid", "flm21-low", "flm21-high")
 FRESH, FRESH_SEED = 5000, 20261119  # fixed before anything was trained
-OWNERS, VALIDATION, REPORTS = 10, 1000, 24
+OWNERS, VALIDATION, REPORTS = 10, 1000, 12
+TICKS = 96  # of a clock
 _LOG_KNOTS = np.log(KNOTS)
 _TYPICAL = np.log(1.5)  # a record at ε = 1
 
@@ -51,18 +54,18 @@ class Design:
     table: bool = False  # a tabulated menu in place of a network
     hidden: tuple[int, ...] = (48, 48)
     others: str = ""  # whose reports it sees besides: of other "groups"; "later" (relaxed)
-    own: bool = False  # relaxed: sees her family and ε̄
-    batch: int = 256
+    own: tuple[str, ...] = ()  # relaxed: sees her "family", her "cap" ε̄
+    batch: int = 256  # profiles of each population
 
     @property
     def relaxed(self) -> bool:
         """Whether it is no mechanism."""
-        return self.own or self.others == "later"
+        return bool(self.own) or self.others == "later"
 
 
 _ALONE = tuple((rank,) for rank in range(OWNERS))
 _HALVES = ((0, 3, 4, 7, 8), (1, 2, 5, 6, 9))
-_CLOCK = {"batch": 96}
+_CLOCK = {"batch": 64}
 DESIGNS = {
     "sequence": Design("one after another, largest first; summaries of what was said and sold"),
     "history": Design("... and every earlier report and sale, sizes to come", history=True, hidden=(128, 96)),
@@ -77,8 +80,9 @@ DESIGNS = {
     "halves": Design("two halves with a purse each, prices from the other's reports", _HALVES, others="groups"),
     "leave-one-out": Design("a purse each, prices from all others' reports", _ALONE, others="groups"),
     "sees-later": Design("sequence that sees summaries of later reports", others="later"),
-    "sees-own": Design("sequence that sees her family and ε̄", own=True),
-    "sees-both": Design("sequence that sees both", others="later", own=True),
+    "sees-cap": Design("sequence that sees her ε̄", own=("cap",)),
+    "sees-family": Design("sequence that sees her family", own=("family",)),
+    "sees-own": Design("sequence that sees both", own=("family", "cap")),
 }
 
 
@@ -109,6 +113,16 @@ class Profiles:
         heights = np.clip(_LOG_KNOTS[:, None], low, high) - np.clip(0.0, low, high)
         self.basis = of((tents @ np.column_stack([np.ones(len(KNOTS)), heights])).T)  # from level and slopes
 
+    @classmethod
+    def together(cls, some: Sequence[Profiles]) -> Profiles:
+        """One after the other."""
+        made = cls.__new__(cls)
+        made.epsilon, made.basis = some[0].epsilon, some[0].basis
+        made.size = np.concatenate([one.size for one in some])
+        for field in ("cost", "share", "value", "cap", "full", "family", "rich"):
+            setattr(made, field, torch.cat([getattr(one, field) for one in some]))
+        return made
+
     def reports(self, ranks: list[int]) -> torch.Tensor:
         """A summary of what these owners reported, (K, 5)."""
         if not ranks:
@@ -122,12 +136,13 @@ class Profiles:
 class Table(torch.nn.Module):
     """Curves by interpolation between states: the turn, the money left a record, and Σ ε² bought."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.heights = torch.nn.Parameter(torch.zeros(OWNERS, 11, 7, len(KNOTS)))
+        self.heights = torch.nn.Parameter(torch.zeros(count, OWNERS, 11, 7, len(KNOTS)))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` starts with turn / 10, money, and log squares (see `Mechanism.inputs`)."""
+        """`values`, (populations, rows, inputs), start with turn / 10, money, log squares (see `Mechanism.inputs`)."""
+        whose = torch.arange(len(values))[:, None]
         turn = (values[..., 0] * OWNERS).round().long()
         found = torch.zeros(1)
         places = []
@@ -137,33 +152,58 @@ class Table(torch.nn.Module):
         (row, into_row), (column, into_column) = places
         for a, b in itertools.product((0, 1), repeat=2):
             weight = (into_row if a else 1 - into_row) * (into_column if b else 1 - into_column)
-            found = found + weight[..., None] * self.heights[turn, row + a, column + b]
+            found = found + weight[..., None] * self.heights[whose, turn, row + a, column + b]
         return found
 
 
-class Mechanism(torch.nn.Module):
-    """A design with its parameters. Choices are exact, or soft (temperature `tau`) for training."""
+class Network(torch.nn.Module):
+    """A network for each population, which start alike."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, widths: Sequence[int], count: int) -> None:
         super().__init__()
-        self.design = design
-        self.reserve, self.purse = torch.nn.Parameter(torch.tensor(-1.0)), torch.nn.Parameter(torch.tensor(0.8))
-        if design.table:
-            self.curve: torch.nn.Module = Table()
-            return
-        count = 16 + 5 + (6 * OWNERS if design.history else 0) + 5 * bool(design.others) + 6 * design.own
-        layers: list[torch.nn.Module] = []
-        for inputs, outputs in itertools.pairwise((count, *design.hidden)):
-            layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
-        last = torch.nn.Linear(design.hidden[-1], len(KNOTS))
-        torch.nn.init.normal_(last.weight, std=0.02)
-        torch.nn.init.zeros_(last.bias)
-        self.curve = torch.nn.Sequential(*layers, last)
+        self.layers = torch.nn.ParameterList()
+        for inputs, outputs in itertools.pairwise(widths):
+            start = (2 * torch.rand(inputs + 1, outputs) - 1) / np.sqrt(inputs)
+            if outputs == len(KNOTS):
+                start = 0.02 * torch.randn(inputs + 1, outputs)
+                start[0] = 0.0
+            self.layers.append(torch.nn.Parameter(start.repeat(count, 1, 1)))
 
-    def forward(self, of: Profiles, tau: float = 0.0, clock: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """(populations, rows, inputs) to (populations, rows, heights)."""
+        for at, layer in enumerate(self.layers):
+            values = torch.baddbmm(layer[:, :1], values.relu() if at else values, layer[:, 1:])
+        return values
+
+
+class Mechanism(torch.nn.Module):
+    """A design with its parameters, for `count` populations, whose profiles come one after the other in equal numbers.
+
+    Choices are exact, or soft (temperature `tau`) for training. Every parameter has one row a population.
+    """
+
+    def __init__(self, design: Design, count: int = 1) -> None:
+        super().__init__()
+        self.design, self.count = design, count
+        self.reserve = torch.nn.Parameter(torch.full((count,), -1.0))
+        self.purse = torch.nn.Parameter(torch.full((count,), 0.8))
+        if design.table:
+            self.curve: torch.nn.Module = Table(count)
+            return
+        inputs = 16 + 5 + (6 * OWNERS if design.history else 0) + 5 * bool(design.others) + 6 * bool(design.own)
+        self.curve = Network((inputs, *design.hidden, len(KNOTS)), count)
+
+    def alone(self, at: int, state: Mapping[str, torch.Tensor]) -> Mechanism:
+        """The mechanism for one of the populations, from all their parameters."""
+        one = Mechanism(self.design)
+        one.load_state_dict({key: value[at : at + 1] for key, value in state.items()})
+        return one
+
+    def forward(self, of: Profiles, tau: float = 0.0, clock: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
         """(ε, payment) by rank, (K, n); with tau = 0 exactly as the mechanism does it."""
-        epsilon, paid = torch.zeros_like(of.share), torch.zeros_like(of.share)
-        weight = torch.stack([of.share[:, list(group)].sum(1) for group in self.design.groups], dim=1) ** self.purse
+        weight = torch.stack([of.share[:, list(group)].sum(1) for group in self.design.groups], dim=1)
+        weight = weight ** self.each(of, self.purse)[:, None]
+        ranks, epsilon, paid = [], [], []
         for group, purse in zip(self.design.groups, (weight / weight.sum(1, keepdim=True)).T, strict=True):
             start, state = 0, State.empty(purse)
             for length in self.design.blocks:
@@ -171,11 +211,15 @@ class Mechanism(torch.nn.Module):
                 if not block:
                     break
                 chosen, pay, sold = self.serve(of, state, group, start, block, tau, clock)
-                epsilon = epsilon.index_copy(1, torch.tensor(block), chosen)
-                paid = paid.index_copy(1, torch.tensor(block), pay)
+                ranks, epsilon, paid = [*ranks, *block], [*epsilon, chosen], [*paid, pay]
                 state = state.after(of.share[:, block], chosen, pay, sold)
                 start += length
-        return epsilon, paid
+        by_rank = np.argsort(ranks)
+        return torch.cat(epsilon, dim=1)[:, by_rank], torch.cat(paid, dim=1)[:, by_rank]
+
+    def each(self, of: Profiles, parameter: torch.Tensor) -> torch.Tensor:
+        """A parameter at every row."""
+        return parameter.repeat_interleave(len(of.share) // self.count)
 
     def serve(
         self, of: Profiles, state: State, group: tuple[int, ...], start: int, block: list[int], tau: float, clock: int
@@ -183,15 +227,20 @@ class Mechanism(torch.nn.Module):
         """One block: (ε, payment, chance of a sale), each (K, b)."""
         rest = of.share[:, list(group[start:])].sum(1).clamp_min(1e-6)
         level = state.money.clamp_min(1e-9) / rest
-        heights = self.curve(self.inputs(of, state, rest, group, start, block))
+        inputs = self.inputs(of, state, rest, group, start, block)
+        heights = self.curve(inputs.reshape(self.count, -1, inputs.shape[-1])).reshape(*inputs.shape[:2], -1)
         slopes = torch.cat([torch.zeros(1), torch.ones(len(KNOTS) - 1)])  # nothing learned: linear in ε
         log_price = (heights + slopes) @ of.basis + (1.5 if len(block) > 1 else -0.1)
+        part = (of.share[:, block].sum(1) / rest).clamp(max=1.0)
+        limit = state.money * part ** torch.sigmoid(self.each(of, self.reserve))
+        cost, scale = of.cost[:, block], (tau * of.share[:, block])[..., None]
+        if tau > 0.0 and max(self.design.blocks) == 1:  # the same softly, in one step
+            log_price = log_price[:, 0] + (level * of.share[:, block[0]]).log()[:, None]
+            found = SoftChoice.apply(log_price, limit, cost[:, 0], scale[:, 0, 0], of.epsilon)
+            return tuple(values[:, None] for values in found)
         offers = (log_price.clamp(max=20.0)).exp() * (level[:, None] * of.share[:, block])[..., None]
         if tau == 0.0:
             offers = offers.cummax(dim=-1).values
-        part = (of.share[:, block].sum(1) / rest).clamp(max=1.0)
-        limit = state.money * part ** torch.sigmoid(self.reserve)
-        cost, scale = of.cost[:, block], (tau * of.share[:, block])[..., None]
         if len(block) > 1:
             offers = cleared(offers, cost, scale, limit, tau, clock, of.epsilon)
         else:
@@ -229,7 +278,8 @@ class Mechanism(torch.nn.Module):
         logs = ((x + 1e-4).log() / 3 for x in (share, part))
         mine = [torch.stack([share, part, *logs, part * measured[:, None]], dim=-1)]
         if self.design.own:
-            mine.append(torch.cat([of.family[:, block], of.cap[:, block, None]], dim=-1))
+            seen = torch.tensor([*["family" in self.design.own] * 5, "cap" in self.design.own])
+            mine.append(torch.cat([of.family[:, block], of.cap[:, block, None]], dim=-1) * seen)
         together = torch.cat(common, dim=1)[:, None].expand(-1, len(block), -1)
         return torch.cat([together, *mine], dim=-1)
 
@@ -300,19 +350,24 @@ def cleared(
 ) -> torch.Tensor:
     """Menus of a block, (K, b, E): for each ε the largest t·A(ε) that the others' payments at t leave room for."""
     clock = torch.cat([torch.zeros(1), torch.logspace(-1.7, 0.0, steps)])
+    if tau == 0.0:
+        last = torch.zeros(curve.shape)
+        for t in clock.tolist():
+            scaled = t * curve
+            paid = choices(scaled, cost, scale, tau, epsilon)[1]
+            others = paid.sum(dim=1, keepdim=True) - paid
+            last[others[..., None] + scaled <= limit[:, None, None] + 1e-7] = t
+        return last * curve
     scaled = clock[:, None] * curve[:, :, None]  # (K, b, T, E)
     paid = choices(scaled, cost[:, :, None], scale[:, :, None], tau, epsilon, through=True)[1]
     others = paid.sum(dim=1, keepdim=True) - paid
     over = others[..., None] + scaled - limit[:, None, None, None]
-    fits = torch.where(over <= 1e-7, torch.arange(len(clock))[:, None], 0)
-    last = fits.amax(dim=2, keepdim=True)
-    if tau == 0.0:
-        return clock[last[:, :, 0]] * curve
-    following = (last + 1).clamp(max=len(clock) - 1)
-    low, high = over.gather(2, last)[:, :, 0], over.gather(2, following)[:, :, 0]
-    t, upper = clock[last[:, :, 0]], clock[following[:, :, 0]]
-    into = torch.where(upper > t, (-low / (high - low).clamp_min(1e-6)).clamp(0, 1), torch.zeros(1))
-    return (t + into * (upper - t)) * curve
+    index = torch.where(over <= 1e-7, torch.arange(len(clock))[:, None], 0).amax(dim=2, keepdim=True)
+    following = (index + 1).clamp(max=len(clock) - 1)
+    low, high = over.gather(2, index)[:, :, 0], over.gather(2, following)[:, :, 0]
+    start, end = clock[index[:, :, 0]], clock[following[:, :, 0]]
+    into = torch.where(end > start, (-low / (high - low).clamp_min(1e-6)).clamp(0, 1), torch.zeros(1))
+    return (start + into * (end - start)) * curve
 
 
 class _Bound(torch.autograd.Function):
@@ -350,15 +405,17 @@ def estimate(population: str, seed: int, count: int) -> FloatArray:
     return np.asarray(np.load(path))
 
 
-def reached(mechanism: Mechanism, population: str, seed: int, count: int, fine: int) -> tuple[FloatArray, FloatArray]:
+def reached(
+    mechanism: Mechanism, population: str, seed: int, count: int, fine: int = 1
+) -> tuple[FloatArray, FloatArray]:
     """ERR and the share of the budget spent, with exact choices; `fine` thins the catalogue and the clock."""
     bids, budget = drawn(population, seed, count)
     bounds, spent = [], []
-    rows = 500 if max(mechanism.design.blocks) == 1 else 40
+    rows = 500 if max(mechanism.design.blocks) == 1 else 50
     for at in range(0, count, rows):
         some = Profiles(bids[at : at + rows], budget[at : at + rows], slice(None, None, fine))
         with torch.no_grad():
-            epsilon, paid = mechanism(some, clock=240 // fine)
+            epsilon, paid = mechanism(some, clock=TICKS // fine)
         bounds.append(optimal_bound(epsilon.double().numpy(), some.size))
         spent.append(paid.sum(1).double().numpy())
     return np.concatenate(bounds), np.concatenate(spent)
@@ -372,66 +429,77 @@ def ratio(bound: FloatArray, best: FloatArray) -> tuple[float, float]:
     return float(value), float((bound - value * best).std() / best.mean() / np.sqrt(bound.size))
 
 
-def train(name: str, population: str, steps: int, seed: int, rate: float) -> Iterator[tuple[int, float]]:
-    """Adam on fresh profiles, from where a former run stopped; yields (step, validation ratio)."""
-    design, path = DESIGNS[name], OUT / f"{name}@{population}"
+def train(name: str, steps: int, seed: int, rate: float) -> Iterator[tuple[int, list[float]]]:
+    """Adam on fresh profiles, from where a former run stopped; yields (step, validation ratios)."""
+    design, path = DESIGNS[name], OUT / f"{name}.pt"
     torch.manual_seed(seed)
-    mechanism = Mechanism(design)
+    mechanism = Mechanism(design, len(POPULATIONS))
     descent = torch.optim.Adam(mechanism.parameters(), lr=rate, betas=(0.9, 0.98))
-    chosen = mechanism.state_dict()  # the state of the best validation ratio
+    chosen = {key: value.clone() for key, value in mechanism.state_dict().items()}  # each population's best so far
     rng, done, curve, seconds = np.random.default_rng((seed, 0)), 0, [], 0.0
-    weights = path.with_name(path.name + ".pt")
-    if weights.exists():
-        kept = torch.load(weights, weights_only=False)
+    if path.exists():
+        kept = torch.load(path, weights_only=False)
         if kept["steps"] == steps:
             mechanism.load_state_dict(kept["parameters"])
             descent.load_state_dict(kept["descent"])
             rng.bit_generator.state = kept["rng"]
             done, curve, seconds, chosen = kept["done"], kept["curve"], kept["seconds"], kept["chosen"]
-    best = estimate(population, 1, VALIDATION)
-    source, began = Source(population, owners=OWNERS), time.process_time() - seconds
+    sources = [Source(population, owners=OWNERS) for population in POPULATIONS]
+    fine, began = 1 if max(design.blocks) == 1 else 8, time.process_time() - seconds
     for step in range(done, steps):
         part = step / steps
         cool = min(1.0, (step + 1) / 30) * 0.02 ** max(0.0, (part - 0.3) / 0.7)
         descent.param_groups[0]["lr"] = rate * cool * (5.0 if design.table else 1.0)
         tau = 0.05 * 0.06 ** min(1.0, part / 0.7)
         spacing = 8 if part < 0.7 else 4
-        bids, budget = source.draw(rng, design.batch)
-        some = Profiles(
-            bids, budget, slice(int(rng.integers(spacing)), 232 if population != "flm21-low" else None, spacing)
-        )
+        levels = slice(int(rng.integers(spacing)), None, spacing)
+        some = Profiles.together([Profiles(*source.draw(rng, design.batch), levels) for source in sources])
         epsilon, _ = mechanism(some, tau)
-        loss = _Bound.apply(epsilon, some.size).mean()
         descent.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(mechanism.parameters(), 1.0)
+        (_Bound.apply(epsilon, some.size).sum() / design.batch).backward()
+        _clip(mechanism)
         descent.step()
         if (step + 1) % max(1, steps // REPORTS) == 0 or step + 1 == steps:
-            bound, _ = reached(mechanism, population, 1, VALIDATION, 4)
-            curve.append((step + 1, ratio(np.minimum(bound, NOBODY), best)[0]))
-            if curve[-1][1] <= min(value for _, value in curve):
-                chosen = {key: value.clone() for key, value in mechanism.state_dict().items()}
+            state, found = mechanism.state_dict(), []
+            for at, population in enumerate(POPULATIONS):
+                bound, _ = reached(mechanism.alone(at, state), population, 1, VALIDATION, fine)
+                found.append(ratio(np.minimum(bound, NOBODY), estimate(population, 1, VALIDATION))[0])
+                if all(found[at] <= values[at] for _, values in curve):
+                    for key, value in state.items():
+                        chosen[key][at] = value[at]
+            curve.append((step + 1, found))
             seconds = time.process_time() - began
             torch.save(
                 {
                     "steps": steps, "done": step + 1, "curve": curve, "seconds": seconds,
-                    "rng": rng.bit_generator.state, "parameters": mechanism.state_dict(), "chosen": chosen,
+                    "rng": rng.bit_generator.state, "parameters": state, "chosen": chosen,
                     "descent": descent.state_dict(),
                 },
-                weights,
+                path,
             )  # fmt: skip
             yield curve[-1]
-    if path.with_name(path.name + ".json").exists() and done == steps:
+    if path.with_suffix(".json").exists() and done == steps:
         return
-    mechanism.load_state_dict(chosen)
-    bound, spent = reached(mechanism, population, FRESH_SEED, FRESH, 1)
-    value, error = ratio(bound, estimate(population, FRESH_SEED, FRESH))
     found = {
-        "design": name, "population": population, "steps": steps, "batch": design.batch, "seconds": round(seconds),
-        "parameters": sum(x.numel() for x in mechanism.parameters()), "curve": curve, "ratio": value, "error": error,
-        "empty": float(np.isinf(bound).mean()), "spent": float(spent.mean()), "most_spent": float(spent.max()),
+        "design": name, "steps": steps, "batch": design.batch, "seconds": round(seconds), "populations": {},
+        "parameters": sum(x.numel() for x in mechanism.parameters()) // len(POPULATIONS),
     }  # fmt: skip
-    path.with_name(path.name + ".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for at, population in enumerate(POPULATIONS):
+        bound, spent = reached(mechanism.alone(at, chosen), population, FRESH_SEED, FRESH)
+        value, error = ratio(bound, estimate(population, FRESH_SEED, FRESH))
+        found["populations"][population] = {
+            "ratio": value, "error": error, "curve": [(step, values[at]) for step, values in curve],
+            "empty": float(np.isinf(bound).mean()), "spent": float(spent.mean()), "most_spent": float(spent.max()),
+        }  # fmt: skip
+    path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _clip(mechanism: Mechanism) -> None:
+    """Each population's slopes to a norm of at most 1."""
+    slopes = [x.grad for x in mechanism.parameters() if x.grad is not None]
+    norm = sum(slope.reshape(mechanism.count, -1).square().sum(1) for slope in slopes) ** 0.5
+    for slope in slopes:
+        slope /= norm.clamp_min(1.0).reshape(-1, *[1] * (slope.dim() - 1))
 
 
 def fell(curve: list[tuple[int, float]]) -> float:
@@ -445,25 +513,25 @@ def fell(curve: list[tuple[int, float]]) -> float:
 
 def table() -> None:
     """Print every design's figures, in Markdown; shipped mechanisms first."""
-    print(f"| design | parameters | fell in the last third | {' | '.join(POPULATIONS)} |")
-    print(f"| --- | --: | --: |{' --: |' * len(POPULATIONS)}")
+    print(f"| design | parameters | steps | fell in the last third | {' | '.join(POPULATIONS)} |")
+    print(f"| --- | --: | --: | --: |{' --: |' * len(POPULATIONS)}")
     for title, pattern in (("`posted`", "posted"), ("`posted:` its own menu", "posted:{}"), ("`all-in`", "all-in")):
         cells = []
         for population in POPULATIONS:
             bids, budget = drawn(population, FRESH_SEED, FRESH)
             bound = optimal_bound(auctions.get(pattern.format(population)).run(bids, budget).epsilon, bids.data_size)
             cells.append(_cell(*ratio(bound, estimate(population, FRESH_SEED, FRESH)), float(np.isinf(bound).mean())))
-        print(f"| {title} | | | {' | '.join(cells)} |")
+        print(f"| {title} | | | | {' | '.join(cells)} |")
     for name, design in DESIGNS.items():
-        paths = {p: OUT / f"{name}@{p}.json" for p in POPULATIONS}
-        found = {p: json.loads(path.read_text()) for p, path in paths.items() if path.exists()}
-        if not found:
+        path = OUT / f"{name}.json"
+        if not path.exists():
             continue
-        cells = [_cell(f["ratio"], f["error"], f["empty"]) if (f := found.get(p)) else "" for p in POPULATIONS]
-        still = max(fell(f["curve"]) for f in found.values())
+        kept = json.loads(path.read_text())
+        found = [kept["populations"][population] for population in POPULATIONS]
+        cells = [_cell(f["ratio"], f["error"], f["empty"]) for f in found]
+        still = max(fell(f["curve"]) for f in found)
         label = f"{'relaxed: ' if design.relaxed else ''}{design.about}"
-        count = next(iter(found.values()))["parameters"]
-        print(f"| `{name}`: {label} | {count:,} | {still:.3f} | {' | '.join(cells)} |")
+        print(f"| `{name}`: {label} | {kept['parameters']:,} | {kept['steps']:,} | {still:.3f} | {' | '.join(cells)} |")
 
 
 def _cell(value: float, error: float, empty: float) -> str:
@@ -471,11 +539,10 @@ def _cell(value: float, error: float, empty: float) -> str:
 
 
 def main() -> None:
-    """Train one design on one population, or print the table."""
+    """Train one design, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--design", choices=DESIGNS)
-    parser.add_argument("--population", default="flm22-iid", choices=POPULATIONS)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=4e-3)
@@ -487,8 +554,8 @@ def main() -> None:
     if chosen.batch:
         DESIGNS[chosen.design] = replace(DESIGNS[chosen.design], batch=chosen.batch)
     began = time.time()
-    for step, value in train(chosen.design, chosen.population, chosen.steps, chosen.seed, chosen.rate):
-        print(f"{chosen.design} {chosen.population} {step:6d} {value:.4f} {time.time() - began:6.0f} s", flush=True)
+    for step, values in train(chosen.design, chosen.steps, chosen.seed, chosen.rate):
+        print(chosen.design, f"{step:6d}", *(f"{x:.4f}" for x in values), f"{time.time() - began:6.0f} s", flush=True)
 
 
 if __name__ == "__main__":

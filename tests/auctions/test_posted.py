@@ -306,6 +306,22 @@ def test_a_network_by_hand():
     assert sold == CATALOGUE[CATALOGUE >= 1.0][0]  # beyond ε = 1 all the money is on offer already
 
 
+def test_a_ceiling_cuts_the_menu():
+    """Prices 10·2ε² of one owner who loses 10ε: with a ceiling of 1.2, 12ε beyond ε = 0.6."""
+    layer = [tuple(2 * np.log(KNOTS) + np.log(2.0)), *[(0.0,) * len(KNOTS)] * len(INPUTS)]
+    auction = auctions.get("posted", menu=NetworkMenu((tuple(layer),)), ceiling=1.2)
+    bids = BidProfile(Valuations(0, 0.5), 2.0, 10)
+    alone, batch = (
+        auction.run(bids, 10.0),
+        auction.run(BidProfile(Valuations([[0], [0]], 0.5), 2.0, [[10], [10]]), 10.0),
+    )
+    assert alone.epsilon[0] == CATALOGUE[CATALOGUE <= 10.0 / 12.0][-1]  # all the money is 10
+    assert alone.payment[0] == pytest.approx(12.0 * alone.epsilon[0])
+    np.testing.assert_array_equal(batch.payment, np.broadcast_to(alone.payment, (2, 1)))
+    with pytest.raises(InvalidInput, match="ceiling"):
+        auctions.get("posted", ceiling=0.0)
+
+
 @pytest.mark.parametrize("change", [{"layers": ()}, {"layers": (((1.0,),),)}, {"explorers": -1}, {"reserve": 2.0}])
 def test_a_network_of_another_shape_is_refused(change):
     with pytest.raises(ConfigError, match="menu"):

@@ -7,7 +7,19 @@ import pytest
 
 from flmarket import EXACT, LINEAR, QUADRATIC, STEP, BidProfile, Guarantees, Outcome, Valuations, auctions
 from flmarket.audit import attack
-from flmarket.audit.attacks import Names, Plan, bid_under, buy, cheapest_pieces, marginal, play
+from flmarket.audit.attacks import (
+    Ceiling,
+    Names,
+    Plan,
+    Rules,
+    _played,
+    at_most,
+    bid_under,
+    buy,
+    cheapest_pieces,
+    marginal,
+    play,
+)
 from flmarket.audit.trials import Sample
 from flmarket.errors import InvalidInput
 
@@ -71,6 +83,52 @@ def test_unspent_money_that_is_carried_on():
     m1 = auctions.get("m1")
     assert play(m1, bids, calendar, Plan()).tolist() == [[0.5, 0.0]]
     assert play(m1, bids, calendar, Plan(), carry=True).tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", ["posted", "cleared-menu", "all-in"])
+def test_strategies_played_together_are_those_played_alone(name):
+    rng = np.random.default_rng(3)
+    bids, auction = BidProfile.sample(rng, 2, 4, "flm22-iid"), auctions.get(name)
+    calendar = rng.uniform(0.2, 1.0, (4, 2)) * bids.full_cost.sum(axis=-1)
+    plans = [Plan(), Plan(value=2.0, until=1), Plan(privacy=0.5, start=1), Plan(period=2)]
+    for rules in (Rules(), Rules(cap=2.0), Rules(carry=True)):
+        together, _ = _played(auction, bids, calendar, plans, rules, 0)
+        alone = [play(auction, bids, calendar, plan, cap=rules.cap, carry=rules.carry) for plan in plans]
+        np.testing.assert_array_equal(together, alone)
+
+
+def test_remedies_against_waiting():
+    """The two alike of M1, B = 6 in each of two rounds, who can sell once: waiting pays 5 instead of 2."""
+    bids, calendar, m1, both = clients(1.0, 1.0), np.full((2, 1), 6.0), auctions.get("m1"), [Plan(), Plan(start=1)]
+    caps, (bound, spent) = _played(m1, bids, calendar, both, Rules(cap=1.0), 0)
+    assert caps[:, 0].tolist() == [[2.0, 2.0], [5.0, 5.0]]
+    assert (bound, spent) == (pytest.approx(2 * 8 * 0.5), 0.5)  # ERR = 8·(¼ + ¼) in one round, none in the other
+    ceiling, (_, spent) = _played(m1, bids, calendar, both, Rules(cap=1.0, ceiling=2.0), 0)
+    assert ceiling[:, 0].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert spent == pytest.approx(4 / 12)
+    # half of the cap in each round: owners of one cost for any ε are paid for both, and waiting halves that
+    rationed, _ = _played(m1, bids, calendar, both, Rules(cap=1.0, rationed=True), 0)
+    assert rationed[:, 0].tolist() == [[4.0, 4.0], [2.0, 2.0]]
+    # one owner a round by lot, alike for all strategies: whoever is drawn has 6 to herself
+    lots, _ = _played(m1, bids, calendar, both, Rules(invited=0.5), 0)
+    assert lots[0].sum() == 10.0
+    assert (lots[1] <= lots[0]).all()
+
+
+def test_a_ceiling_is_a_reserve_price():
+    capped, money = at_most(auctions.get("m1"), 1.5), np.array([9.0])
+    assert isinstance(capped, Ceiling)
+    assert capped.run(clients(1.0, 2.0, 1.4), money).payment.tolist() == [[1.5, 0.0, 1.5]]
+    menu = at_most(auctions.get("posted"), 1.5)
+    bids = BidProfile.sample(np.random.default_rng(0), 50, 6, "flm22-iid")
+    outcome = menu.run(bids, bids.full_cost.sum(axis=-1))
+    assert (outcome.payment <= 1.5 * outcome.epsilon * bids.data_size * (1 + 1e-12)).all()
+    assert outcome.winners.any()
+    best = np.where(bids.privacy_budget[..., None] >= menu.menus(bids, bids.full_cost.sum(axis=-1))[0], 0.0, -np.inf)
+    epsilon, price = menu.menus(bids, bids.full_cost.sum(axis=-1))
+    worth = bids.valuations.reshape((*bids.shape, 1)).per_record(epsilon) * bids.data_size[..., None]
+    most = np.maximum((price - worth + best).max(axis=-1), 0.0)  # her best choice of what she really gets
+    np.testing.assert_allclose(bids.utility(outcome), most, atol=1e-9)
 
 
 def test_two_names_are_paid_twice_by_the_head():

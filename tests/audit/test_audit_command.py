@@ -1,9 +1,14 @@
 """What `flmarket audit` does, called as the command calls it."""
 
 import json
+import shutil
+from importlib.resources import files
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from flmarket.auctions import learned
 from flmarket.cli.audit import load_mechanism, run_audit
 from flmarket.errors import ConfigError, InvalidInput, UnknownName
 
@@ -95,3 +100,34 @@ def test_other_bad_input(tmp_path):
         run("m1", search="deep")
     with pytest.raises(ConfigError, match="--report"):
         run("m1", report=tmp_path)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    shipped = Path(str(files(learned))) / "weights" / "cleared-menu" / "flm21-low.safetensors"
+    return shutil.copy(shipped, tmp_path / "copy.safetensors")
+
+
+def test_a_certificate_is_kept_with_the_weights(weights, capsys):
+    target, before = "cleared-menu:flm21-low", learned.load("cleared-menu", str(weights))
+    run_audit(target, "flm21-low", 19, 3, "quick", 5, True, None, weights=weights)
+    found = json.loads(capsys.readouterr().out)["truthful"]
+    kept = json.loads(weights.with_suffix(".json").read_text())
+    figures = kept["audit"]
+    assert kept["command"].startswith("flmarket train-auction cleared-menu")  # what was known stays
+    assert (figures["profiles"], figures["seed"], figures["search"]) == (19, 5, "quick")
+    assert figures["mean_regret_over_cost"] == found["mean_regret_over_cost"]
+    # of 19 profiles the largest regret is the bound at 5 %
+    assert figures["certificate"]["regret"] == found["max_regret_over_cost"]
+    after = learned.load("cleared-menu", str(weights))
+    bound = f"in a new profile above {found['max_regret_over_cost']:.3g} with probability ≤ 5%"
+    assert bound in after.guarantees.source
+    assert all(np.array_equal(value, after.parameters[key]) for key, value in before.parameters.items())
+
+
+@pytest.mark.parametrize("target", ["m1", "cleared-menu:flm21-high"])
+def test_figures_are_not_kept_with_weights_of_something_else(weights, target):
+    before = weights.read_bytes()
+    with pytest.raises(InvalidInput, match="weights"):
+        run_audit(target, "flm21-low", 2, 3, "quick", 5, True, None, weights=weights)
+    assert weights.read_bytes() == before

@@ -2,7 +2,10 @@
 
 * `returning`: 20 rounds, the same owners, budgets fixed before bids. One owner holds back: she shades her asks (always,
   or in the first rounds only), stays away at first or every other round, offers less ε. Rounds are linked, if at all,
-  by lifetime caps that everybody has, by unspent money carried on, or by a mechanism that learns (`after`).
+  by lifetime caps that everybody has, by unspent money carried on, or by a mechanism that learns (`after`). Under caps
+  three remedies are measured too, and what they cost the buyer: a ceiling on the price of a record and unit of ε, a
+  number of rounds announced, with an even part of her cap the most that anybody sells in one, and inviting half of the
+  owners each round, by lot.
 * `sybil`: one owner bids under k names. Either they share her records, which then lose what each name sells; or each
   name holds all her records and 1/k of her ε̄, and the records lose the sum (sequential composition).
 * `split-task`: the buyer spends B in k auctions instead of one. An owner who has sold ε₁ offers ε̄ − ε₁ after it, at
@@ -29,12 +32,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from flmarket import auctions
+from flmarket.auctions.posted import PostedAuction
 from flmarket.audit.auditor import private_fields
 from flmarket.audit.trials import Sample, ShowsMenus, draw, run_checked
 from flmarket.audit.yardsticks import optimal_bound
-from flmarket.bids import Auction, BidProfile, FloatArray, Kind, Outcome, Valuations
+from flmarket.bids import Auction, BidProfile, FloatArray, Guarantees, Kind, Outcome, Valuations
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.files import jsonable
 
@@ -47,6 +52,8 @@ _TOLERANCE = 1e-9
 _SURE = 4.0  # standard errors
 _POINTS = 33  # of the tables that say what more ε adds to a cost
 _MENUS = 200  # menus whose prices are searched for arbitrage
+_CEILING = 0.9  # the share of owners to whom a ceiling would pay the cost of all they have
+_INVITED = 0.5
 
 
 @runtime_checkable
@@ -68,6 +75,8 @@ class Gain:
     hindsight: float | None
     gaining: float | None  # share of owners with a strategy that gains, in hindsight
     strategies: int
+    bound: float | None = None  # the buyer's error bound if all are honest, the harmonic mean over rounds
+    spent: float | None = None  # and the share of her money that it took
 
     @property
     def pays(self) -> bool:
@@ -238,29 +247,87 @@ def _plans(rounds: int, seed: int, *, private: bool) -> list[Plan]:
     return plans
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What links the rounds, and what is done about it."""
+
+    cap: float = math.inf  # everybody's lifetime cap, in multiples of her ε̄
+    carry: bool = False  # what a round leaves is added to the next one's budget
+    ceiling: float | None = None  # nobody is paid more for a record and unit of ε
+    rationed: bool = False  # an even part of her cap is the most that anybody sells in one round
+    invited: float = 1.0  # this share of the owners, by lot, is in a round
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """An auction that pays at most `price` for a record and unit of ε: dearer bids are out, dearer payments are cut.
+
+    Where a bid is one ask for everything, this is a reserve price and keeps the auction's promises. A menu is cut by
+    itself (`PostedAuction.ceiling`), so that owners choose from what they really get.
+    """
+
+    auction: Auction
+    price: float
+
+    @property
+    def name(self) -> str:
+        """Of the auction."""
+        return self.auction.name
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """Of the auction, for bids that are one ask."""
+        return self.auction.guarantees
+
+    def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
+        """Clear, and see to it that the ceiling holds."""
+        fits = bids.full_cost <= self.price * bids.privacy_budget * bids.data_size
+        seen = BidProfile(bids.valuations, bids.privacy_budget * fits, bids.data_size * fits)
+        found = self.auction.run(seen, budget, rng=rng)
+        payment = np.minimum(found.payment, self.price * found.epsilon * bids.data_size)
+        sells = payment >= bids.cost(found.epsilon)
+        return replace(found, epsilon=np.where(sells, found.epsilon, 0.0), payment=np.where(sells, payment, 0.0))
+
+
+def at_most(auction: Auction, price: float) -> Auction:
+    """The auction with a ceiling on what it pays for a record and unit of ε."""
+    return replace(auction, ceiling=price) if isinstance(auction, PostedAuction) else Ceiling(auction, price)
+
+
 def _returning(
     auction: Auction, sample: Sample, rounds: int, seed: int, note: Callable[[float, str], None]
 ) -> tuple[Gain, ...]:
     plans = _plans(rounds, seed, private="privacy_budget" in private_fields(auction))
     lots = _randomised(auction, sample)
-    total = sample.bids.full_cost.sum(axis=-1)
+    bids, total = sample.bids, sample.bids.full_cost.sum(axis=-1)
     # the calendar of budgets, drawn before anybody bids
     varied = np.random.default_rng((seed, 122)).uniform(0.1, 2.0, (rounds, len(sample))) * total
     even = np.broadcast_to(varied.mean(axis=0), varied.shape)
+    records = bids.privacy_budget * bids.data_size
+    ceiling = float(np.quantile(bids.full_cost[records > 0] / records[records > 0], _CEILING))
     settings = (
-        ("rounds not linked", varied, math.inf, False),
-        ("lifetime caps, budgets vary", varied, CAP_ROUNDS, False),
-        ("lifetime caps, even calendar", even, CAP_ROUNDS, False),
-        ("unspent money carried on", varied, math.inf, True),
+        ("rounds not linked", varied, Rules()),
+        ("lifetime caps, budgets vary", varied, Rules(CAP_ROUNDS)),
+        ("lifetime caps, even calendar", even, Rules(CAP_ROUNDS)),
+        ("unspent money carried on", varied, Rules(carry=True)),
+        ("caps, a price ceiling", varied, Rules(CAP_ROUNDS, ceiling=ceiling)),
+        ("caps, rounds announced", varied, Rules(CAP_ROUNDS, rationed=True)),
+        ("caps, half invited by lot", varied, Rules(CAP_ROUNDS, invited=_INVITED)),
     )
     found = []
-    for at, (setting, calendar, cap, carry) in enumerate(settings):
-        utility = []
-        for step, plan in enumerate(plans):
-            note((at + step / len(plans)) / len(settings), f"{setting}: {plan}")
-            utility.append(play(auction, sample.bids, calendar, plan, cap=cap, carry=carry, seed=seed))
+    for at, (setting, calendar, rules) in enumerate(settings):
+        utility, bound, spent = [], math.nan, math.nan
+        # lots fall alike for every strategy; where there are none, all are played at once
+        groups = [[plan] for plan in plans] if lots else [plans]
+        for step, group in enumerate(groups):
+            note((at + step / len(groups)) / len(settings), setting)
+            played, honest = _played(auction, bids, calendar, group, rules, seed)
+            if step == 0:
+                bound, spent = honest
+            utility.append(played)
         names = [str(plan) for plan in plans]
-        found.append(_judged(setting, names, np.array(utility), sample, lots=lots, rounds=rounds))
+        gain = _judged(setting, names, np.concatenate(utility), sample, lots=lots, rounds=rounds)
+        found.append(replace(gain, bound=bound, spent=spent))
     return tuple(found)
 
 
@@ -279,34 +346,52 @@ def play(
     `calendar` has shape (rounds, profiles); `cap` is everybody's lifetime cap in multiples of her ε̄; with `carry`, what
     a round leaves is added to the next one's budget. Who has nothing to sell is not there.
     """
+    return np.asarray(_played(auction, bids, calendar, [plan], Rules(cap, carry), seed)[0][0])
+
+
+def _played(
+    auction: Auction, bids: BidProfile, calendar: FloatArray, plans: Sequence[Plan], rules: Rules, seed: int
+) -> tuple[FloatArray, tuple[float, float]]:
+    """Utilities, (plans, profiles, n); and of the first plan, the buyer's error bound and share of money spent."""
     profiles, n = bids.shape
-    profile, owner = np.divmod(np.arange(profiles * n), n)
-    many, rows = bids[profile], np.arange(profiles * n)
+    one = profiles * n
+    profile, owner = (np.tile(x, len(plans)) for x in np.divmod(np.arange(one), n))
+    many, rows = bids[profile], np.arange(one * len(plans))
     her = (rows, owner)
-    left, total = cap * many.privacy_budget, np.zeros(profiles * n)
-    purse, now = np.zeros(profiles * n), auction
+    value, until, privacy, start, period = (
+        np.repeat(np.array(column), one)
+        for column in zip(*((p.value, p.until, p.privacy, p.start, p.period) for p in plans), strict=True)
+    )
+    most = many.privacy_budget * (rules.cap / len(calendar) if rules.rationed else 1.0)
+    left, total = rules.cap * many.privacy_budget, np.zeros(rows.size)
+    now = auction if rules.ceiling is None else at_most(auction, rules.ceiling)
+    purse, precision, spent = np.zeros(rows.size), 0.0, 0.0
     for index, budget in enumerate(calendar):
         offered = many.privacy_budget.copy()
-        present = index >= plan.start and (index - plan.start) % plan.period == 0
-        offered[her] *= plan.privacy * present
-        offered = np.minimum(offered, left)
+        offered[her] *= privacy * ((index >= start) & ((index - start) % period == 0))
+        offered = np.minimum(offered, most) if rules.rationed else np.minimum(offered, left)
         offered = np.where(offered > 1e-9 * many.privacy_budget, offered, 0.0)
+        if rules.invited < 1:
+            drawn = np.random.default_rng((seed, 126, index)).random((profiles, n)).argsort(axis=-1)
+            offered *= (drawn < max(1, round(rules.invited * n)))[profile]
         rate = many.valuations.rate.copy()
-        if index < plan.until:
-            rate[her] *= plan.value
+        rate[her] *= np.where(index < until, value, 1.0)
         asks = Valuations(many.valuations.kind, rate, grid=many.valuations.grid, values=many.valuations.values)
         seen = BidProfile(asks, offered, np.where(offered > 0, many.data_size, 0.0))
         money = budget[profile] + purse
         outcome = run_checked(now, seen, money, np.random.default_rng((seed, 123, index)))
-        total += np.where(outcome.epsilon > 0, outcome.payment - outcome.participation * many.cost_of(outcome), 0.0)[
-            her
-        ]
-        left = np.maximum(left - outcome.epsilon * (outcome.participation > 0), 0.0)
-        if carry:
+        gain = np.where(outcome.epsilon > 0, outcome.payment - outcome.participation * many.cost_of(outcome), 0.0)
+        total += gain[her]
+        released = outcome.epsilon * (outcome.participation > 0)
+        left = np.maximum(left - released, 0.0)
+        precision += float((1.0 / optimal_bound(released[:one:n], bids.data_size)).mean()) / len(calendar)
+        spent += float((outcome.spent[:one:n]).sum() / calendar.sum())
+        if rules.carry:
             purse = np.maximum(money - outcome.spent, 0.0)
         if isinstance(now, Learns):
             now = now.after(seen, outcome)
-    return total.reshape(profiles, n)
+    bound = 1.0 / precision if precision > 0 else math.inf
+    return total.reshape(len(plans), profiles, n), (bound, spent)
 
 
 # ---- several names ----

@@ -119,6 +119,9 @@ def audit(
     seed: Seed = 0,
     report: Annotated[Path | None, Option(help="Write an HTML page here.")] = None,
     trust: Annotated[str, Option(help="Compare with the first best of local or secure-aggregation.")] = "local",
+    weights: Annotated[
+        Path | None, Option(help="A learned auction's weights: keep these figures, and a certificate, in this file.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Is it truthful, rational and within budget? Measure what a mechanism claims; ours or anybody's."""
@@ -127,7 +130,7 @@ def audit(
     if attack is not None:
         run_attack(attack, mechanism, population, profiles, owners, seed, json)
     else:
-        run_audit(mechanism, population, profiles or 500, owners, search, seed, json, report, trust)
+        run_audit(mechanism, population, profiles or 500, owners, search, seed, json, report, trust, weights)
 
 
 @app.command(

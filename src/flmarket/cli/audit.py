@@ -15,12 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import typer
 
 from flmarket import aggregation, auctions, learning, populations, privacy
 from flmarket.aggregation import Trust, robust
 from flmarket.auctions import learned
-from flmarket.audit import Attack, AuditReport, ClaimVerdict, SamplingAudit, attack, audit, audit_sampling
+from flmarket.audit import Attack, AuditReport, ClaimVerdict, SamplingAudit, attack, audit, audit_sampling, certify
 from flmarket.audit.attacks import PROFILES
 from flmarket.bids import Auction, Guarantee
 from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
@@ -93,9 +94,12 @@ def run_audit(
     as_json: bool,
     report_path: Path | None,
     trust: str = "local",
+    weights: Path | None = None,
 ) -> None:
-    """Audit, show, and write the page if asked to."""
+    """Audit, show, and write the page if asked to, and the figures beside the weights of a learned auction."""
     mechanism = None if target.startswith(SAMPLING) else load_mechanism(target)
+    if weights is not None:
+        mechanism = of_weights(mechanism, weights)
     if report_path is not None and (report_path.is_dir() or report_path.suffix.lower() not in (".html", ".htm")):
         raise ConfigError("--report", str(report_path), "a path that ends in .html")
     found: AuditReport | SamplingAudit
@@ -115,6 +119,8 @@ def run_audit(
                 trust=cast(Trust, trust),
             )  # fmt: skip
             sizes = f"--profiles {found.profiles} --owners {found.owners}"
+    if weights is not None and isinstance(found, AuditReport):
+        learned.audited(weights, figures_for_weights(found, population, search))
     command = f"flmarket audit {shlex.quote(target)} --population {shlex.quote(population)} {sizes}"
     command += f" --search {search} --seed {seed}"
     page = None
@@ -129,6 +135,35 @@ def run_audit(
     show_trust(BIDS_ONLY)
     if page is not None:
         print_path("\nreport", page)
+
+
+def of_weights(mechanism: Auction | None, path: Path) -> Auction:
+    """The learned auction that was named, if these are its weights."""
+    held = learned.load("", str(path))
+    same = isinstance(mechanism, learned.LearnedAuction | learned.PaperAuction) and (
+        mechanism.settings == held.settings
+        and all(np.array_equal(value, held.parameters[key]) for key, value in mechanism.parameters.items())
+    )
+    if mechanism is None or not same:
+        raise InvalidInput("weights", str(path), "the file with the weights of the learned auction that is audited")
+    return mechanism
+
+
+def figures_for_weights(report: AuditReport, population: str, search: str) -> dict[str, Any]:
+    """What is kept with the weights of a learned auction."""
+    overall, regrets = report.truthful.overall, np.array(report.truthful.profile_regret)
+    return {
+        "population": population,
+        "search": search,
+        "profiles": report.profiles,
+        "seed": report.seed,
+        "mean_regret_over_cost": overall.mean_regret_over_cost,
+        "max_regret_over_cost": overall.max_regret_over_cost,
+        "by_lie": {name: found.mean_regret_over_cost for name, found in report.truthful.by_dimension.items()},
+        "mean_loss_over_cost": report.rational.mean_loss_over_cost,
+        "budget_violations": report.budget.violations,
+        "certificate": certify(regrets, population=population, search=search).to_dict(),
+    }
 
 
 def run_attack(
@@ -176,11 +211,12 @@ def _show_attack(found: Attack) -> None:
     if found.gains:
         rows = table(
             "Gain over the truth, in full costs a round", "setting", "best strategy for all", "gain", "in hindsight",
-            "who gain", text=2,
+            "who gain", "honest bound", "spent", text=2,
         )  # fmt: skip
         for row in found.gains:
             hindsight = ("–", "–") if row.hindsight is None else (f"{row.hindsight:.4f}", f"{row.gaining or 0.0:.1%}")
-            rows.add_row(row.setting, row.strategy, f"{row.mean:.4f} ± {row.standard_error:.4f}", *hindsight)
+            buyer = ("", "") if row.bound is None or row.spent is None else (f"{row.bound:.3f}", f"{row.spent:.0%}")
+            rows.add_row(row.setting, row.strategy, f"{row.mean:.4f} ± {row.standard_error:.4f}", *hindsight, *buyer)
         screen.print(rows)
     if found.splits:
         rows = table(

@@ -12,6 +12,7 @@ import numpy as np
 
 from flmarket.auctions.posted import LINEAR, NetworkMenu, read_menu
 from flmarket.bids import BidProfile
+from flmarket.cli.audit import figures_for_weights
 from flmarket.cli.output import print_json, print_path, progress, screen
 from flmarket.errors import InvalidInput, MissingDependency
 from flmarket.populations import get as get_population
@@ -289,26 +290,14 @@ def _write_paper(trainer: Any, job: _Job) -> None:
 
 def _audited(auction: Any, job: _Job) -> dict[str, Any]:
     """The strong search on a sample, for the record; docs/learned.md has the figures of full audits."""
-    from flmarket.audit import STRENGTHS, audit, certify
+    from flmarket.audit import STRENGTHS, audit
 
     # the search alone: how good the auction is was measured on the validation profiles
     strong = replace(STRENGTHS["strong"], efficiency_profiles=0, structure_profiles=10)
     profiles = job.options.audit_profiles
     given = job.population or job.source.draw(np.random.default_rng((job.seed, 3)), profiles)[0]
     report = audit(auction, given, profiles=profiles, search=strong, seed=job.seed)
-    overall, population = report.truthful.overall, job.population or "the history's bids"
-    regrets = np.array(report.truthful.profile_regret)
-    return {
-        "population": population,
-        "search": "strong",
-        "profiles": profiles,
-        "mean_regret_over_cost": overall.mean_regret_over_cost,
-        "max_regret_over_cost": overall.max_regret_over_cost,
-        "by_lie": {name: found.mean_regret_over_cost for name, found in report.truthful.by_dimension.items()},
-        "mean_loss_over_cost": report.rational.mean_loss_over_cost,
-        "budget_violations": report.budget.violations,
-        "certificate": certify(regrets, population=population, search="strong").to_dict(),
-    }
+    return figures_for_weights(report, job.population or "the history's bids", "strong")
 
 
 def _command(preset_name: str, population: str | None, bids: Path | None, options: LearningOptions, seed: int) -> str:

@@ -29,7 +29,7 @@ from flmarket.errors import ConfigError, MissingDependency, UnknownName
 
 __all__ = [
     "DEFAULTS", "FORMER_NAMES", "PAPERS", "LearnedAuction", "PaperAuction", "PaperSettings", "Settings",
-    "learned_auction", "load", "save", "weight_names",
+    "audited", "learned_auction", "load", "save", "weight_names",
 ]  # fmt: skip
 
 # the weights that a bare name stands for: this project's networks
@@ -190,3 +190,9 @@ def save(
     save_file(arrays, path, metadata=about)
     shown = {**provenance, "settings": settings.to_dict()}
     path.with_suffix(".json").write_text(json.dumps(shown, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def audited(path: Path, figures: Mapping[str, Any]) -> None:
+    """Keep the figures of an audit with the weights that it was of, in place of those of a former one."""
+    settings, parameters, provenance = _read(path)
+    save(path, settings, parameters, {**provenance, "audit": dict(figures)})

@@ -49,8 +49,15 @@ class PostedAuction:
     menu: AnyMenu
     name: str = "posted"
     guarantees: Guarantees = _GUARANTEES
+    ceiling: float | None = None  # the most that any menu offers for a record and unit of ε
     # what an owner may misstate without gaining; the data size is public
     private_fields: tuple[str, ...] = ("value", "privacy_budget")
+
+    def __post_init__(self) -> None:
+        if self.ceiling is not None and not (np.isfinite(self.ceiling) and self.ceiling > 0):
+            raise InvalidInput(
+                "ceiling", self.ceiling, "a positive amount of money for a record and unit of ε, or None"
+            )
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear one auction or a batch; deterministic."""
@@ -95,6 +102,9 @@ class PostedAuction:
             for first, turn in queue.turns:
                 log_money = queue.log(money / rest[first])
                 offers = pricing.offers(turn, log_money, sales, log_records[turn], queue.catalogue)
+                if self.ceiling is not None:
+                    most = self.ceiling * queue.size[turn]
+                    np.minimum(offers, most[..., None] * CATALOGUE[queue.catalogue], out=offers)
                 chosen, paid = queue.best_choice(turn, offers, money * limit[turn])
                 epsilon[turn], payment[turn] = chosen, paid
                 if shown is not None:
@@ -225,10 +235,10 @@ class Queue:
         return out
 
 
-def posted(menu: str | AnyMenu = DEFAULT_MENU) -> PostedAuction:
-    """The auction with a shipped menu by name, a menu file, or a menu."""
+def posted(menu: str | AnyMenu = DEFAULT_MENU, ceiling: float | None = None) -> PostedAuction:
+    """The auction with a shipped menu by name, a menu file, or a menu; if asked for, with a ceiling on its prices."""
     chosen = load_menu(menu) if isinstance(menu, str) else menu
-    return PostedAuction(chosen, "posted" if menu == DEFAULT_MENU else f"posted:{chosen.name}")
+    return PostedAuction(chosen, "posted" if menu == DEFAULT_MENU else f"posted:{chosen.name}", ceiling=ceiling)
 
 
 _PRIVATE_CHUNK = 500_000

@@ -115,7 +115,7 @@ class _Slopes(torch.autograd.Function):
         return gradient[:, None] * ctx.slopes, None, None
 
 
-class _Choice(torch.autograd.Function):
+class SoftChoice(torch.autograd.Function):
     """(mean ε, mean payment, chance of a sale) of an owner who chooses softly between all options and none."""
 
     @staticmethod
@@ -127,6 +127,7 @@ class _Choice(torch.autograd.Function):
         scale: torch.Tensor,
         eps: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`scale` is the temperature in money; whatever is dearer than `limit` is offered at that."""
         price = log_price.clamp(max=60.0).exp_()
         capped = price >= limit[:, None]
         price = torch.minimum(price, limit[:, None])
@@ -141,6 +142,7 @@ class _Choice(torch.autograd.Function):
     def backward(
         ctx: Any, by_epsilon: torch.Tensor, by_payment: torch.Tensor, by_sale: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        """The slopes of all three in prices and in the limit."""
         price, chance, capped, scale, eps = ctx.saved_tensors
         gain = by_epsilon[:, None] * eps + by_payment[:, None] * price + by_sale[:, None]
         mean = (chance * gain).sum(dim=1, keepdim=True)
@@ -273,7 +275,7 @@ class Trainer:
             values = torch.addmm(layers[-1][0], values, layers[-1][1:])
             log_price = values @ curve + (log_money + size[turn].log())[:, None]
             limit = money * share[turn] ** kept
-            chosen, paid, sells = _Choice.apply(log_price, limit, cost[turn], scale[turn], eps)  # type: ignore[no-untyped-call]
+            chosen, paid, sells = SoftChoice.apply(log_price, limit, cost[turn], scale[turn], eps)  # type: ignore[no-untyped-call]
             money = (money - paid).clamp_min(0.0)
             each = (chosen / sells.clamp_min(1e-6)).clamp_min(CATALOGUE[0])
             sales = Sales(
