@@ -253,7 +253,7 @@ def test_an_owners_pages_say_what_the_whole_statement_says(large):
     assert [one for part in parts for one in part.releases] == list(whole.releases)
     newest = statements.statement(broker, owner, limit=7, start=3, newest=True).releases
     assert newest == whole.releases[::-1][3:10]
-    curve = statements.history(broker, owner, most=20)
+    curve = statements.history(broker, owner, whole.deliveries, most=20)
     assert len(curve) <= 20
     assert curve[-1] == (whole.awards, pytest.approx(total), whole.earned_micros)
     earned = 0

@@ -84,8 +84,8 @@ def list_disputes(
             same = (DisputeRow.opened_at == last.opened_at) & (DisputeRow.id < last.id)
             query = query.where((DisputeRow.opened_at < last.opened_at) | same)
         rows = session.execute(query, hers).all()
-        if is_open and before is None and len(rows) <= limit:
-            undone = len(rows)
+        if is_open is not False and before is None and len(rows) <= limit:  # all of them are here
+            undone = sum(row[0].state in _OPEN for row in rows)
         else:
             undone = session.scalar(undecided, hers) or 0
     items = tuple(_view(broker, party, row) for row in rows[:limit])

@@ -248,15 +248,19 @@ def may_act(session: Session, party: Party) -> bool:
         if user is None or user.removed_at is not None:
             return False
     if party.key_id is not None:
-        return _valid_key(session, party.key_id) is not None
+        key = session.get(ApiKey, party.key_id)
+        if key is None or key.revoked_at is not None:
+            return False
     row = session.get(PartyRow, party.id)
     return row is not None and row.active
 
 
 def account(broker: Broker, party: Party) -> wire.Account:
     """One's own money."""
-    with broker.database.read() as session:
-        escrow = int(session.scalar(_ESCROW, {"buyer": party.id}) or 0)
+    escrow = 0
+    if party.role == "buyer":
+        with broker.database.read() as session:
+            escrow = int(session.scalar(_ESCROW, {"buyer": party.id}) or 0)
     return wire.Account(party.id, broker.books.ledger.balance(party.id), escrow)
 
 

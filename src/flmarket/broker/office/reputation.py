@@ -63,5 +63,5 @@ def _counts(
     )
 
 
-_BY_PARTY = _counts(PartyRow, _one.party_id == PartyRow.id, order=(_one.at, _one.task_id, _one.index))
-_OF_PARTIES = select(PartyRow.id, *_BY_PARTY).where(PartyRow.id.in_(bindparam("parties", expanding=True)))
+BY_PARTY = _counts(PartyRow, _one.party_id == PartyRow.id, order=(_one.at, _one.task_id, _one.index))
+_OF_PARTIES = select(PartyRow.id, *BY_PARTY).where(PartyRow.id.in_(bindparam("parties", expanding=True)))

@@ -16,7 +16,7 @@ from flmarket.broker.errors import NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.parties import as_party, may_act, party_of_key
 from flmarket.broker.stamps import new_secret, now
-from flmarket.broker.tables import PartyRow, SessionRow, SignInLink, User, as_wire
+from flmarket.broker.tables import ApiKey, PartyRow, SessionRow, SignInLink, User, as_wire
 from flmarket.client import wire
 
 _SHORT = 20  # characters of a session's stored hash that name it to its owner
@@ -133,8 +133,9 @@ def end_session(broker: Broker, party: Party, session_id: str) -> None:
 
 
 _SESSION = (
-    select(SessionRow, PartyRow, User)
+    select(SessionRow, PartyRow, User, ApiKey)  # all that decides, so that `may_act` asks for nothing more
     .join(PartyRow, PartyRow.id == SessionRow.party_id)
+    .outerjoin(ApiKey, ApiKey.id == SessionRow.key_id)
     .outerjoin(User, User.id == SessionRow.user_id)
     .where(SessionRow.id == bindparam("id"))
 )
@@ -144,7 +145,7 @@ def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow,
     found = session.execute(_SESSION, {"id": _digest(cookie)}).one_or_none()
     if found is None or found[0].expires_at < now():
         return None
-    row, party, user = found
+    row, party, user, _ = found
     who = as_party(party, row.key_id, user)
     return (row, party, who) if may_act(session, who) else None
 

@@ -6,12 +6,12 @@ import io
 import math
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, case, func, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, case, func, select, true
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.reputation import reputations
+from flmarket.broker.office.reputation import BY_PARTY, WINDOW, reputation
 from flmarket.broker.requests import without_invisible
 from flmarket.broker.tables import DisputeRow, PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire
@@ -108,10 +108,9 @@ def statement(
     hers = {"party": party.id}
     with broker.database.read() as session:
         rows = session.execute(_NEWEST if newest else _OLDEST, hers | {"limit": limit, "start": start}).all()
-        awards, earned, delivered = session.execute(_SUMS, hers).one()
-        who = as_wire(wire.Party, session.get_one(PartyRow, party.id))
-        known = reputations(session, [party.id])[party.id]
-        extra = session.scalar(_CREDITS, hers)
+        about = session.execute(_ABOUT, hers | {"window": WINDOW}).one()
+        row, awards, earned, delivered, kept, ended, extra = about
+        who, known = as_wire(wire.Party, row), reputation(kept, ended)
         held = tuple(wire.Held(*row) for row in session.execute(_HELD, hers))
     releases = []
     for one, name, spec, total, dispute in rows:
@@ -146,13 +145,12 @@ def credits(whose: ColumnElement[bool], decision: str) -> Select[int]:
     return select(func.coalesce(func.sum(DisputeRow.credited_micros), 0)).where(whose, *decided)
 
 
-def history(broker: Broker, party: Party, *, most: int) -> list[tuple[int, float, int]]:
-    """What an owner was paid for, as curves: the number of the release, ε in total and what she had earned by then; at
-    most so many points, evenly, and always the last."""
+def history(broker: Broker, party: Party, points: int, *, most: int) -> list[tuple[int, float, int]]:
+    """What an owner was paid for (`points` of her awards, as her statement says), as curves: the number of the release, ε
+    in total and what she had earned by then; at most so many points, evenly, and always the last."""
     require(party, "owner")
     hers = {"party": party.id}
     with broker.database.read() as session:
-        points = session.scalar(_POINTS, hers) or 0
         step = max(1, -(-points // most))
         shown = session.execute(_CURVE, hers | {"step": step, "rest": points % step}) if points else ()
         return [(int(place), float(total or 0.0), int(paid)) for place, total, paid in shown]
@@ -180,9 +178,9 @@ _rows = (
     .offset(bindparam("start", type_=Integer))
 )
 _OLDEST, _NEWEST = _rows.order_by(*_order), _rows.order_by(*(column.desc() for column in _order))
-_SUMS = select(func.count(), func.coalesce(func.sum(_paid), 0), func.count().filter(_posted)).where(_hers)
-_CREDITS = credits(DisputeRow.owner_id == bindparam("party"), "pay")
-_POINTS = select(func.count()).where(_hers, _posted)
+_sums = select(func.count(), func.coalesce(func.sum(_paid), 0), func.count().filter(_posted)).where(_hers).subquery()
+_extra = credits(DisputeRow.owner_id == bindparam("party"), "pay").scalar_subquery()
+_ABOUT = select(PartyRow, *_sums.c, *BY_PARTY, _extra).join(_sums, true()).where(PartyRow.id == bindparam("party"))
 _HELD, _CURVE = _held(), _curve()
 
 

@@ -303,7 +303,7 @@ def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "", number: 
     broker, party = visitor.broker, visitor.party
     with broker.database.moment():
         statement = statements.statement(broker, party, limit=_SHOWN, start=(number - 1) * _SHOWN, newest=True)
-        sold, privacy = statements.history(broker, party, most=_POINTS), statement.privacy
+        sold, privacy = statements.history(broker, party, statement.deliveries, most=_POINTS), statement.privacy
         open_to_her, more_offers = offers.my_offers(broker, party, limit=_OFFERS)
         account, hers = parties.account(broker, party), disputes.list_disputes(broker, party, limit=5)
     cap, spent = privacy.cap_epsilon_total, privacy.spent_epsilon_total
