@@ -61,11 +61,10 @@ from flmarket.ledger import (
     format_micros,
     to_micros,
 )
-from flmarket.market.kind import Announcement, Bid, Order, RoundPlan
+from flmarket.market.kind import Announcement, Bid, Order, RoundPlan, RoundRecord, Task
 from flmarket.market.kinds.auction import AuctionKind, AuctionTerms
 from flmarket.market.round import Rounds, new_task
 from flmarket.market.store import FileStore, MemoryStore, RoundStore
-from flmarket.market.task import RoundRecord, Task
 from flmarket.privacy import (
     ApproxDp,
     Event,
