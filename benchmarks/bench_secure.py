@@ -125,7 +125,7 @@ def fedavg_round(n: int, p: int) -> float:
     from flwr.clientapp import ClientApp
     from flwr.serverapp.strategy import FedAvg
 
-    from flmarket.engines.flower.inprocess import InProcessGrid
+    from flmarket.engines.flower.play import InProcessGrid
 
     client, vector = ClientApp(), np.random.default_rng(0).normal(size=p)
 

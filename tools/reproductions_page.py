@@ -14,8 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from flmarket.experiments.claims import PAPERS, judge
-from flmarket.experiments.items import Check, Item
+from flmarket.experiments.items import PAPERS, Check, Item, judge
 from flmarket.report.html import strict_json
 
 DOCS = Path(__file__).parent.parent / "docs"

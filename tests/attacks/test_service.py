@@ -31,7 +31,7 @@ from flmarket.broker.errors import Unauthenticated
 from flmarket.broker.office import explore, ledger, offers, parties, sessions, statements, tasks
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import ApiKey, Slot
-from flmarket.broker.work.round_rows import Winner, award_round, open_round, settle_round, take_bids
+from flmarket.broker.work.rounds import Winner, award_round, open_round, settle_round, take_bids
 from flmarket.broker.work.worker import Worker
 from flmarket.ledger import Award, AwardState, LedgerCorrupt, Receipt, Release, Resolution
 from flmarket.market import RoundRecord, award_id

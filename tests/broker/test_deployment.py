@@ -371,7 +371,7 @@ def test_what_compose_starts_becomes_healthy_and_serves(tmp_path, postgres):
     """Ports, folder and database are others; commands, variables and health checks are those of the file."""
     pytest.importorskip("flwr")
     from flmarket.engines.flower.certificates import server_files
-    from flmarket.engines.flower.processes import free_ports
+    from flmarket.engines.flower.deployment import free_ports
 
     port, link = map(str, free_ports(2))
     home, address = tmp_path / "home", f"http://127.0.0.1:{port}"

@@ -18,7 +18,7 @@ from flmarket.broker.settings import Settings
 from flmarket.broker.tables import FlowerRun, RoundRow
 from flmarket.broker.work.flower.tenancy import at_work
 from flmarket.engines.flower import Deployment
-from flmarket.engines.flower.processes import MARK, free_ports, processes_marked
+from flmarket.engines.flower.deployment import MARK, free_ports, processes_marked
 from flmarket.ledger import ESCROW
 
 PATIENCE = 600.0  # these machines may be busy; a quiet one needs a tenth

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import event
 
 from flmarket.broker.books import slot_account
-from flmarket.broker.office import offers, parties, reputation, statements, tasks
-from flmarket.broker.office.reputation import WINDOW, reputations
+from flmarket.broker.office import offers, parties, pseudonyms, statements, tasks
+from flmarket.broker.office.pseudonyms import WINDOW, reputations
 from flmarket.broker.tables import Release
 from flmarket.broker.work.rounds import TaskOwners
 from flmarket.ledger.entry import RESOLUTIONS
@@ -70,7 +70,7 @@ def test_everybody_sees_the_same_figures_and_they_are_the_log_s(market, monkeypa
         with broker.database.read() as session:
             return reputations(session, [owner.id])[owner.id].ended
 
-    monkeypatch.setattr(reputation, "WINDOW", 19)
+    monkeypatch.setattr(pseudonyms, "WINDOW", 19)
     assert now() == 19  # another window would be noticed
     monkeypatch.undo()
     with broker.database.write() as session:  # what is in escrow is not counted, and earlier awards move up
@@ -108,4 +108,4 @@ def test_an_owner_of_long_standing_costs_no_more(small, joined):
     ],
 )
 def test_the_words_state_the_window(delivered, ended, words):
-    assert reputation.reputation(delivered, ended).words == words
+    assert pseudonyms.reputation(delivered, ended).words == words

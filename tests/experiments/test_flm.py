@@ -9,7 +9,7 @@ import pytest
 from flmarket import EXACT, BidProfile, Guarantees, Outcome, auctions
 from flmarket.aggregation import error_bound
 from flmarket.audit import audit
-from flmarket.experiments import beyond, fl_market, flm21, flm22, regret
+from flmarket.experiments import beyond, fl_market, flm21, flm22
 from flmarket.experiments.items import Job
 from flmarket.learning import load
 
@@ -272,11 +272,11 @@ class PayAsBid:
 
 
 def test_the_table_of_regret_finds_a_planted_cheat(tmp_path, monkeypatch):
-    monkeypatch.setattr(regret, "PROFILES", {True: 4, False: 4})
+    monkeypatch.setattr(fl_market, "PROFILES", {True: 4, False: 4})
     entrants = {name: PayAsBid() for name in ("dm-regretnet", "cleared-menu")}
     entrants |= {name: auctions.get("posted") for name in ("regretnet", "posted")}
     printed = {"dm-regretnet": (0.05, 0.02), "m-regretnet": (0.7, 0.1)}
-    item = regret.regret_table(tiny(tmp_path, 3), "t", "T", "flm22-iid", entrants, printed)
+    item = fl_market.regret_table(tiny(tmp_path, 3), "t", "T", "flm22-iid", entrants, printed)
     verdicts = {check.key: check.verdict for check in item.checks}
     assert verdicts == {"order": "differs", "metric": "undecided", "size": "differs", "posted": "reproduced"}
     assert item.numbers["cleared-menu"]["regret"] > 1.0  # paid many times her cost for a lie
@@ -289,8 +289,8 @@ def test_figures_against_m_judge_the_direction(tmp_path, monkeypatch):
     def trained(preset, items, population, *, quick, seed):
         return auctions.get("posted"), 1.0 / items + 0.01 * seed, 0.1 + 0.01 * items
 
-    monkeypatch.setattr(regret, "short_training", trained)
-    item = regret.fig10(tiny(tmp_path, 3))
+    monkeypatch.setattr(fl_market, "short_training", trained)
+    item = fl_market.fig10(tiny(tmp_path, 3))
     assert {check.key: check.verdict for check in item.checks} == {"regret": "reproduced", "ir": "differs"}
     assert [one.verdict for one in flm21.fig7(tiny(tmp_path, 2))] == ["differs", "differs"]  # the same for every M
 
@@ -298,8 +298,8 @@ def test_figures_against_m_judge_the_direction(tmp_path, monkeypatch):
 def test_short_training_gives_an_auction(monkeypatch):
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
-    monkeypatch.setattr(regret, "SHORT", {True: (1, 1, 4, 1)})
-    auction, regret_found, loss = regret.short_training("m-regretnet", 2, "flm22-iid", quick=True, seed=0)
+    monkeypatch.setattr(fl_market, "SHORT", {True: (1, 1, 4, 1)})
+    auction, regret_found, loss = fl_market.short_training("m-regretnet", 2, "flm22-iid", quick=True, seed=0)
     bids = BidProfile.sample(np.random.default_rng(0), 5, 10, "flm22-iid")
     assert (auction.run(bids, 10.0, rng=np.random.default_rng(0)).spent <= 10.0 + 1e-9).all()
     assert regret_found >= 0
@@ -326,10 +326,10 @@ def test_tables_show_the_papers_metric_beside_our_search(tmp_path, monkeypatch):
         ours = {name: auctions.get("posted") for name in names if name.startswith(("cleared-menu", "posted"))}
         return ours | {name: theirs[name] for name in names if name in theirs}
 
-    found = audit(auctions.get("posted"), "flm22-iid", 2, search="quick", private=regret.PRIVATE)
+    found = audit(auctions.get("posted"), "flm22-iid", 2, search="quick", private=fl_market.PRIVATE)
     monkeypatch.setattr(fl_market, "contenders", there)
-    monkeypatch.setattr(regret, "audited", lambda job, auction, population: [found] * len(job.seeds))
-    monkeypatch.setattr(regret, "METRIC_PROFILES", {True: 60})
+    monkeypatch.setattr(fl_market, "audited", lambda job, auction, population: [found] * len(job.seeds))
+    monkeypatch.setattr(fl_market, "METRIC_PROFILES", {True: 60})
     table = flm22.table1(tiny(tmp_path, 3))[0]
     rows = {what: ours for what, _, ours in table.beside}
     assert {"dm-regretnet", "dm-regretnet, the paper's metric", "cleared-menu", "m-regretnet"} <= set(rows)

@@ -14,10 +14,8 @@ from flmarket import InvalidInput
 from flmarket.cli import experiments as command
 from flmarket.errors import DataUnavailable, UnknownName
 from flmarket.experiments import stack, units
-from flmarket.experiments.claims import CLAIMS, PAPERS, Claim, judge
-from flmarket.experiments.items import Check, Item, from_checks
+from flmarket.experiments.items import CLAIMS, PAPERS, Check, Claim, Item, exact, from_checks, judge, missing
 from flmarket.experiments.units import Settings, Unit, papers, run_units, select
-from flmarket.experiments.verdicts import exact, missing
 from flmarket.report.comparison import ClaimRow, PaperSection, write_reproduction
 
 QUICK = Settings(quick=True, seeds=1)

@@ -6,9 +6,21 @@ import numpy as np
 import pytest
 
 from flmarket.experiments import items, stack
-from flmarket.experiments.items import Check, Item, Job, from_checks
+from flmarket.experiments.items import (
+    LEVEL,
+    Check,
+    Estimate,
+    Item,
+    Job,
+    agreed,
+    combined,
+    exact,
+    from_checks,
+    judged,
+    missing,
+    trend,
+)
 from flmarket.experiments.units import Finished, Settings, Unit, agreement, run_units
-from flmarket.experiments.verdicts import LEVEL, Estimate, agreed, combined, exact, judged, missing, trend
 
 DRAWS = 4000
 

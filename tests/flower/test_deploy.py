@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from flmarket.cli.app import app as market_command
 from flmarket.cli.output import template
-from flmarket.engines.flower.deployment import Deployment
+from flmarket.engines.flower.deployment import AppDeployment, Deployment
 from flmarket.errors import ConfigError
-from flmarket.flower.deploy import AppDeployment
 from flmarket.ledger import AwardState, SqlLedger
 from flmarket.market import FileStore, RoundRecord
 from flmarket.market.store import Checkpoint

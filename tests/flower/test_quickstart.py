@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from flmarket.cli.app import app as market_command
 from flmarket.engines.flower import InProcessGrid
-from flmarket.engines.flower.processes import processes_marked
-from flmarket.flower.deploy import AppDeployment
+from flmarket.engines.flower.deployment import AppDeployment, processes_marked
 from flmarket.ledger import SqlLedger
 from flmarket.market.record import close_records
 

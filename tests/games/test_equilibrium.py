@@ -6,8 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flmarket.errors import InvalidInput, UnknownName
-from flmarket.games import Stackelberg, best_deviations, best_response_dynamics, families, verify_equilibrium
-from flmarket.games.stackelberg import linear_shares
+from flmarket.games import (
+    Stackelberg,
+    best_deviations,
+    best_response_dynamics,
+    families,
+    linear_shares,
+    verify_equilibrium,
+)
 
 TRAINING = {"records": 1000, "dimension": 1000, "learning_rate": 0.1, "rounds": 500, "weight": 20.0}
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from flmarket.broker import books as broker_books
 from flmarket.broker import database
 from flmarket.broker.tables import RoundRow
-from flmarket.broker.work import endings, worker
+from flmarket.broker.work import rounds, worker
 from flmarket.ledger import AwardState, DurableAccount, ReplayRefused, Resolution
 from flmarket.ledger.entry import RESOLUTIONS, Line, canonical, event_to_dict
 from flmarket.ledger.journal import ESCROW
@@ -61,12 +61,12 @@ def compute_before_charge():
 @bug("service", "paid")
 def end_before_resume():
     """A round that was awarded and cut off is ended by the clock or the buyer instead of being played on."""
-    ending = endings.ending
+    ending = rounds.ending
 
     def ends(session, task):
         row = session.get(RoundRow, (task.id, task.rounds_done))
         state = None if row is None else row.state
-        if row is not None and state == endings.AWARDED:
+        if row is not None and state == rounds.AWARDED:
             row.state = "bids"
         try:
             return ending(session, task)

@@ -18,11 +18,20 @@ from flmarket.audit.auditor import (
     check_claims,
     private_fields,
 )
-from flmarket.audit.example import Bid, Curve, Example, replay
 from flmarket.audit.privacy import PrivacyAudit, ReleasesAudit, audit_privacy, audit_releases
 from flmarket.audit.sampled import SamplingAudit, audit_sampling
 from flmarket.audit.search import STRENGTHS, Strength
-from flmarket.audit.truthfulness import Certificate, Regret, SearchLog, Truthfulness, certify
+from flmarket.audit.truthfulness import (
+    Bid,
+    Certificate,
+    Curve,
+    Example,
+    Regret,
+    SearchLog,
+    Truthfulness,
+    certify,
+    replay,
+)
 from flmarket.audit.yardsticks import (
     Efficiency,
     bayesian_bound,

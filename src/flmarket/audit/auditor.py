@@ -21,10 +21,9 @@ import numpy as np
 
 from flmarket import auctions
 from flmarket.aggregation import TRUST, Trust
-from flmarket.audit.example import Example
 from flmarket.audit.search import FIELDS, STRENGTHS, Strength
 from flmarket.audit.trials import Sample, Trials, crafted_ties, draw, run_checked
-from flmarket.audit.truthfulness import Truthfulness, measure_truthfulness
+from flmarket.audit.truthfulness import Example, Truthfulness, measure_truthfulness
 from flmarket.audit.yardsticks import Efficiency, measure_efficiency, rate_law
 from flmarket.bids import Auction, BidProfile, FloatArray, Guarantee, Outcome
 from flmarket.errors import InvalidInput

@@ -12,7 +12,7 @@ from flmarket.cli.output import errors, print_json, print_path, progress, screen
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import InvalidInput, MechanismViolation
 from flmarket.experiments import FACTORS, compare_learning, compare_population, learning_curves
-from flmarket.experiments.claims import PAPERS, judge
+from flmarket.experiments.items import PAPERS, judge
 from flmarket.experiments.units import (
     SEEDS,
     Finished,

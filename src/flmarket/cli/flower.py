@@ -136,7 +136,7 @@ def deploy(
 
 def _deploy_app(app: Path, nodes: int, rounds: int | None, settings: str, out: Path, seconds: float) -> None:
     """Somebody's own Flower app, with its owners as processes; what it says is shown as it comes."""
-    from flmarket.flower.deploy import AppDeployment
+    from flmarket.engines.flower.deployment import AppDeployment
     from flmarket.ledger.entry import limit_of
 
     if (out / "logs").exists():
@@ -321,8 +321,8 @@ def owner_run(
     port: Annotated[int, typer.Option(min=1, max=65535, help="A free port on this machine, for its own use.")] = 9094,
 ) -> None:
     """Check the configuration and the data, then become the SuperNode that serves the market."""
+    from flmarket.engines.flower import QUIET
     from flmarket.engines.flower.files import OwnerFile
-    from flmarket.engines.flower.ray_runtime import QUIET
 
     path = file.resolve()
     own = OwnerFile.load(path)

@@ -13,12 +13,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from flmarket import aggregation, auctions, privacy
 from flmarket.aggregation import Trust, robust
 from flmarket.bids import BidProfile, FloatArray, Kind, Valuations
-from flmarket.engines.config_types import Cap, NonNegative, Positive, Probability, Range, Section
 from flmarket.engines.memory import JdpTraining, SampledTraining, Simulation, Spec, StackelbergTraining
 from flmarket.errors import ConfigError, first_problem
 from flmarket.files import read_toml
@@ -48,6 +57,38 @@ from flmarket.privacy.joint import LocalPerturbation, upload_epsilon
 from flmarket.privacy.secure_sum import SecureAggregation
 from flmarket.sampling import TruncatedExponential, Uniform
 from flmarket.sampling.prior_independent import terms
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def _ordered(span: tuple[float, float]) -> tuple[float, float]:
+    if span[0] > span[1]:
+        raise ValueError("a smaller number, then a larger one")
+    return span
+
+
+def _or_none(value: Any) -> Any:
+    return math.inf if value is None else value
+
+
+Range = Annotated[tuple[NonNegative, NonNegative], AfterValidator(_ordered)]
+# A cap, or none: inf in TOML, null in JSON, which has no infinity.
+Cap = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=True),
+    BeforeValidator(_or_none),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}], "default": None}),
+]
+
+
+class Section(BaseModel):
+    """One section; frozen, and a key that is not known is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
 
 RECOMMENDED = "recommended"
 DEFAULT_DATA = "breast-cancer"

@@ -32,9 +32,13 @@ from flmarket.market.kind import (
     Delivered,
     Delivery,
     MarketKind,
+    MarketResult,
     Order,
+    OwnerStatement,
     Refused,
+    RoundRecord,
     Silent,
+    Task,
     kinds,
     release_id,
 )
@@ -46,7 +50,6 @@ from flmarket.market.owner import Guard, Owner, PrivacyCap, Work, drops_out, gua
 from flmarket.market.record import MemoryRecord, Offer
 from flmarket.market.round import Prove, Rounds, new_task
 from flmarket.market.store import MemoryStore, RoundStore
-from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import PrivacyAccount, rho_of_epsilon
 from flmarket.privacy.secure_sum import SumTerms
 

@@ -16,8 +16,7 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.engines.config import MarketConfig
 from flmarket.experiments import fl_market as fl
-from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks
-from flmarket.experiments.verdicts import Estimate, judged
+from flmarket.experiments.items import Check, Estimate, Item, Job, Reproduction, from_checks, judged
 from flmarket.learning import DataSet, load
 from flmarket.report import Curve
 

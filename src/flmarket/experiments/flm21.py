@@ -24,9 +24,18 @@ from flmarket.bids import Auction, BidProfile, FloatArray
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError
 from flmarket.experiments import fl_market as fl
-from flmarket.experiments import regret
-from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks, line
-from flmarket.experiments.verdicts import Estimate, Finding, judged, trend
+from flmarket.experiments.items import (
+    Check,
+    Estimate,
+    Finding,
+    Item,
+    Job,
+    Reproduction,
+    from_checks,
+    judged,
+    line,
+    trend,
+)
 from flmarket.learning import DataSet, load
 
 Curves = Mapping[tuple[str, str], fl.BoundCurve]  # by auction and rule
@@ -232,10 +241,10 @@ def _fig7(job: Job, level: str) -> Item:
     for place, m in enumerate(SIZES):
         for row, seed in enumerate(job.seeds):
             job.step(f"training MURBA on {population}, M = {m}, seed {seed}")
-            auction = regret.short_training(MURBA[m], m, population, quick=job.quick, seed=seed)[0]
+            auction = fl.short_training(MURBA[m], m, population, quick=job.quick, seed=seed)[0]
             for curve in fl.bounds(bids, budget, {"murba": auction}, RULES):
                 mean[curve.rule][row, place] = curve.mean[0]
-    epochs, batches, profiles, _ = regret.SHORT[job.quick]
+    epochs, batches, profiles, _ = fl.SHORT[job.quick]
     return from_checks(
         stem,
         f"FLM21 Figure 7: effect of M ({level} sensitivity)",
@@ -335,20 +344,20 @@ def table1(job: Job) -> Item:
             rows.append((what, row, "weights not shipped"))
             continue
         job.step(f"searching for lies in MURBA, {what}")
-        found = regret.measured_by_the_papers(job, theirs, MURBA[m], population)
+        found = fl.measured_by_the_papers(job, theirs, MURBA[m], population)
         metric[what] = {
-            column: regret.mean(found, f)
+            column: fl.mean(found, f)
             for column, f in zip(_COLUMNS, ("worst_rgt", "rgt", "worst_irv", "irv"), strict=True)
         }
         for field, into in worst.items():
             into[what] = Estimate.of([getattr(one, field) for one in found])
-        strong[what] = _violations(regret.audited(job, theirs, population))
+        strong[what] = _violations(fl.audited(job, theirs, population))
         rows.append((f"{what}, the paper's metric", row, _row(metric[what])))
         rows.append((f"{what}, our search, over cost", row, _row(strong[what])))
     for level, population in POPULATIONS.items():
         for name, auction in fl.contenders(population, ("cleared-menu-20",)).items():
             job.step(f"searching for lies in {name}, {level}")
-            measured = _violations(regret.audited(job, auction, population))
+            measured = _violations(fl.audited(job, auction, population))
             rows.append((f"{name}, {level}, our search", "–", _row(measured)))
     size = fl.no_weights("murba")
     if metric:

@@ -18,9 +18,7 @@ import numpy as np
 from flmarket.bids import Auction, BidProfile, FloatArray
 from flmarket.engines.config import MarketConfig
 from flmarket.experiments import fl_market as fl
-from flmarket.experiments import regret
-from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks
-from flmarket.experiments.verdicts import Estimate, Finding, judged
+from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, Reproduction, from_checks, judged
 from flmarket.learning import DataSet, load
 
 Curves = Mapping[tuple[str, str], fl.BoundCurve]  # by auction and rule
@@ -269,7 +267,7 @@ def _ours_trains(final: Mapping[str, FloatArray], baseline: float) -> Check:
 def table1(job: Job) -> tuple[Item, ...]:
     """Regret and IR violation: printed, by the paper's metric, and as a strong search finds them."""
     return tuple(
-        regret.regret_table(
+        fl.regret_table(
             job,
             f"flm22-table1-{split}",
             f"FLM22 Table I: regret and IR violation ({split})",
@@ -281,4 +279,4 @@ def table1(job: Job) -> tuple[Item, ...]:
     )
 
 
-ITEMS: dict[str, Reproduction] = {"fig7": fig7, "fig8": fig8, "fig9": fig9, "fig10": regret.fig10, "table1": table1}
+ITEMS: dict[str, Reproduction] = {"fig7": fig7, "fig8": fig8, "fig9": fig9, "fig10": fl.fig10, "table1": table1}

@@ -1,4 +1,4 @@
-"""What a reproduction yields, and how a paper joins `flmarket reproduce`.
+"""What a reproduction yields, how its claims are judged, and how a paper joins `flmarket reproduce`.
 
 A paper is a module of this package with `ITEMS`, a dictionary from a short key ("fig7") to a function of a `Job` that
 yields the items of that table or figure. Each entry is a unit of work: `flmarket reproduce PAPER:fig7` runs it alone,
@@ -6,26 +6,207 @@ finished ones are kept and skipped when the command is run again, and several ru
 
 The functions must be found by name in the imported module (processes look them up), write plots and CSV into the job's
 folder, use no randomness but its seeds, and name files after their item. Keys of items begin with the paper's
-("flm22-fig7-iid"), since `flmarket.experiments.claims` finds the evidence for each claim of a paper by key. A data set
+("flm22-fig7-iid"), since `flmarket.experiments.items` finds the evidence for each claim of a paper by key. A data set
 or an optional package that is missing may simply raise (`DataUnavailable`, `MissingDependency`): the unit then appears
 as not run, with the error as the reason.
+
+Every claim is judged by one rule: an interval from independent runs, and what it says of the claim.
+
+A claim is about means: "this difference is above 0", "this ratio is between 0.92 and 0.96", "this curve grows". Runs
+are seeds, or random profiles; what is compared is computed on the same ones and subtracted run by run (paired). With
+Student's interval at `LEVEL` (Clopper and Pearson's for a share of yes and no) a claim is
+
+- **reproduced** if the interval lies where the claim has it, for each of its parts;
+- **differs** if the interval of some part lies outside, at a level that allows for the number of parts (Bonferroni);
+- **undecided** otherwise, one run included: then the text says about how many runs would decide.
+
+So noise alone is called a difference, or a success, in at most one of a hundred claims. A statement without chance in
+it (`exact`) is so or not. What would break it: runs that are not independent, or a mean over so few runs of so heavy a
+tail that Student's interval misses it.
+
+`CLAIMS` are the papers' experimental claims, each with the items that test it: a table that the index page begins with.
+A claim's evidence is a list of patterns over the keys of items ("flm22-fig7-*"), with "#name" for one of an item's
+checks. Its verdict is theirs together: a difference counts, then doubt (`combined`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import ceil, inf, isfinite, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import betaincinv, stdtrit
 
-from flmarket.experiments.verdicts import Finding, Verdict, combined
 from flmarket.files import write_files
 from flmarket.report import Curve, CurveSet, write_curves
+
+Verdict = Literal["reproduced", "differs", "undecided", "not run"]
+LEVEL = 0.99
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over independent runs with its standard error; `yes` counts successes where each run is yes or no."""
+
+    mean: float
+    se: float
+    runs: int
+    yes: int | None = None
+
+    @classmethod
+    def of(cls, values: ArrayLike) -> Estimate:
+        """From one value per run; the mean of an endless or missing value is known to nobody."""
+        array = np.asarray(values, dtype=np.float64).ravel()
+        if array.size < 2 or not np.isfinite(array).all():
+            with np.errstate(invalid="ignore"):
+                return cls(float(array.mean()) if array.size else float("nan"), inf, array.size)
+        return cls(float(array.mean()), float(array.std(ddof=1) / sqrt(array.size)), array.size)
+
+    @classmethod
+    def share(cls, hits: ArrayLike) -> Estimate:
+        """From one yes or no per run."""
+        array = np.asarray(hits, dtype=bool).ravel()
+        p = float(array.mean()) if array.size else float("nan")
+        return cls(p, sqrt(p * (1 - p) / array.size) if array.size else inf, array.size, int(array.sum()))
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Where the true mean is, with this confidence."""
+        if not isfinite(self.se):
+            return -inf, inf
+        tail = (1 - level) / 2
+        if self.yes is not None:
+            no = self.runs - self.yes
+            low = float(betaincinv(self.yes, no + 1, tail)) if self.yes else 0.0
+            return low, float(betaincinv(self.yes + 1, no, 1 - tail)) if no else 1.0
+        reach = float(stdtrit(self.runs - 1, 1 - tail)) * self.se
+        return self.mean - reach, self.mean + reach
+
+    def __str__(self) -> str:
+        error = f" ± {self.se:.2g}" if isfinite(self.se) else ""
+        return f"{self.mean:.3g}{error}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict with the numbers behind it."""
+
+    verdict: Verdict
+    text: str
+
+    def __add__(self, more: str) -> Finding:
+        """The same with something to add."""
+        return Finding(self.verdict, self.text + more)
+
+    def __and__(self, other: Finding) -> Finding:
+        """Both statements together."""
+        return Finding(combined((self.verdict, other.verdict)), f"{self.text}; {other.text}")
+
+
+def exact(holds: bool, text: str) -> Finding:
+    """A statement without chance in it."""
+    return Finding("reproduced" if holds else "differs", text)
+
+
+def missing(what: str) -> Finding:
+    """Undecided because something is not there."""
+    return Finding("undecided", what)
+
+
+def judged(
+    found: Mapping[str, Estimate], *, above: float = -inf, below: float = inf, or_equal: bool = False, unit: str = ""
+) -> Finding:
+    """Whether every mean lies above `above` and below `below`; `or_equal` admits the bounds themselves."""
+    if not found:
+        return missing("nothing to compare")
+    strict = 1 - (1 - LEVEL) / len(found)
+    text = ", ".join(f"{name} {one}{unit}".lstrip() for name, one in found.items())
+    if any(_outside(one.interval(strict), above, below, or_equal) for one in found.values()):
+        return Finding("differs", text)
+    open_ = {name: one for name, one in found.items() if not _inside(one.interval(), above, below, or_equal)}
+    if not open_:
+        return Finding("reproduced", text)
+    return Finding(
+        "undecided", text + max((_power(one, above, below) for one in open_.values()), key=lambda p: p[0])[1]
+    )
+
+
+def _inside(interval: tuple[float, float], above: float, below: float, or_equal: bool) -> bool:
+    low, high = interval
+    return (low > above or (or_equal and low == above) or above == -inf) and (
+        high < below or (or_equal and high == below) or below == inf
+    )
+
+
+def _outside(interval: tuple[float, float], above: float, below: float, or_equal: bool) -> bool:
+    low, high = interval
+    if or_equal:
+        return high < above or low > below
+    return (isfinite(above) and high <= above) or (isfinite(below) and low >= below)
+
+
+def _power(one: Estimate, above: float, below: float) -> tuple[float, str]:
+    """How many runs would decide if the mean is what it seems to be."""
+    if not isfinite(one.se):
+        return inf, f" ({'one run has' if one.runs == 1 else 'these runs have'} no interval)"
+    low, high = one.interval()
+    gap = min(abs(one.mean - bound) for bound in (above, below) if isfinite(bound))
+    reach = (high - low) / 2
+    needed = one.runs * (reach / gap) ** 2 if gap > reach * 1e-3 else inf
+    few = f"about {_round(needed):,}" if isfinite(needed) else "far more"
+    return needed, f" (within {low:.3g} to {high:.3g} after {one.runs:,} runs; {few} would decide)"
+
+
+def _round(number: float) -> int:
+    """Up to two digits: it is an order of magnitude."""
+    digit = int(10 ** max(0, len(str(int(number))) - 2))
+    return ceil(number / digit) * digit
+
+
+def trend(values: ArrayLike, sign: int, *, steps: bool = True, diminishing: bool = False) -> Finding:
+    """Whether a curve, (runs, points), goes in the direction of `sign`, and ever more slowly if that is claimed.
+
+    From end to end; with `steps` a single step that clearly goes the other way refutes it.
+    """
+    array = sign * np.asarray(values, dtype=np.float64)
+    parts = {"change": Estimate.of(array[:, -1] - array[:, 0])}
+    if diminishing:
+        middle = array.shape[1] // 2
+        parts["slowing"] = Estimate.of(2 * array[:, middle] - array[:, 0] - array[:, -1])
+    found = judged(parts, above=0.0)
+    each = [Estimate.of(step) for step in np.diff(array, axis=1).T] if steps else []
+    strict = 1 - (1 - LEVEL) / max(1, len(each))
+    against = sum(_outside(one.interval(strict), 0.0, inf, True) for one in each)
+    first, last = sign * array[:, 0].mean(), sign * array[:, -1].mean()
+    verb = "stays at" if first == last else "rises from" if last > first else "falls from"
+    said = f"{verb} {first:.4g} to {last:.4g} (± {parts['change'].se:.2g})"
+    if found.verdict == "undecided":
+        said += "".join(_power(one, 0.0, inf)[1] for one in parts.values() if one.interval()[0] <= 0)
+    if against:
+        return Finding("differs", f"{said}, {against} of {len(each)} steps the other way")
+    return Finding(found.verdict, said)
+
+
+def combined(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict for several statements: a difference counts, then doubt; what was not run adds nothing."""
+    tested = set(verdicts) - {"not run"}
+    for verdict in ("differs", "undecided", "reproduced"):
+        if verdict in tested:
+            return verdict
+    return "not run"
+
+
+def agreed(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict for several draws of the seeds: theirs if it is the same every time, else undecided."""
+    seen = set(verdicts)
+    return seen.pop() if len(seen) == 1 else "undecided"
+
 
 Step = Callable[[str], None]
 
@@ -150,3 +331,143 @@ def from_checks(
         tuple(beside),
         note.strip(),
     )
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where the claims are from."""
+
+    title: str
+    source: str
+
+
+PAPERS = {
+    "flm21": Paper("FL-Market, 2021", "Zheng, Cao and Yoshikawa, first version"),
+    "flm22": Paper("FL-Market, 2022", "Zheng, Cao and Yoshikawa, IEEE Big Data 2022"),
+    "samp": Paper("Client sampling with private costs", "Liao, Luo, Feng and Zhang"),
+    "stack": Paper("Trading data for learning", "Hu and Gong"),
+    "jdp": Paper(
+        "Robust federated learning with joint differential privacy", "Zhang, Zhu, Xiong, Zhou and Yu, IEEE TKDE"
+    ),
+    "beyond": Paper("Beyond the papers", "the same measures on questions that the papers leave open"),
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of a paper's experiments."""
+
+    paper: str
+    where: str
+    text: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim, what became of it, and the items that say so."""
+
+    claim: Claim
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    items: tuple[str, ...]
+
+
+CLAIMS = (
+    Claim("flm21", "Fig. 5", "At the smallest budgets All-in buys nobody.", ("flm21-fig5-*#nobody",)),
+    Claim("flm21", "Fig. 5", "At small budgets MURBA outperforms All-in.", ("flm21-fig5-*#small-budgets",)),
+    Claim("flm21", "Fig. 5", "VarOpt beats BiasOpt (noise of the whole gradient).", ("flm21-fig5-*#var-opt",)),
+    Claim("flm21", "Fig. 5", "VarOpt beats BiasOpt (ERR as printed).", ("flm21-fig5-*#var-opt-printed",)),
+    Claim(
+        "flm21", "Fig. 5", "Highly sensitive: All-in is better at large budgets.", ("flm21-fig5-high#large-budgets",)
+    ),
+    Claim("flm21", "Fig. 6", "More owners lower every bound (noise of the whole gradient).", ("flm21-fig6-*#owners",)),
+    Claim("flm21", "Fig. 6", "More owners lower every bound (ERR as printed).", ("flm21-fig6-*#owners-printed",)),
+    Claim("flm21", "Fig. 6", "With few owners All-in may buy nobody.", ("flm21-fig6-*#nobody",)),
+    Claim("flm21", "Fig. 6", "The lead of MURBA with VarOpt shrinks as owners become many.", ("flm21-fig6-*#lead",)),
+    Claim("flm21", "Fig. 7", "MURBA's error bound falls as M grows.", ("flm21-fig7-*",)),
+    Claim("flm21", "Fig. 8", "Accuracy on Bank Marketing tends to grow with the budget.", ("flm21-fig8-*#budget",)),
+    Claim("flm21", "Fig. 8", "MURBA with VarOpt trains the most accurate models.", ("flm21-fig8-*#murba",)),
+    Claim("flm21", "Table 1", "MURBA's regret and IR violations are small: .0009 to .16.", ("flm21-table1*",)),
+    Claim("flm22", "Fig. 7", "DM-RegretNet's bound is below RegretNet's and M-RegretNet's.", ("flm22-fig7-*#dm",)),
+    Claim("flm22", "Fig. 7", "OptAggr is below ConvlAggr under every auction.", ("flm22-fig7-*#opt-aggr",)),
+    Claim("flm22", "Fig. 7", "The error bound still falls beyond B̄ = 1.", ("flm22-fig7-*#budget",)),
+    Claim("flm22", "Fig. 8", "DM-RegretNet never yields an invalid gradient.", ("flm22-fig8-*#dm",)),
+    Claim("flm22", "Fig. 8", "RegretNet and M-RegretNet often do.", ("flm22-fig8-*#randomised",)),
+    Claim("flm22", "Fig. 9", "DM-RegretNet trains more accurate models.", ("flm22-fig9-*#dm",)),
+    Claim("flm22", "Fig. 9", "OptAggr trains more accurate models than ConvlAggr.", ("flm22-fig9-*#opt-aggr",)),
+    Claim("flm22", "Fig. 10", "A larger M lowers M-RegretNet's regret and IR violation.", ("flm22-fig10*",)),
+    Claim(
+        "flm22",
+        "Table I",
+        "DM-RegretNet's regret and IR violation are below RegretNet's and M-RegretNet's.",
+        ("flm22-table1-*#order",),
+    ),
+    Claim("flm22", "Table I", "DM-RegretNet's are as printed (.02 to .06).", ("flm22-table1-*#metric",)),
+    Claim("samp", "Fig. 1", "The optimal q falls in the cost.", ("samp-q#falls",)),
+    Claim(
+        "samp", "Figs. 2, 3", "Loss is complete information ≤ prior-based ≤ uniform sampling.", ("samp-loss-*#order",)
+    ),
+    Claim("samp", "Fig. 2", "On MNIST prior-based ends at 94 % of uniform's loss.", ("samp-loss-mnist-uniform#ratio",)),
+    Claim(
+        "samp",
+        "Fig. 2",
+        "On EMNIST (Fashion-MNIST without its files) at 90 %.",
+        ("samp-loss-emnist-uniform#ratio", "samp-loss-fashion-mnist-uniform#ratio"),
+    ),
+    Claim("samp", "Fig. 4", "Average q falls with the mean cost.", ("samp-average-q#falls",)),
+    Claim("samp", "Fig. 4", "It is above uniform sampling's (the text says lower).", ("samp-average-q#more",)),
+    Claim("samp", "Alg. 1", "Without a prior the objective nears the optimum as clients become many.", ("samp-prior",)),
+    Claim("stack", "Fig. 2(a)", "The number of participants grows with the users.", ("stack-fig2a",)),
+    Claim("stack", "Fig. 2(b)", "It falls with the largest privacy value.", ("stack-fig2b",)),
+    Claim("stack", "Fig. 3(a)", "The server's utility grows with the users, ever more slowly.", ("stack-fig3a",)),
+    Claim("stack", "Fig. 3(b)", "It falls with the largest privacy value.", ("stack-fig3b",)),
+    Claim("stack", "eq. (17)", "The printed utility has the trends of Fig. 3.", ("stack-eq17",)),
+    Claim("stack", "Fig. 4(a)", "Users' mean utility falls with the users.", ("stack-fig4a#trend",)),
+    Claim("stack", "Fig. 4(a)", "So does its spread among them.", ("stack-fig4a#spread",)),
+    Claim("stack", "Fig. 4(b)", "It grows with the largest privacy value.", ("stack-fig4b#trend",)),
+    Claim("stack", "Fig. 4(b)", "So does its spread.", ("stack-fig4b#spread",)),
+    Claim("stack", "Alg. 2", "At the equilibrium no user gains by a deviation.", ("stack-equilibrium",)),
+    Claim("jdp", "Fig. 2", "Clients and data selected grow with budget and candidates.", ("jdp-fig2-*#growth",)),
+    Claim("jdp", "Fig. 2", "M2 selects no fewer of either than M1.", ("jdp-fig2-*#order",)),
+    Claim("jdp", "Fig. 2(d)", "At 90 candidates M1 buys 35,000 records, M2 39,000.", ("jdp-fig2-*#levels",)),
+    Claim("jdp", "Thm. 3", "M1 is budget-balanced.", ("jdp-promises#m1-budget",)),
+    Claim("jdp", "§4.2", "M2 is budget-balanced.", ("jdp-promises#m2-budget",)),
+    Claim("jdp", "§4.2.1", "M1 is envy-free.", ("jdp-promises#envy",)),
+    Claim("jdp", "Alg. 4", "The choice of a group is ε-differentially private.", ("jdp-choice#paper",)),
+    Claim("jdp", "Fig. 3", "Accuracy: no attack ≥ the method under attack > plain averaging.", ("jdp-fig3*#order",)),
+    Claim("jdp", "Fig. 3", "The attack costs averaging 4 to 5 points, the method 1 to 2.", ("jdp-fig3*#gap",)),
+    Claim("jdp", "Fig. 3", "So it does with the adversary's step doubled.", ("jdp-fig3*#boosted",)),
+    Claim(
+        "jdp",
+        "Fig. 4",
+        "Accuracy grows with ε and, up to a point, with the number of clients.",
+        ("jdp-fig4*", "jdp-fig3*#epsilon"),
+    ),
+    Claim("jdp", "Fig. 5", "Accuracy grows with the size of the groups.", ("jdp-fig5#size",)),
+    Claim("jdp", "Fig. 5", "Leave-one-out is better than any partition.", ("jdp-fig5#leave-one-out",)),
+)
+
+
+def judge(items: Iterable[Item], claims: Sequence[Claim] = CLAIMS) -> list[JudgedClaim]:
+    """Every claim with its verdict, from whatever items there are."""
+    items = list(items)
+    return [_judged(claim, items) for claim in claims]
+
+
+def _judged(claim: Claim, items: Sequence[Item]) -> JudgedClaim:
+    verdicts: list[Verdict] = []
+    reasons, used = [], []
+    for pattern in claim.evidence:
+        keys, _, name = pattern.partition("#")
+        for item in items:
+            if not fnmatchcase(item.key, keys):
+                continue
+            found = [(check.verdict, check.evidence) for check in item.checks if check.key == name]
+            if not name:
+                found = [(item.verdict, item.reason)]
+            for verdict, reason in found:
+                verdicts.append(verdict)
+                reasons.append(f"{item.title}: {reason}")
+                used.append(item.key)
+    return JudgedClaim(claim, combined(verdicts), tuple(reasons), tuple(dict.fromkeys(used)))

@@ -39,9 +39,22 @@ from flmarket.aggregation.robust import SENSITIVITIES, ExponentialChoice, LeaveK
 from flmarket.audit.auditor import envy
 from flmarket.audit.privacy import ChoiceAudit, audit_choice
 from flmarket.bids import BidProfile, FloatArray
-from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks, line
+from flmarket.experiments.items import (
+    Check,
+    Estimate,
+    Finding,
+    Item,
+    Job,
+    Reproduction,
+    combined,
+    exact,
+    from_checks,
+    judged,
+    line,
+    missing,
+    trend,
+)
 from flmarket.experiments.jdp_runs import DELTA, Measured, Setting, accuracies, measure
-from flmarket.experiments.verdicts import Estimate, Finding, combined, exact, judged, missing, trend
 
 Found = dict[str, dict[str, FloatArray]]
 UNIT = 500.0

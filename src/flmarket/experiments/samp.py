@@ -38,8 +38,7 @@ from scipy.optimize import minimize
 from flmarket.bids import FloatArray, IntArray
 from flmarket.engines import SampledResult, SampledTraining
 from flmarket.errors import DataUnavailable, InvalidInput
-from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks, line
-from flmarket.experiments.verdicts import Estimate, exact, judged, trend
+from flmarket.experiments.items import Check, Estimate, Item, Job, Reproduction, exact, from_checks, judged, line, trend
 from flmarket.learning import DataSet, Purpose, SoftmaxRegression, load, stream
 from flmarket.learning.partition import dirichlet
 from flmarket.report import Curve

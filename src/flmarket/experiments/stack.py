@@ -2,7 +2,7 @@
 
 Each run draws one population per point (the same quantiles along an axis, so neighbouring points differ by the axis,
 not by luck); a seed stands for several runs, since they are cheap. The three accounts of the noise
-(`flmarket.games.stackelberg`) are all drawn. Figures 2 and 4 are judged by the printed equations. Figure 3 does not
+(`flmarket.games`) are all drawn. Figures 2 and 4 are judged by the printed equations. Figure 3 does not
 follow from its equation (17), which is an item of its own; it is judged by what the paper's Algorithm 1 does, which
 divides every user's noise by |S| (line 6).
 
@@ -21,10 +21,8 @@ from typing import TypedDict, get_args
 import numpy as np
 
 from flmarket.bids import FloatArray
-from flmarket.experiments.items import Check, Item, Job, Reproduction, from_checks, line
-from flmarket.experiments.verdicts import exact, trend
-from flmarket.games import Stackelberg, families, verify_equilibrium
-from flmarket.games.stackelberg import NoiseAccount
+from flmarket.experiments.items import Check, Item, Job, Reproduction, exact, from_checks, line, trend
+from flmarket.games import NoiseAccount, Stackelberg, families, verify_equilibrium
 
 
 class PaperSettings(TypedDict):

@@ -28,9 +28,7 @@ import flmarket
 from flmarket import auctions
 from flmarket.auctions import learned
 from flmarket.errors import DataUnavailable, FlmarketError, InvalidInput, MissingDependency, UnknownName
-from flmarket.experiments.claims import PAPERS
-from flmarket.experiments.items import Check, Item, Job, Reproduction, Step, from_checks
-from flmarket.experiments.verdicts import agreed
+from flmarket.experiments.items import PAPERS, Check, Item, Job, Reproduction, Step, agreed, from_checks
 from flmarket.files import jsonable, write_files
 
 RECORDS = "units"  # folder of records inside the output folder

@@ -75,12 +75,11 @@ from flmarket.ledger import (
     to_micros,
 )
 from flmarket.ledger.rules import checked_name, checked_party
-from flmarket.market.kind import Announcement, Bid, Order, RoundPlan
+from flmarket.market.kind import Announcement, Bid, Order, RoundPlan, RoundRecord, Task
 from flmarket.market.kinds.auction import AuctionKind, AuctionTerms
 from flmarket.market.owner import LARGEST_PARAMETER
 from flmarket.market.round import Rounds, new_task
 from flmarket.market.store import FileStore, MemoryStore, RoundStore
-from flmarket.market.task import RoundRecord, Task
 from flmarket.privacy import (
     ApproxDp,
     Event,

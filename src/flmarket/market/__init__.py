@@ -8,10 +8,14 @@ from flmarket.market.kind import (
     Delivered,
     Delivery,
     MarketKind,
+    MarketResult,
     Order,
+    OwnerStatement,
     Refused,
     RoundPlan,
+    RoundRecord,
     Silent,
+    Task,
     award_id,
     owner_account,
 )
@@ -19,7 +23,6 @@ from flmarket.market.kinds import AuctionSpec, JointSpec, RewardSpec, SamplingSp
 from flmarket.market.owner import Guard, Owner, OwnerSide, PrivacyCap
 from flmarket.market.round import Owners, Rounds, TooFewBids, new_task, resolve_each
 from flmarket.market.store import Checkpoint, FileStore, MemoryStore, RoundStore
-from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 
 __all__ = [
     "Announcement",

@@ -40,11 +40,11 @@ from flmarket.market.kind import (
     Order,
     Refused,
     RoundPlan,
+    RoundRecord,
     on_wire,
     owner_account,
 )
 from flmarket.market.store import Checkpoint, RoundStore
-from flmarket.market.task import RoundRecord
 from flmarket.privacy import Cap, PrivacyAccount
 
 _log = logging.getLogger(__name__)

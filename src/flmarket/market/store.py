@@ -32,8 +32,7 @@ import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.errors import SettlementError
-from flmarket.market.kind import RoundPlan
-from flmarket.market.task import RoundRecord
+from flmarket.market.kind import RoundPlan, RoundRecord
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

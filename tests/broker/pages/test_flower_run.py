@@ -16,7 +16,6 @@ from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import FlowerRun, TaskRow
 from flmarket.broker.web.pages.tasks import _cards
-from flmarket.broker.work.flower import logs
 from flmarket.broker.work.flower import runs as worker_runs
 
 
@@ -93,7 +92,7 @@ def test_the_runs_own_log_is_asked_of_the_superlink(scene, monkeypatch):
 
 
 def test_a_superlink_that_is_silent_is_not_waited_for(scene, monkeypatch):
-    monkeypatch.setattr(logs, "_SECONDS", 0.2)
+    monkeypatch.setattr(worker_runs, "_SECONDS", 0.2)
 
     def silent(said, *_arguments):
         said.write_text("")

@@ -14,8 +14,7 @@ import pytest
 
 from flmarket.engines.flower import FileStore, OwnerFile
 from flmarket.engines.flower.certificates import node_keys
-from flmarket.engines.flower.deployment import Deployment
-from flmarket.engines.flower.processes import free_ports, processes_marked
+from flmarket.engines.flower.deployment import Deployment, free_ports, processes_marked
 from flmarket.learning.travel import Bundle, read_raw
 from flmarket.ledger import AwardState, EntryKind, SqlLedger
 from flmarket.market.masking import Summing

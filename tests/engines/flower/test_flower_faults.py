@@ -5,8 +5,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message
 
 from flmarket.engines.flower import FileStore, KindStrategy
-from flmarket.engines.flower.exchange import Roster
 from flmarket.engines.flower.messages import BID, TRAIN, Delivery, Refusal, pack, reply, unpack, unpack_vector
+from flmarket.engines.flower.strategy import Roster
 from flmarket.errors import SettlementError
 from flmarket.ledger import AwardState, MemoryLedger
 from flmarket.market import Bid, owner_account

@@ -9,7 +9,7 @@ import pytest
 from tomli_w import dumps as toml_text
 
 from flmarket.engines.flower import Deployment, FileStore, InProcessGrid, KindStrategy, OwnerFile, client_app
-from flmarket.engines.flower.dealing import write_owner
+from flmarket.engines.flower.deployment import write_owner
 from flmarket.engines.flower.files import ModelSection
 from flmarket.engines.flower.node import owner_of_node
 from flmarket.errors import ConfigError

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from flmarket.engines.flower import FileStore, KindStrategy, client_app
-from flmarket.engines.flower.play import Dealer, store_spec
-from flmarket.engines.flower.ray_runtime import RayFailed, play_on_ray
+from flmarket.engines.flower.play import Dealer, RayFailed, play_on_ray, store_spec
 from flmarket.ledger import AwardState, MemoryLedger
 
 pytest.importorskip("ray")

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker, Party, require, require_admin
 from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.reputation import reputations
+from flmarket.broker.office.pseudonyms import reputations
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
 from flmarket.broker.stamps import derived_id, new_id, new_secret, now
 from flmarket.broker.tables import ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, User, as_wire

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, case, fu
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.reputation import BY_PARTY, WINDOW, reputation
+from flmarket.broker.office.pseudonyms import BY_PARTY, WINDOW, reputation
 from flmarket.broker.requests import without_invisible
 from flmarket.broker.tables import DisputeRow, PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire

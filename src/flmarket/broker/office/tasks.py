@@ -24,8 +24,15 @@ from flmarket.broker.office.evaluations import check_set, keep_set
 from flmarket.broker.office.listing import make_terms
 from flmarket.broker.office.notices import announce_end
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.pseudonyms import buyers_award, buyers_data, buyers_receipt, buyers_text, owner_name
-from flmarket.broker.office.reputation import reputations, simulated_reputations
+from flmarket.broker.office.pseudonyms import (
+    buyers_award,
+    buyers_data,
+    buyers_receipt,
+    buyers_text,
+    owner_name,
+    reputations,
+    simulated_reputations,
+)
 from flmarket.broker.office.runs import run_of_task, runs_of_tasks
 from flmarket.broker.office.statements import credits, dispute_state
 from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, check_visible, order_of, trust_of

@@ -45,7 +45,7 @@ from flmarket.broker.web.auth import (
 )
 from flmarket.broker.web.idempotency import IdempotencyKey, IdempotentRoute, keep_secret
 from flmarket.broker.web.problems import PROBLEMS, attachment, file_response
-from flmarket.broker.work.flower import logs
+from flmarket.broker.work.flower import runs as flower
 from flmarket.client import wire
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -593,7 +593,7 @@ def bank_of(who: Caller, party_id: Identifier, body: requests.BankRequest, key: 
 def flower_run(who: Caller, task_id: Identifier) -> wire.RunDetail:
     """A Flower task's latest run: whether it is at work, whose nodes it saw, and what Flower said when it was asked."""
     found = runs.run_detail(*who, task_id)
-    return replace(found, said=logs.asked(who.broker.settings, task_id, found.attempt))
+    return replace(found, said=flower.asked(who.broker.settings, task_id, found.attempt))
 
 
 @operator_routes.get("/audit-log")

@@ -34,7 +34,7 @@ from flmarket.broker.office.notices import secret_of
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Hook, Notice
-from flmarket.broker.work.beside import Beside
+from flmarket.broker.work.holders import Beside
 from flmarket.client.webhooks import sign
 from flmarket.errors import FlmarketError
 from flmarket.ledger import format_micros

@@ -4,16 +4,21 @@ A lease is one row, locked while it is taken, so that of two processes one gets 
 that only grows; whoever writes under the lease checks in the same transaction that her token is the latest
 (`database.fenced`). So a process that was thought dead, and wakes up after another has taken over, writes nothing.
 A holder that stops renewing loses the lease when it runs out, or at once if its process is seen to be gone.
+
+`Beside` is a thread beside the worker's, which writes under the worker's lease.
 """
 
 import os
 import secrets
 import socket
+import threading
+from collections.abc import Callable
 
 import psutil
 from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import IntegrityError
 
+from flmarket.broker.core import Broker
 from flmarket.broker.database import Database, fenced
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Lease
@@ -99,3 +104,28 @@ def may_run(holder: str) -> bool:
         return False
     except psutil.AccessDenied:
         return True
+
+
+_PATIENCE = 3.0  # seconds for a thread to stop
+
+
+class Beside:
+    """What a thread does beside the worker's; `check` says whether this process may still write."""
+
+    def __init__(self, broker: Broker, stop: threading.Event, check: Callable[[Connection], None]) -> None:
+        self.broker, self.stop, self.check = broker, stop, check
+        self._thread: threading.Thread | None = None
+
+    def is_running(self) -> bool:
+        """Whether the thread lives."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, work: Callable[[], None], name: str) -> None:
+        """Do the work in a thread."""
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait a little for the thread."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)

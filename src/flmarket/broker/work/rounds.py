@@ -7,33 +7,199 @@ tasks in between and people can watch. A round that was cut off goes on from its
 
 Awards are paid by the task's account, which holds its budget since it was posted, to a party's account or, for a
 simulated owner, `<task>/owner-<place>`.
+
+What a round leaves in the tables at each of its steps is the same for whichever engine plays it (`open_round` to
+`void_round`). Each of these functions works in a transaction of the caller's, and writes what pages, bills, statements
+and the live stream read. The ledger is the authority on money; these rows follow it. Repeating a step changes no row
+for the worse: a round that is settled stays so, and an event that is said twice is read as the latest.
+
+Rounds and tasks end in the same way for every engine (`begin` to `end_task`). A round that has been awarded is played
+to its end, whatever its buyer or the clock says meanwhile: owners may have delivered. One that has not is undone when
+its task ends. Which of the two follows from what is stored, so it is the same whether or not a crash came in between;
+and what is written about a round that is undone is what the ledger says.
+
+A task ends in three steps: what is still held of its round goes back to it, everything left goes back to the buyer,
+its rows are written in one transaction. The first two may be repeated, the last happens once. The price of an award in
+dispute stays in escrow beyond that, until the operator decides (`office.disputes`).
 """
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import delete, func, select
-from sqlalchemy.orm import undefer
+from sqlalchemy.orm import Session, undefer
 
 from flmarket.bids import FloatArray
-from flmarket.broker.books import slot_account
+from flmarket.broker.books import shown_epsilon, slot_account
 from flmarket.broker.core import Broker
-from flmarket.broker.office.notices import announce_awards, announce_caps, listeners
+from flmarket.broker.office.notices import announce_awards, announce_caps, announce_end, listeners
 from flmarket.broker.office.offers import valuations_of
+from flmarket.broker.office.operator import note
 from flmarket.broker.requests import order_of
+from flmarket.broker.stamps import now
 from flmarket.broker.tables import Bid as BidRow
-from flmarket.broker.tables import Delivered, RoundRow, Slot, TaskRow, vector, vector_bytes
-from flmarket.broker.work.round_rows import AWARDED, Winner, add_event, award_round, open_round, settle_round, take_bids
+from flmarket.broker.tables import Delivered, Event, Release, RoundRow, Slot, TaskRow, vector, vector_bytes
+from flmarket.client.wire import ENDED
 from flmarket.engines import MemoryOwners, Spec
-from flmarket.ledger import AwardState
-from flmarket.market import Announcement, Bid, Checkpoint, Guard, MarketKind, RoundPlan, RoundRecord, Rounds, TooFewBids
+from flmarket.ledger import Award, AwardState, Resolution
+from flmarket.market import (
+    Announcement,
+    Bid,
+    Checkpoint,
+    Guard,
+    MarketKind,
+    RoundPlan,
+    RoundRecord,
+    Rounds,
+    TooFewBids,
+    award_id,
+    kinds,
+    resolve_each,
+)
 from flmarket.market.owner import Owner
 from flmarket.market.record import MemoryRecord
-from flmarket.privacy import PrivacyAccount, PureDp
+from flmarket.privacy import PrivacyAccount, PureDp, event_to_dict
+from flmarket.report.formatting import finite_or_none
+
+AWARDED = "awarded"
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Winner:
+    """An award as the live view shows it."""
+
+    slot: int
+    epsilon: float | None  # None if nothing bounds it
+    price_micros: int
+    loss: dict[str, Any]
+
+    @classmethod
+    def of(cls, slot: int, award: Award) -> Self:
+        """An award's, of whoever is at that place."""
+        return cls(slot, finite_or_none(shown_epsilon(award.loss)), award.price_micros, event_to_dict(award.loss))
+
+
+def open_round(session: Session, task_id: str, index: int) -> None:
+    """Bids are asked for."""
+    if session.get(RoundRow, (task_id, index)) is None:
+        session.add(RoundRow(task_id=task_id, index=index, state="open", opened_at=now()))
+        add_event(session, task_id, index, "open", {})
+
+
+def take_bids(session: Session, task_id: str, index: int, document: dict[str, Any], budget_micros: int) -> None:
+    """Bids are in; `document` says whose (`bidders`), and whatever the engine needs to go on."""
+    row, bids = session.get_one(RoundRow, (task_id, index)), len(document["bidders"])
+    row.opened, row.state, row.bids, row.budget_micros = document, "bids", bids, budget_micros
+    add_event(session, task_id, index, "bids", {"bids": bids, "budget_micros": budget_micros})
+
+
+def award_round(session: Session, task_id: str, index: int, winners: Sequence[Winner]) -> None:
+    """Prices are in escrow."""
+    row = session.get_one(RoundRow, (task_id, index))
+    row.state, row.winners = AWARDED, len(winners)
+    held, shown = sum(one.price_micros for one in winners), [asdict(one) for one in winners[:_SHOWN]]
+    add_event(session, task_id, index, "awards", {"awards": len(winners), "held_micros": held, "winners": shown})
+
+
+def settle_round(
+    session: Session,
+    task_id: str,
+    record: RoundRecord,
+    *,
+    parties: Mapping[int, str],
+    parameters: NDArray[np.float64] | None,
+    awards: Mapping[int, Award],
+    checkpoint: bytes | None = None,
+    pause_ms: int = 0,
+    over: bool = False,
+) -> list[Release] | None:
+    """Awards are resolved and the model has moved; None, and nothing changed, if that was written before.
+
+    `parameters` is the buyer's model now; None leaves the one that is there. `awards` are the round's, as the ledger
+    has them: those that run on are not on the statements yet, those in dispute are, with their price in
+    escrow. `over`: no round comes after this one.
+    """
+    index, at = record.index, now()
+    task = session.get_one(TaskRow, task_id, with_for_update=True)
+    if task.rounds_done > index:
+        return None
+    row = session.get_one(RoundRow, (task_id, index))
+    bound = record.error_bound if np.isfinite(record.error_bound) else None
+    row.state, row.closed_at = ("settled" if record.valid else "empty"), at
+    row.delivered, row.spent_micros, row.error_bound = int(record.delivered.sum()), record.spent_micros, bound
+    row.accuracy, row.loss = record.metrics.get("accuracy"), record.metrics.get("loss")
+    row.balanced_accuracy = record.metrics.get("balanced_accuracy")
+    places = {owner: k for k, owner in enumerate(record.bidders.tolist())}
+    ended = []
+    for owner, award in awards.items():
+        k = places[owner]
+        if award.state is AwardState.PENDING and record.state[k] is AwardState.PENDING:
+            award = replace(award, reason=record.reason[k])  # it has one if it is in dispute, and ends with that
+        if (award.state is not AwardState.PENDING or award.reason) and record.state[k] is not None:
+            sold = {"records": float(record.data_size[k]), "weight": float(record.weights[k])}
+            ended.append(_release(task_id, index, owner, award, at, party_id=parties.get(owner), **sold))
+    session.add_all(ended)
+    task.rounds_done, task.spent_micros = index + 1, task.spent_micros + record.spent_micros
+    task.rounds = index + 1 if over else task.rounds
+    task.checkpoint, task.next_at = checkpoint, at + pause_ms
+    if parameters is not None:
+        task.parameters, task.accuracy, task.error_bound = vector_bytes(parameters), row.accuracy, bound
+    announce_awards(session, "payment", task, index, awards.values(), state=AwardState.POSTED)
+    told = {name: getattr(row, name) for name in ("delivered", "winners", "spent_micros", "accuracy", "error_bound")}
+    add_event(session, task_id, index, "settled", told | {"rounds_done": index + 1, "rounds": task.rounds})
+    return ended
+
+
+def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> tuple[RoundRow, list[Release]] | None:
+    """The task ends in the middle of a round: its awards are booked as the ledger has them, and no model comes of it.
+
+    A round that nobody had bid in is forgotten, unless awards of earlier rounds end in it. Whatever was paid is on the
+    bill, once. Returns the round and what ended with it, unless there was none.
+    """
+    row, at = session.get(RoundRow, (task.id, task.rounds_done), options=[undefer(RoundRow.opened)]), now()
+    told = set(session.scalars(select(Release.award_id).where(Release.task_id == task.id)))
+    awards = {owner: award for owner, award in awards.items() if award.id not in told}
+    if not awards and (row is None or row.opened is None):
+        if row is not None:
+            session.delete(row)
+        return None
+    if row is None:
+        row = RoundRow(task_id=task.id, index=task.rounds_done, opened_at=at)
+        session.add(row)
+    opened = row.opened or session.get_one(RoundRow, (task.id, 0), options=[undefer(RoundRow.opened)]).opened
+    opened = opened or {"bidders": [], "data_size": []}
+    records = dict(zip(opened["bidders"], opened["data_size"], strict=True))
+    posted = [award for award in awards.values() if award.state is AwardState.POSTED]
+    row.state, row.closed_at, row.winners = "void", at, len(awards)
+    row.delivered, row.spent_micros = len(posted), sum(award.price_micros for award in posted)
+    task.spent_micros += row.spent_micros
+    announce_awards(session, "payment", task, row.index, posted, state=AwardState.POSTED)
+    ended = []
+    for owner, award in awards.items():
+        party = None if award.owner == slot_account(task.id, owner) else award.owner
+        sold = {"records": float(records[owner]), "weight": 0.0}
+        ended.append(_release(task.id, row.index, owner, award, at, party_id=party, **sold))
+    session.add_all(ended)
+    return row, ended
+
+
+def add_event(session: Session, task_id: str, index: int, kind: str, data: dict[str, Any]) -> None:
+    """Tell those who watch."""
+    session.add(Event(task_id=task_id, kind=kind, data={"round": index, **data}, at=now()))
+
+
+def _release(task_id: str, index: int, slot: int, award: Award, at: int, **more: Any) -> Release:
+    """What an award's owner sold, as the ledger has it."""
+    told = {"state": award.state.value, "reason": award.reason, "award_id": award.id, "at": at}
+    sold = {"epsilon": shown_epsilon(award.loss), "price_micros": award.price_micros}
+    return Release(task_id=task_id, index=index, slot=slot, **sold, **told, **more)
+
 
 _OPEN = AwardState.PENDING
 _EXCHANGE = -1  # nobody's place: among deliveries, where a masked sum under way is kept
@@ -273,3 +439,65 @@ def steps_with_events(broker: Broker, task_id: str, rounds: Rounds, index: int) 
                 counts = {"delivered": len(rounds.updates), "awards": len(rounds.awards)}
                 add_event(session, task_id, index, "updates", counts)
         yield step
+
+
+INTERNAL = "an internal error; the operator's log has the details"
+_GIVEN_UP = "the round was given up"
+
+
+def begin(session: Session, task: TaskRow) -> None:
+    """A queued task is running from its worker's first look at it."""
+    if task.state == "queued":
+        task.state, task.started_at = "running", now()
+        session.add(Event(task_id=task.id, kind="running", data={"rounds": task.rounds}, at=now()))
+
+
+def ending(session: Session, task: TaskRow) -> str | None:
+    """The state that the task ends in if it is time; None while there is a round to be played."""
+    row = session.get(RoundRow, (task.id, task.rounds_done))
+    if row is not None and row.state == AWARDED:
+        return None
+    if task.rounds_done >= task.rounds:
+        return "finished"
+    if task.rounds_done and kinds.of(order_of(task.spec).kind).side.lasting:  # what was awarded is for all rounds
+        return None
+    if task.cancel_requested:
+        return "cancelled"
+    return "expired" if task.deadline_at < now() else None
+
+
+def open_awards(broker: Broker, task_id: str) -> dict[int, Award]:
+    """The awards of the task's round under way by owner, as the ledger has them."""
+    with broker.database.read() as session:
+        index = session.get_one(TaskRow, task_id).rounds_done
+        lasting = kinds.of(order_of(session.get_one(TaskRow, task_id).spec).kind).side.lasting
+        first = 0 if lasting else index
+        row = session.get(RoundRow, (task_id, first), options=[undefer(RoundRow.opened)])
+        bidders = row.opened["bidders"] if row is not None and row.opened is not None else []
+    return broker.books.round_awards({owner: award_id(task_id, first, owner) for owner in bidders})
+
+
+def end_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:
+    """Undo the round under way, give the rest of the escrow back and close the task; repeating it changes nothing."""
+    with broker.database.read() as session:
+        task = session.get_one(TaskRow, task_id)
+    if task.state in ENDED:
+        return
+    awards = open_awards(broker, task_id)
+    pending = [owner for owner, award in awards.items() if award.state is AwardState.PENDING]
+    voids = [Resolution(awards[owner].id, AwardState.VOIDED, _GIVEN_UP) for owner in pending]
+    awards |= dict(zip(pending, resolve_each(broker.books.ledger, voids), strict=True))
+    refunded = broker.books.refund(task_id, task.buyer_id)
+    with broker.database.write() as session:
+        task = session.get_one(TaskRow, task_id, with_for_update=True)
+        if task.state in ENDED:
+            return
+        void = void_round(session, task, awards)
+        task.state, task.error, task.finished_at = state, error[:2000], now()
+        task.refunded_micros += refunded  # beside what decided disputes gave back
+        session.add(Event(task_id=task_id, kind=state, data={"refunded_micros": refunded, "error": error}, at=now()))
+        announce_end(session, task)
+        note(session, None, f"task.{state}", task_id, outcome="failed" if error else "ok", detail=error)
+    if void is not None:
+        row, ended = void
+        broker.metrics.count_round(row, ended, lasting=kinds.of(order_of(task.spec).kind).side.lasting)

@@ -25,13 +25,10 @@ from flmarket.broker.office.tasks import recover_posting
 from flmarket.broker.requests import FLOWER, AuditRequest, order_of
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, AuditJob, Check, TaskRow
-from flmarket.broker.work.beside import Beside
 from flmarket.broker.work.deliveries import Deliveries
-from flmarket.broker.work.endings import INTERNAL, begin, end_task, ending
-from flmarket.broker.work.flower.closing import give_up
-from flmarket.broker.work.flower.runs import FlowerRuns
-from flmarket.broker.work.holders import Held, Replaced
-from flmarket.broker.work.rounds import play_round
+from flmarket.broker.work.flower.runs import FlowerRuns, give_up
+from flmarket.broker.work.holders import Beside, Held, Replaced
+from flmarket.broker.work.rounds import INTERNAL, begin, end_task, ending, play_round
 from flmarket.client.wire import Finding
 from flmarket.errors import FlmarketError
 from flmarket.market import TooFewBids

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from flmarket.engines.flower.client import OwnerGuard, client_app
     from flmarket.engines.flower.deployment import Deployment
     from flmarket.engines.flower.files import OwnerFile
-    from flmarket.engines.flower.inprocess import InProcessGrid
-    from flmarket.engines.flower.play import FlowerRun, simulate
-    from flmarket.engines.flower.ray_runtime import RayFailed
+    from flmarket.engines.flower.play import FlowerRun, InProcessGrid, RayFailed, simulate
     from flmarket.engines.flower.strategy import GridOwners, KindStrategy
     from flmarket.market import FileStore, Owner
 
@@ -31,15 +29,18 @@ __all__ = [
     "simulate",
 ]
 
+# what Flower and Ray are told, so that nothing is sent home
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
 _HOME = {
     "Deployment": "deployment",
     "FlowerRun": "play",
     "GridOwners": "strategy",
-    "InProcessGrid": "inprocess",
+    "InProcessGrid": "play",
     "KindStrategy": "strategy",
     "OwnerFile": "files",
     "OwnerGuard": "client",
-    "RayFailed": "ray_runtime",
+    "RayFailed": "play",
     "client_app": "client",
     "simulate": "play",
 }

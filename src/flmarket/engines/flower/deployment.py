@@ -1,18 +1,29 @@
 """A whole deployment on this machine: one SuperLink and several SuperNodes as processes, with TLS and registered keys.
 
 Any market file will do: auctions, client sampling, the reward game, robust joint-DP training. The folder gets
-everything: certificates and keys, one folder per owner with her records and her `owner.toml` (`dealing`), the app, the
+everything: certificates and keys, one folder per owner with her records and her `owner.toml`, the app, the
 ledger, the server's state and all logs. Each owner's process reads her folder only. Nothing listens beyond loopback,
 ports are free ones, and Flower is told to send nothing home.
 
 `stop` ends every process that this deployment started, also those that Flower started and detached: they carry a mark
 in their environment. What would break it: SIGKILL on this process, which leaves them; `flmarket deploy` says which.
+
+Owners' files say what each would write about herself, beside the records that she holds. For try-outs, where one
+machine plays everybody: owners with files are honest and well; adversaries, drop-outs and faults that a market file
+asks for exist in simulations only and are left out here.
+
+`AppDeployment` does the same for an app of the user's own. Every owner gets a copy of the app's `owner.toml` with a
+number of her own, and as `partition-id` that number, by which apps for try-outs find their records. Paths that the app
+leaves relative (its ledger, the model that it saves) are in the deployment's folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,22 +33,84 @@ import time
 import tomllib
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import psutil
+
+from flmarket.bids import Kind
 from flmarket.engines.config import MarketConfig
+from flmarket.engines.flower import QUIET
 from flmarket.engines.flower.certificates import NodeKeys, ServerFiles, node_keys, server_files
-from flmarket.engines.flower.dealing import registered_cap, write_owner
-from flmarket.engines.flower.files import PEERS, write_identity, write_peers
-from flmarket.engines.flower.processes import HOST, MARK, free_ports, processes_marked, send_signal, signal_group
-from flmarket.engines.flower.ray_runtime import QUIET
+from flmarket.engines.flower.files import (
+    IDENTITY,
+    PEERS,
+    BidSection,
+    CapSection,
+    OwnerFile,
+    write_identity,
+    write_peers,
+)
 from flmarket.engines.memory import Spec
 from flmarket.errors import ConfigError, FlmarketError
 from flmarket.ledger import DurableAccount, SqlLedger, format_micros
-from flmarket.market import FileStore, RoundRecord, owner_account
+from flmarket.market import AuctionSpec, FileStore, JointSpec, Owner, RoundRecord, owner_account
+from flmarket.privacy import Cap, Uncapped
+
+RECORDS = "records.npz"
+
+
+def registered_cap(market: Spec) -> Cap | None:
+    """What the ledger is told; None without a cap, and where nothing is private and all is paid for."""
+    cap, owner = getattr(market, "cap", None), market.owner(0)
+    return None if cap is None or math.isinf(cap.epsilon) or isinstance(owner.cap, Uncapped) else owner.cap
+
+
+def write_owner(market: Spec, number: int, folder: Path, kind: str = "") -> Path:
+    """Write owner `number`'s records and her `owner.toml`; returns the latter's path. `kind` as the file names it."""
+    honest = replace(market, adversary=None, adversaries=0) if isinstance(market, JointSpec) else market
+    owner = honest.owner(number)
+    described = _described(honest, owner, kind)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / RECORDS, x=owner.x, y=owner.y)
+    path = folder / "owner.toml"
+    path.write_text(described.to_toml(), encoding="utf-8")
+    return path
+
+
+def _described(market: Spec, owner: Owner, kind_of_market: str) -> OwnerFile:
+    """What she would write about herself."""
+    given: dict[str, Any] = {"owner": owner.number, "data": RECORDS, "record": "record"}
+    given |= {"classes": market.data.n_classes, "cap": CapSection.of(owner.cap)}
+    if market.kind().announcement(0).trust != "local":
+        given |= {"trust": owner.trust, "identity": IDENTITY, "peers": PEERS}
+    if owner.allow_raw:
+        given["allow_raw"] = True
+    said = market.kind().announcement(0).model
+    model = json.loads(said)["name"] if said else ""
+    if not model:
+        raise ConfigError("model", owner.model, "one that is registered, so that owners' machines can build it")
+    if ":" in model:
+        given["models"] = (model,)
+    if ":" in kind_of_market:
+        given["kinds"] = (kind_of_market,)
+    bid: dict[str, Any] = {"value": owner.value, "privacy_budget": owner.privacy_budget, "cost": owner.cost}
+    if isinstance(market, AuctionSpec):
+        kind = Kind(int(owner.valuation.kind[0])).name.lower()
+        if kind == "tabulated":
+            raise ConfigError("owners.bids", kind, "a valuation family; an owner file has no tables")
+        rate = float(owner.valuation.rate[0])
+        bid = {"valuation": kind, "rate": rate, "privacy_budget": owner.privacy_budget}
+    elif isinstance(owner.cap, Uncapped):
+        bid = {"value": owner.value}
+    elif isinstance(market, JointSpec):
+        bid["privacy_budget"] = market.epsilon
+    return OwnerFile(**given, bid=BidSection(**bid))
+
 
 _CONNECTION = "local"
 
@@ -306,3 +379,104 @@ class Deployment:
                     return
             time.sleep(0.1)
         raise DeploymentFailed(f"{name} does not answer on port {port}, see {self.log(name)}")
+
+
+HOST = "127.0.0.1"
+MARK = "FLMARKET_DEPLOYMENT"
+
+
+def processes_marked(mark: str, command: str = "") -> list[int]:
+    """Ids of living processes that carry a deployment's mark, those whose command line matches a pattern."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["status", "environ", "cmdline"])  # None where it is somebody else's
+        if process.info["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        and (process.info["environ"] or {}).get(MARK) == mark
+        and re.search(command, " ".join(process.info["cmdline"] or ()))
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def send_signal(pid: int, number: int) -> None:
+    """To one process, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """To a process and those of its group, if there are any."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+@dataclass
+class AppDeployment(Deployment):
+    """Use as a context manager. `app` is a Flower app's folder, `overrides` what `flwr run --run-config` takes."""
+
+    toml: str = ""
+    app: Path = Path()
+    count: int = 3
+    overrides: str = ""
+
+    def __post_init__(self) -> None:
+        self.folder, self.app = self.folder.resolve(), self.app.resolve()
+        if not (self.app / "pyproject.toml").exists():
+            raise ConfigError("app", str(self.app), "the folder of a Flower app, with a pyproject.toml")
+        files = sorted(path for path in self.app.rglob("owner.toml") if "record" not in path.parts)
+        if not files:
+            raise ConfigError("app", str(self.app), "one with an owner.toml in it, for its try-out owners")
+        self.owner = OwnerFile.load(files[0])
+        if self.owner.records is None:
+            raise ConfigError(f"{files[0]}: records", None, "how many records the app trains on")
+        self.folder.mkdir(parents=True, exist_ok=True)  # only now that everything is in order
+        self.begin()
+
+    @property
+    def nodes(self) -> int:
+        """How many owners there are."""
+        return self.count
+
+    def prepare(self) -> None:
+        """Write keys, owners' folders and the app."""
+        self.prepare_link(self.app)
+        for i in range(self.nodes):
+            mine = self.owner.model_copy(update={"owner": i, "account": ""})
+            (self.owner_folder(i) / "owner.toml").write_text(mine.to_toml(), encoding="utf-8")
+
+    def node_config(self, folder: Path) -> str:
+        """Her file, and which part of the try-out's records is hers."""
+        number = folder.name.rsplit("-", 1)[1]
+        return f"{super().node_config(folder)} partition-id={number} num-partitions={self.nodes}"
+
+    def run(self) -> None:
+        """Submit the app."""
+        self.submit(self.overrides)
+
+    def wait(self, seconds: float, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+        """Wait for the end of the run; every line of its stream is told as it comes."""
+        deadline, log, heard = time.monotonic() + seconds, self.log("run"), 0
+        while time.monotonic() < deadline:
+            over = self.processes["run"].poll() is not None
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            whole = [line for line in lines if over or line.endswith("\n")]
+            for line in whole[heard:]:
+                tell(line.rstrip())
+            heard = len(whole)
+            if over:
+                if not any("Market" in line and "ended" in line for line in whole):
+                    raise DeploymentFailed(f"the run ended without the end of a market, see {log}")
+                return {"lines": len(whole)}
+            self.check_alive()
+            time.sleep(0.5)
+        raise DeploymentFailed(f"no end after {seconds:g} s, see {log}")

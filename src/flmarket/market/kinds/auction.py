@@ -41,16 +41,18 @@ from flmarket.market.kind import (
     NOISE_MARGIN,
     Announcement,
     Bid,
+    Currency,
     Order,
     RawUpdate,
     ReleasedUpdate,
     RoundPlan,
+    RoundRecord,
+    Task,
     cost,
     profile,
     say,
 )
 from flmarket.market.owner import Owner, OwnerSide, PrivacyCap, Work
-from flmarket.market.task import Currency, RoundRecord, Task
 from flmarket.privacy import (
     ApproxDp,
     Cap,

@@ -52,9 +52,21 @@ from flmarket.learning.adversaries import Adversary
 from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
 from flmarket.market import summing
 from flmarket.market.descent import checked_local, descend, reach
-from flmarket.market.kind import NOISE_MARGIN, Announcement, Bid, Order, RawUpdate, ReleasedUpdate, RoundPlan, say
+from flmarket.market.kind import (
+    NOISE_MARGIN,
+    Announcement,
+    Bid,
+    MarketResult,
+    Order,
+    OwnerStatement,
+    RawUpdate,
+    ReleasedUpdate,
+    RoundPlan,
+    RoundRecord,
+    Task,
+    say,
+)
 from flmarket.market.owner import Owner, PrivacyCap, Streams, Work, holds_noise
-from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import (
     ApproxDp,
     Cap,

@@ -33,8 +33,7 @@ from numpy.typing import ArrayLike
 from flmarket.aggregation import Trust
 from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.games import Equilibrium, Stackelberg
-from flmarket.games.stackelberg import NoiseAccount, family, noise_scale
+from flmarket.games import Equilibrium, NoiseAccount, Stackelberg, family, noise_scale
 from flmarket.learning import (
     DataSet,
     Model,
@@ -47,9 +46,21 @@ from flmarket.learning import (
 )
 from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
 from flmarket.market import summing
-from flmarket.market.kind import NOISE_MARGIN, Announcement, Bid, Order, RawUpdate, ReleasedUpdate, RoundPlan, say
+from flmarket.market.kind import (
+    NOISE_MARGIN,
+    Announcement,
+    Bid,
+    MarketResult,
+    Order,
+    OwnerStatement,
+    RawUpdate,
+    ReleasedUpdate,
+    RoundPlan,
+    RoundRecord,
+    Task,
+    say,
+)
 from flmarket.market.owner import COUNTS_UPDATES, UNLIMITED, Owner, OwnerSide, PrivacyCap, Work, holds_noise
-from flmarket.market.task import MarketResult, OwnerStatement, RoundRecord, Task
 from flmarket.privacy import (
     Cap,
     DistributedGaussian,

@@ -58,9 +58,8 @@ from flmarket.learning import (
 )
 from flmarket.ledger import Award, Release, to_micros
 from flmarket.market import summing
-from flmarket.market.kind import Announcement, Bid, Order, RoundPlan, say
+from flmarket.market.kind import Announcement, Bid, Order, RoundPlan, RoundRecord, say
 from flmarket.market.owner import UNLIMITED, Owner, PrivacyCap, Streams, Work
-from flmarket.market.task import RoundRecord
 from flmarket.privacy import Cap, DistributedGaussian, Event, PureDp, Uncapped, Unprotected, ZCdp, rho_of_epsilon
 from flmarket.privacy.events import checked_number
 from flmarket.privacy.secure_sum import SecureAggregation

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.audit import Bid, Example
-from flmarket.audit.example import Result
+from flmarket.audit.truthfulness import Result
 from flmarket.broker.errors import TooMany
 from flmarket.broker.office import audits, market
 from flmarket.broker.requests import AuditRequest

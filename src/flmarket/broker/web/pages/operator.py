@@ -36,7 +36,7 @@ from flmarket.broker.web.pages.context import (
 )
 from flmarket.broker.web.pages.rendering import remedy, seconds, sentence, when
 from flmarket.broker.web.problems import attachment
-from flmarket.broker.work.flower import logs
+from flmarket.broker.work.flower import runs as flower
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import MICROS, format_micros
@@ -149,8 +149,8 @@ async def show_run(request: Request, visitor: Operator, task_id: TaskId, log: Ty
 
     def work() -> HTMLResponse:
         found = runs.run_detail(broker, visitor.party, task_id)
-        said = logs.said(broker.settings, found.run_id) if log else ()
-        asked = logs.asked(broker.settings, task_id, found.attempt)
+        said = flower.said(broker.settings, found.run_id) if log else ()
+        asked = flower.asked(broker.settings, task_id, found.attempt)
         return page(visitor, "run.html.j2", title="Flower run", found=found, asked=asked, said=said)
 
     return await get_gate(request).heavy.run(visitor.party.id, work) if log else await run_in_threadpool(work)

@@ -5,6 +5,14 @@ started; after a crash the next worker finds a run that is still going, or start
 process has ended, or has not renewed its tenancy, or did not begin in time. It is started again a few times as long as
 no round is settled, then the task fails: what was delivered is paid, the other awards are voided, the rest refunded.
 A SuperLink that does not answer fails nobody's task; it is asked again until the task's deadline.
+
+The worker ends a task that nobody is at work on any more: in order (`close_task`), or because it keeps failing
+(`give_up`). A round that is given up still pays for what was delivered: an owner whose update was checked and stored
+has released it, whether a model came of it or not. Every step may be repeated after a crash.
+
+What Flower said of a task's run is for the operator: the command that asked for it (`asked`), a file of ours
+(`run-<attempt>.log`) that is there whether or not a SuperLink answers; and the run itself (`said`), for which the
+SuperLink is asked (`flwr log`), which may take seconds and may fail; then its own words say why.
 """
 
 import json
@@ -13,9 +21,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlalchemy import select
@@ -24,13 +33,16 @@ from sqlalchemy.orm import Session
 from flmarket.broker.core import Broker
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.runs import ENDED, SUBMITTED
+from flmarket.broker.requests import order_of, without_invisible
+from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Release, RoundRow, TaskRow
-from flmarket.broker.work.endings import begin, ending
-from flmarket.broker.work.flower.closing import close_task, give_up
-from flmarket.broker.work.flower.files import RunFile, copy_app
+from flmarket.broker.work.flower.files import RunFile, copy_app, remove_secrets, task_folder
 from flmarket.broker.work.flower.tenancy import at_work, run_of
 from flmarket.broker.work.holders import Replaced
+from flmarket.broker.work.rounds import SqlStore, begin, end_task, ending, open_awards
+from flmarket.ledger import AwardState, Resolution
+from flmarket.market import resolve_each
 
 log = logging.getLogger("flmarket.broker")
 
@@ -164,7 +176,7 @@ class FlowerRuns:
 
 def _flwr(said: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """Flower's command of this installation, in the background, with its words in a file."""
-    from flmarket.engines.flower.ray_runtime import QUIET
+    from flmarket.engines.flower import QUIET
 
     scripts = Path(sys.executable).parent
     search = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -196,3 +208,73 @@ def _run_id(said: str) -> str:
     except ValueError:
         return ""
     return str(answer.get("run-id") or "")
+
+
+def close_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:
+    """Undo what was held without asking anybody to deliver, and end the task."""
+    end_task(broker, task_id, state, error)
+    remove_secrets(broker.settings.flower_folder, task_id)
+
+
+def give_up(broker: Broker, task_id: str, error: str) -> None:
+    """Pay for what was delivered, and end the task as failed.
+
+    That is the round under way; where awards run over all rounds, also whoever delivered in every round that is over:
+    her award would have ended otherwise, and it is not her who fails.
+    """
+    log.warning("task %s failed: %s", task_id, error)
+    with broker.database.read() as session:
+        task = session.get_one(TaskRow, task_id)
+    kind = broker.simulations.build(task_id, order_of(task.spec)).kind(buyer=task_id)
+    store, done, lasting = SqlStore(broker, task_id, kind, {}), task.rounds_done, kind.side.lasting
+    plan, delivered = store.plan(done) or (store.plan(0) if lasting else None), store.deliveries(done)
+    ends, awards = [], open_awards(broker, task_id)
+    for order in () if plan is None else plan.orders:
+        last = done if order.owner in delivered else done - 1
+        if (order.owner in delivered or (lasting and done)) and awards[order.owner].state is AwardState.PENDING:
+            left = kind.left(replace(order, round_index=last))
+            ends.append(Resolution(order.award, AwardState.POSTED, "", left))
+    resolve_each(broker.books.ledger, ends)
+    close_task(broker, task_id, "failed", error)
+
+
+_LINES, _WIDEST, _MOST_BYTES = 200, 500, 1 << 18
+_SECONDS = 20.0
+_LOOKED_AT = 3  # attempts
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def asked(settings: Settings, task_id: str, attempt: int) -> tuple[str, ...]:
+    """The last lines of the command that asked for a run, or of the last one that said anything; none if it was never
+    asked for, or elsewhere."""
+    folder = task_folder(settings.flower_folder, task_id)
+    said = (_tail(folder / f"run-{one}.log") for one in range(attempt, max(0, attempt - _LOOKED_AT), -1))
+    return next(filter(None, said), ())
+
+
+def said(settings: Settings, run_id: str) -> tuple[str, ...]:
+    """The last lines of the run itself, as the SuperLink has them now, or why it does not give them."""
+    if not settings.superlink or not run_id.isdigit():
+        return ("There is no run to ask for.",)
+    with tempfile.TemporaryDirectory(prefix="flmarket-log-") as folder:
+        path = Path(folder) / "log"
+        process = _flwr(path, "log", run_id, settings.superlink, "--show")
+        try:
+            process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return (*_tail(path), f"The SuperLink did not answer within {_SECONDS:.0f} seconds.")
+        return _tail(path) or ("The run has said nothing.",)
+
+
+def _tail(path: Path) -> tuple[str, ...]:
+    try:
+        with path.open("rb") as handle:
+            handle.seek(max(0, path.stat().st_size - _MOST_BYTES))
+            text = handle.read(_MOST_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ()
+    plain = without_invisible(_HIDDEN.sub("", _COLOURS.sub("", text)))
+    return tuple(line.rstrip()[:_WIDEST] for line in plain.splitlines() if line.strip())[-_LINES:]

@@ -23,10 +23,9 @@ from flmarket.broker.core import Broker
 from flmarket.broker.database import is_transient
 from flmarket.broker.requests import order_of
 from flmarket.broker.tables import PartyRow, RoundRow, Slot, TaskRow
-from flmarket.broker.work.endings import INTERNAL, ending
 from flmarket.broker.work.flower.files import RunFile, task_folder
 from flmarket.broker.work.flower.tenancy import Tenancy
-from flmarket.broker.work.rounds import SqlStore, steps_with_events
+from flmarket.broker.work.rounds import INTERNAL, SqlStore, ending, steps_with_events
 from flmarket.engines.flower.node import run_setting
 from flmarket.engines.flower.strategy import GridOwners
 from flmarket.errors import FlmarketError
