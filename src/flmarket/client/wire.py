@@ -886,6 +886,7 @@ class Operations:
     findings: tuple[Finding, ...]
     runs: tuple[FlowerRun, ...] = ()
     alerts: tuple[Alert, ...] = ()
+    locked_micros: int = 0  # in all tasks under way, `escrow_micros` of it for awards not yet resolved
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,23 @@
 """Odd input, sessions that end, browsers without scripts: what people read then, and what does not happen."""
 
+import json
 import re
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import httpx
 import pytest
+from sqlalchemy import event, exc
 
 from flmarket.broker.app import create_app
-from flmarket.broker.office import operator, parties, payouts, tasks
+from flmarket.broker.office import ledger, operator, parties, payouts, tasks
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Check, PayoutRow, TaskRow
 from flmarket.broker.web.pages.rendering import Chart, Column
 from flmarket.broker.web.pages.stills import still
+from flmarket.broker.work.worker import Worker
+from flmarket.ledger import ESCROW
 
 
 @pytest.fixture
@@ -173,6 +180,183 @@ def test_a_mistake_of_the_markets_is_a_page_that_gives_nothing_away(desk, monkey
     assert "Something went wrong here" in answer.text
     assert "Bert" in answer.text, "she is still signed in"
     assert "ZeroDivision" not in answer.text
+
+
+# --- a database that fails, once or for good --------------------------------------------------------------------------
+
+
+@contextmanager
+def failing(broker, *, at, times=1):
+    """The database fails at its `at`-th statement from now on, so many times; yields how many statements there were."""
+    seen = [0]
+
+    def strike(*_):
+        seen[0] += 1
+        if at <= seen[0] < at + times:
+            raise exc.OperationalError("statement", None, sqlite3.OperationalError("disk I/O error"))
+
+    engines = broker.database.engine, broker.books.ledger.engine
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", strike)
+    try:
+        yield seen
+    finally:
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", strike)
+
+
+ORDER = {
+    "kind": "auction", "name": "A task", "data": "breast-cancer", "owners": "10", "auction": "posted",
+    "aggregation": "opt-aggr", "perturbation": "recommended", "clip": "0.5", "learning_rate": "0.2", "rounds": "1",
+    "bidders": "5", "budget": "20", "round_seconds": "0", "deadline_days": "1", "seed": "0",
+}  # fmt: skip
+
+
+def test_a_fault_of_the_database_is_no_refusal_and_the_form_can_be_sent_again(desk):
+    """Wherever it strikes while a task is posted: nobody is told that nothing was charged, and sent again the
+    form is done once."""
+    broker, _, buyer, _, enter = desk
+    _, send = enter(buyer)
+    had, at = broker.books.ledger.balance(buyer.party.id), 0
+    while True:
+        at += 1
+        form = ORDER | {"name": f"Task {at}", "idempotency_key": f"form-{at}"}
+        with failing(broker, at=at) as seen:
+            answer = send("/tasks/new", **form)
+        if seen[0] < at:
+            break
+        if answer.status_code == 303 and "/sign-in" not in answer.headers["location"]:
+            continue  # what failed was tried again, or did not matter
+        assert answer.status_code == 503, (at, answer.text)
+        assert "look before you send it again" in answer.text
+        assert not re.search("nothing was charged|disk I/O|ledger’s database|OperationalError", answer.text), at
+        again = send("/tasks/new", **form)
+        assert again.status_code == 303, (at, again.text)
+        assert send("/tasks/new", **form).headers["location"] == again.headers["location"]
+    assert at > 10, "the database was hardly asked"
+    posted = tasks.list_tasks(broker, buyer.party).items
+    assert sorted(one.name for one in posted) == sorted(f"Task {number}" for number in range(1, at + 1))
+    assert {one.state for one in posted} == {"queued"}
+    spent = sum(broker.books.ledger.balance(one.id) for one in posted)
+    assert spent == at * 20_000_000
+    assert broker.books.ledger.balance(buyer.party.id) == had - spent
+    assert broker.books.ledger.balance(ESCROW) == 0
+
+
+def test_a_database_that_is_away_is_a_page_too_and_makes_no_receipt_false(desk, order, play):
+    broker, who, buyer, owner, enter = desk
+    task = tasks.post_task(broker, buyer.party, order(rounds=1))
+    play(broker)
+    client, send = enter(buyer)
+    receipt = json.dumps(client.get(f"/tasks/{task.id}/rounds/1/receipts.json").json()[0])
+    assert "This receipt is genuine" in send("/ledger/receipt", receipt=receipt).text
+    _, ask = enter(who)
+    _, sell = enter(owner)
+    with failing(broker, at=1, times=10**9):
+        for path in ("/tasks", "/", f"/market/{task.id}", "/ledger"):
+            answer = client.get(path)
+            assert answer.status_code == 503, path
+            assert "does not answer just now" in answer.text
+            assert answer.headers["retry-after"]
+        assert "does not hold" not in send("/ledger/receipt", receipt=receipt).text
+        assert ask("/operator/deposits", buyer=buyer.party.id, amount="5", confirmed="yes").status_code == 503
+        assert sell("/owner/cap", cap="9").status_code == 503
+    for at in range(1, 40):
+        with failing(broker, at=at) as seen:
+            answer = send("/ledger/receipt", receipt=receipt)
+        assert "does not hold" not in answer.text, at
+        assert answer.status_code in (200, 503)
+        if seen[0] < at:
+            break
+    assert client.get("/tasks").status_code == 200
+
+
+def test_a_form_that_is_sent_by_eight_hands_at_once_is_done_once(desk):
+    broker, who, buyer, _, enter = desk
+    _, operate = enter(who)
+    _, order = enter(buyer)
+    had = broker.books.ledger.balance(buyer.party.id)
+    with ThreadPoolExecutor(8) as hands:
+        for send, path, form in (
+            (order, "/tasks/new", ORDER | {"idempotency_key": "f"}),
+            (operate, "/operator/parties", {"role": "owner", "party_name": "Only one", "idempotency_key": "g"}),
+            (
+                operate,
+                "/operator/deposits",
+                {"buyer": buyer.party.id, "amount": "7", "confirmed": "y", "idempotency_key": "h"},
+            ),
+            (
+                operate,
+                "/operator/payouts",
+                {"payee": buyer.party.id, "amount": "3", "confirmed": "y", "idempotency_key": "i"},
+            ),
+        ):
+            answers = list(hands.map(lambda _, send=send, path=path, form=form: send(path, **form), range(8)))
+            assert {one.status_code for one in answers} == {303}, [
+                one.text for one in answers if one.status_code != 303
+            ]
+            assert len({one.headers["location"] for one in answers}) == 1
+    assert len(tasks.list_tasks(broker, buyer.party).items) == 1
+    assert parties.list_parties(broker, who.party, search="Only one").total == 1
+    assert len(payouts.list_payouts(broker, who.party).items) == 1
+    assert broker.books.ledger.balance(buyer.party.id) == had - 20_000_000 + 7_000_000 - 3_000_000
+
+
+def test_a_buyer_who_stops_and_begins_again(desk):
+    """Stopped twice, posted again from the old form and from a new one: every budget comes back once."""
+    broker, who, buyer, _, enter = desk
+    client, send = enter(buyer)
+    had = broker.books.ledger.balance(buyer.party.id)
+    form = ORDER | {"idempotency_key": "f", "rounds": "5"}
+    task = send("/tasks/new", **form).headers["location"].split("/")[2]
+    for _ in range(2):
+        assert send(f"/tasks/{task}/cancel", confirmed="yes").status_code == 303
+    Worker(broker).run_until_idle()
+    assert send(f"/tasks/{task}/cancel", confirmed="yes").status_code in (303, 409)
+    assert send("/tasks/new", **form).headers["location"] == f"/tasks/{task}/live", "an old form is that old task"
+    assert tasks.get_task(broker, buyer.party, task).state == "cancelled"
+    assert broker.books.ledger.balance(buyer.party.id) == had
+    like = client.get(f"/tasks/new?like={task}").text
+    key = re.search(r'name="idempotency_key" value="([^"]+)"', like)[1]
+    other = send("/tasks/new", **form | {"idempotency_key": key}).headers["location"].split("/")[2]
+    assert other != task
+    assert broker.books.ledger.balance(buyer.party.id) == had - 100_000_000
+    assert ledger.verify(broker, who.party).ok
+
+
+ODD = (
+    "", "%00", "%0a", "%E2%80%AE", "%ED%A0%80", "%FF", "a" * 3000, "-1", "99999999999999999999999", "NaN", "1e999",
+    "<script>alert(1)</script>", "%27%20OR%201%3D1--", "{{7*7}}", "..%2f..%2fetc%2fpasswd", "%5C%5Cevil.example",
+)  # fmt: skip
+ASKED = {
+    None: ["/?q=", "/?page=", "/market/@", "/market/@/live", "/market/compare?task=", "/ledger?before=",
+           "/sign-in?next=", "/sign-in/@", "/@", "/market/tasks?page="],
+    "buyer": ["/tasks?q=", "/tasks?page=", "/tasks/@", "/tasks/!/rounds/@", "/tasks/!/stream?after=",
+              "/tasks/new?like=", "/tasks/new/explore?budget=", "/tasks/new/explore?hidden=",
+              "/tasks/!/rounds/1/receipts.json?award=", "/disputes/new?award=", "/audit/@"],
+    "owner": ["/owner?cap=", "/owner?page=", "/owner/bid?task=", "/owner/bid/help?epsilon=", "/owner/bid/help?rate="],
+    "operator": ["/operator?q=", "/operator?page=", "/operator/log?before=", "/operator/log?q=", "/operator/parties/@",
+                 "/operator/runs/@", "/operator/payouts?before=", "/ledger?q=", "/disputes?before="],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ASKED)
+def test_odd_addresses_are_answered_in_words(desk, order, play, role):
+    broker, who, buyer, owner, enter = desk
+    task = tasks.post_task(broker, buyer.party, order(rounds=1))
+    play(broker)
+    person = {"buyer": buyer, "owner": owner, "operator": who}.get(role)
+    client, _ = enter(buyer if person is None else person)
+    if person is None:
+        client.cookies.clear()
+    for pattern in ASKED[role]:
+        for odd in ODD:
+            path = pattern.replace("!", task.id)
+            answer = client.get(path.replace("@", odd) if "@" in path else path + odd)
+            assert answer.status_code < 500, (path, odd)
+            assert "<script>alert(1)" not in answer.text
+            assert not re.search("Traceback|Input should|type=", re.sub("(?s)<.*?>", "", answer.text)), (path, odd)
+            assert "evil" not in answer.headers.get("location", "")
 
 
 def chart(rows, **options):

@@ -4,6 +4,8 @@ import csv
 import json
 import re
 import zipfile
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -377,6 +379,28 @@ def test_the_keyboard_reaches_the_content_and_the_colours_stay_chosen(window):
     page.reload()
     assert _background(page) == dark
     seen.shoot("dark")
+
+
+def test_times_are_the_readers_own(window, gallery):
+    """Served in UTC, shown as the browser's clock has them, also in what comes later; in a CSV they stay as they are."""
+    utc, tokyo = (window(market=gallery, timezone_id=zone) for zone in ("UTC", "Asia/Tokyo"))
+    for path, kind in ((f"/market/{gallery.tasks['auction']}", "when"), ("/operator/log", "dated")):
+        said = []
+        for seen in (utc, tokyo):
+            if path.startswith("/operator"):
+                seen.sign_in("operator")
+            seen.open(path)
+            expect(seen.page.locator("time[data-time]")).to_have_count(0)
+            first = seen.page.locator("main time").last
+            said.append((datetime.fromisoformat(first.get_attribute("datetime")), first.inner_text()))
+        (at, here), (_, there) = said
+        own = at.astimezone(ZoneInfo("Asia/Tokyo"))
+        if kind == "when":
+            assert here == f"{at.day} {at:%b %Y, %H:%M} UTC"
+            assert there == f"{own.day} {own:%b %Y, %H:%M} GMT+9"
+        else:
+            assert here == f"{at.day} {at:%b, %H:%M:%S}"
+            assert there == f"{own.day} {own:%b, %H:%M:%S}"
 
 
 def test_without_scripts_forms_still_work(browser, demo):

@@ -103,6 +103,7 @@ def test_tasks_side_by_side(scene):
     }
     assert rows["Budget, differs"][1] == ["100.00 units for a round", "77.00 units for a round"]
     assert rows["Trust"] == ("", ["simulated at the broker"] * 2)
+    assert rows["Delivered, differs"][1][1] == "0 of 0 updates of the last 0 rounds"
     chooser = client.get("/market/compare", params={"task": played}).text
     assert "Choose two to four" in chooser
     assert re.findall(r'"checkbox" name="task" value="(\w+)"( checked)?', chooser) == [
@@ -112,6 +113,18 @@ def test_tasks_side_by_side(scene):
     assert "No task by that name" in client.get("/market/compare", params={"q": "nowhere"}).text
     assert "/market/compare" in client.get("/").text
     assert client.get("/market/compare", params={"task": [played, "t_none"]}).status_code == 404
+
+
+def test_the_helper_says_what_the_task_itself_has_paid(scene):
+    broker, client, _, owner, played, open_ = scene
+    assert client.post("/sign-in", data={"key": owner.key}).status_code == 303
+    sold = [one for one in statements.statement(broker, owner.party).releases if one.paid_micros]
+    asked = {"epsilon": "0.5", "kind": "linear", "rate": "1", "records": ""}
+    text = re.sub("<.*?>", "", client.get("/owner/bid/help", params=asked | {"task": played}).text)
+    mean = sum(one.paid_micros for one in sold) // len(sold)
+    times = "1 time" if len(sold) == 1 else f"{len(sold)} times"
+    assert f"In this task you were paid {times} so far, {money(mean)} a round on average." in text
+    assert "you were paid" not in client.get("/owner/bid/help", params=asked | {"task": open_}).text
 
 
 def test_a_task_like_another(scene):
@@ -140,8 +153,10 @@ def test_the_facts_of_a_task(scene):
             sold[award.owner] = sold.get(award.owner, 0.0) + (award.epsilon if award.state == "posted" else 0.0)
     assert found.epsilon_most_total == pytest.approx(max(sold.values()))
     assert found.receipts == sum(one.winners for one in rounds)
+    came = f"{found.updates_delivered} of {found.updates_awarded}"
     for page in (f"/market/{played}", f"/market/{played}/live"):
         assert found.terms_hash[:12] in client.get(page).text
+        assert f"<dt>Delivered</dt><dd><b>{came}</b>" in client.get(page).text
     api = client.get(f"/api/v1/listings/{played}", headers=owner.headers).json()
     assert api["terms_hash"] == found.terms_hash
 

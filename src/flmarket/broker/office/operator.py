@@ -101,6 +101,8 @@ def status(broker: Broker, party: Party) -> wire.Operations:
         audits = dict(session.execute(select(AuditJob.state, func.count()).group_by(AuditJob.state)).all())
         roles: dict[str, int] = dict(session.execute(select(PartyRow.role, func.count()).group_by(PartyRow.role)).all())
         due = session.scalar(select(func.min(TaskRow.next_at)).where(TaskRow.state.in_(PLAYABLE)))
+        left = func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros)
+        locked = session.scalar(select(left).where(TaskRow.state.in_(PLAYABLE))) or 0
         lease, check = session.get(Lease, WORKER), session.get(Check, RECONCILE)
         flower = runs(broker, session)
         alive = lease is not None and lease.expires_at > at
@@ -120,6 +122,7 @@ def status(broker: Broker, party: Party) -> wire.Operations:
         () if check is None else tuple(wire.Finding(**one) for one in check.findings),
         flower,
         alerts,
+        int(locked),
     )
 
 

@@ -146,14 +146,25 @@ def credits(whose: ColumnElement[bool], decision: str) -> Select[int]:
 
 
 def history(broker: Broker, party: Party, points: int, *, most: int) -> list[tuple[int, float, int]]:
-    """What an owner was paid for (`points` of her awards, as her statement says), as curves: the number of the release, ε
-    in total and what she had earned by then; at most so many points, evenly, and always the last."""
+    """What an owner was paid for (`points` of her awards, as her statement says), as curves: the number of the release,
+    ε in total and what she had earned by then; at most so many points, evenly, and always the last."""
     require(party, "owner")
     hers = {"party": party.id}
     with broker.database.read() as session:
         step = max(1, -(-points // most))
         shown = session.execute(_CURVE, hers | {"step": step, "rest": points % step}) if points else ()
         return [(int(place), float(total or 0.0), int(paid)) for place, total, paid in shown]
+
+
+def paid_in(broker: Broker, party: Party, task_id: str) -> tuple[int, int]:
+    """How often an owner was paid in one task, and how much in all."""
+    require(party, "owner")
+    of_task = func.count(), func.coalesce(func.sum(Release.price_micros), 0)
+    with broker.database.read() as session:
+        paid, micros = session.execute(
+            select(*of_task).where(Release.party_id == party.id, Release.task_id == task_id, _posted)
+        ).one()
+    return int(paid), int(micros)
 
 
 def _curve() -> Select[Any]:

@@ -22,8 +22,9 @@ from flmarket.broker.web.pages.context import (
     Unit,
     Visitor,
     page,
+    refused,
 )
-from flmarket.broker.web.pages.rendering import remedy, sentence
+from flmarket.broker.web.pages.rendering import remedy
 from flmarket.errors import FlmarketError, InvalidInput
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -52,7 +53,7 @@ def new_key(visitor: SignedInWrites, reader: Form) -> Response:
         try:
             made = parties.issue_key(visitor.broker, visitor.party, visitor.party.id, label=wanted.label, key=form)
         except FlmarketError as error:
-            reader.errors["label"] = sentence(error)
+            reader.errors["label"] = refused(error)
     return _page(visitor, reader, key=made)
 
 
@@ -68,7 +69,7 @@ def add_user(visitor: SignedInWrites, reader: Form) -> Response:
             users.add_user(visitor.broker, visitor.party, visitor.party.id, wanted, key=form)
             return RedirectResponse("/account#people", 303)
         except FlmarketError as error:
-            reader.errors["email"] = sentence(error)
+            reader.errors["email"] = refused(error)
     return _page(visitor, reader)
 
 
@@ -92,7 +93,7 @@ def add_hook(visitor: SignedInWrites, reader: Form) -> Response:
         try:
             made = notices.create_hook(visitor.broker, visitor.party, visitor.party.id, wanted, key=form)
         except FlmarketError as error:
-            reader.errors["address"] = sentence(error)
+            reader.errors["address"] = refused(error)
     elif "address" not in reader.errors:
         reader.errors["address"] = "An address such as https://example.org/hook, and at least one event."
     return _page(visitor, reader, hook=made)

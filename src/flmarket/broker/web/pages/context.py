@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from flmarket.broker.core import Broker, Party, require
+from flmarket.broker.database import is_transient
 from flmarket.broker.demo import DemoParty
 from flmarket.broker.errors import BrokerError, Forbidden, TooMany, Unauthenticated
 from flmarket.broker.office import sessions
@@ -322,7 +323,11 @@ def error_page(request: Request, status: int, title: str, text: str, *, back: st
     """A refusal as a page; for HTMX as plain text, which the script shows in a message."""
     if request.headers.get("HX-Request"):
         return Response(text, status, media_type="text/plain", headers={"Cache-Control": "no-store"})
-    return page(identify(request), "error.html.j2", title=title, status=status, code=status, text=text, back=back)
+    try:
+        visitor = identify(request)
+    except Exception:  # whatever failed may fail again: then for nobody in particular
+        visitor = Visitor(get_broker(request), request.url.path, None, getattr(request.app.state, "demo_people", ()))
+    return page(visitor, "error.html.j2", title=title, status=status, code=status, text=text, back=back)
 
 
 def too_large(request: Request, text: str) -> Response:
@@ -385,30 +390,55 @@ class PageRoute(APIRoute):
                 if request.headers.get("HX-Request"):  # the script says so, and what is typed stays
                     return Response(status_code=401, headers={"Cache-Control": "no-store"})
                 return RedirectResponse(f"/sign-in?next={quote(await _again(request), safe='/')}", 303)
-            except StaleForm as error:
-                return error_page(request, error.status, error.title, sentence(error), back=await _again(request))
-            except BrokerError as error:
-                title = _TITLES.get(error.status, error.title)
-                answer = error_page(request, error.status, title, _TEXTS.get(error.status) or sentence(error))
-                if isinstance(error, TooMany):
-                    answer.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-                return answer
-            except FlmarketError as error:
-                return error_page(request, 422, "That cannot be done", sentence(error))
-            except RequestValidationError:
-                return error_page(request, 404, _TITLES[404], _TEXTS[404])
-            except HTTPException:
-                raise
-            except Exception:
-                log.exception("a page failed")
-                return error_page(request, 500, "Something went wrong here", _TEXTS[500])
+            except Exception as error:
+                return await _refusal(request, error)
 
         return guarded
 
 
+async def _refusal(request: Request, error: Exception) -> Response:
+    """What a page raised, as a page. A fault of the database is no refusal: nobody knows what became of a form."""
+    if isinstance(error, HTTPException):
+        raise error
+    if is_transient(error):
+        log.warning("a page failed, the database is at fault", exc_info=error)
+        answer = error_page(request, 503, "Back in a moment", _FAULTS[request.method in SAFE])
+        answer.headers["Retry-After"] = "2"
+        return answer
+    if isinstance(error, StaleForm):
+        return error_page(request, error.status, error.title, sentence(error), back=await _again(request))
+    if isinstance(error, BrokerError):
+        title = _TITLES.get(error.status, error.title)
+        answer = error_page(request, error.status, title, _TEXTS.get(error.status) or sentence(error))
+        if isinstance(error, TooMany):
+            answer.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+        return answer
+    if isinstance(error, FlmarketError):
+        return error_page(request, 422, "That cannot be done", sentence(error))
+    if isinstance(error, RequestValidationError):
+        return error_page(request, 404, _TITLES[404], _TEXTS[404])
+    log.error("a page failed", exc_info=error)
+    return error_page(request, 500, "Something went wrong here", _MISTAKES[request.method in SAFE])
+
+
+def refused(error: FlmarketError) -> str:
+    """A refusal as a sentence, beside a form; a fault of the database is none, and goes on to a page of its own."""
+    if is_transient(error):
+        raise error
+    return sentence(error)
+
+
 _TITLES = {403: "That is not yours to do", 404: "There is no such page", 409: "Not in this state", 429: "Too fast"}
+_LOOK = "Whether what you sent was done is not known: look before you send it again."
+_MISTAKES = {  # by whether something was only looked at
+    True: "The market made a mistake; nothing of yours was changed by this page. The operator’s log has the details.",
+    False: f"The market made a mistake. {_LOOK} The operator’s log has the details.",
+}
+_FAULTS = {
+    True: "The market’s database does not answer just now. Nothing was changed; try again in a moment.",
+    False: f"The market’s database did not answer. {_LOOK} A form that is sent again as it was is done once.",
+}
 _TEXTS = {
-    500: "The market made a mistake; nothing of yours was changed by this page. The operator’s log has the details.",
     404: "Either it never existed or it belongs to somebody else; the market does not say which.",
     429: "Too many requests came from you. Wait a moment and try again.",
 }

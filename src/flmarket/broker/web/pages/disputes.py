@@ -20,9 +20,10 @@ from flmarket.broker.web.pages.context import (
     Unit,
     Visitor,
     page,
+    refused,
 )
 from flmarket.broker.web.pages.context import ask as ask_first
-from flmarket.broker.web.pages.rendering import seconds, sentence
+from flmarket.broker.web.pages.rendering import seconds
 from flmarket.errors import FlmarketError
 from flmarket.report.formatting import money
 
@@ -63,7 +64,7 @@ def open_one(visitor: SignedInWrites, reader: Form) -> Response:
             disputes.open_dispute(visitor.broker, visitor.party, wanted)
             return RedirectResponse("/disputes", 303)
         except FlmarketError as error:
-            reader.errors["reason"] = sentence(error)
+            reader.errors["reason"] = refused(error)
     return _page(visitor, reader.errors, award=reader.text("award")[:120], typed=reader.text("reason"))
 
 
@@ -88,7 +89,7 @@ def decide(visitor: OperatorWrites, dispute_id: TaskId, reader: Form) -> Respons
             disputes.decide(visitor.broker, visitor.party, dispute_id, wanted)
             return RedirectResponse("/disputes", 303)
         except FlmarketError as error:
-            reader.errors["note"] = sentence(error)
+            reader.errors["note"] = refused(error)
     return _decision(visitor, dispute_id, reader.errors, typed=reader.text("note"))
 
 

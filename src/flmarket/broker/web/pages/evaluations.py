@@ -14,8 +14,19 @@ from pydantic import ValidationError
 from flmarket.broker.office import evaluations, market
 from flmarket.broker.requests import EvaluationRequest, SchemaRequest
 from flmarket.broker.stamps import new_id
-from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, TaskId, Visitor, ask, page
-from flmarket.broker.web.pages.rendering import remedy, sentence
+from flmarket.broker.web.pages.context import (
+    Buyer,
+    BuyerWrites,
+    Form,
+    PageRoute,
+    Reader,
+    TaskId,
+    Visitor,
+    ask,
+    page,
+    refused,
+)
+from flmarket.broker.web.pages.rendering import remedy
 from flmarket.broker.web.problems import attachment
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.files import csv_text
@@ -59,7 +70,7 @@ def add(visitor: BuyerWrites, reader: Form) -> Response:
             named = {"name": "set_name", "data.name": "data"}
             reader.errors[named.get(error.field, error.field)] = remedy(error)
         except FlmarketError as error:
-            reader.errors["set_name"] = sentence(error)
+            reader.errors["set_name"] = refused(error)
     return _page(visitor, reader)
 
 

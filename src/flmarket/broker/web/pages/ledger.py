@@ -21,8 +21,9 @@ from flmarket.broker.web.pages.context import (
     Visitor,
     fragment,
     page,
+    refused,
 )
-from flmarket.broker.web.pages.rendering import award_state, kind_words, loss_words, sentence
+from flmarket.broker.web.pages.rendering import award_state, kind_words, loss_words
 from flmarket.client import wire
 from flmarket.errors import FlmarketError
 from flmarket.ledger import Receipt, SealedReceipt, format_micros, read_receipts
@@ -134,7 +135,7 @@ def _checked(broker: Broker, receipt: Receipt | SealedReceipt) -> Answer:
             return Answer(False, "This receipt is not of this ledger", said)
         told = _sealed_terms(broker, receipt) if isinstance(receipt, SealedReceipt) else _open_terms(broker, receipt)
     except FlmarketError as error:
-        return Answer(False, "This receipt does not hold", sentence(error))
+        return Answer(False, "This receipt does not hold", refused(error))
     if told is None:
         return Answer(False, "This receipt does not hold", "Its terms are not those of the entries that it names.")
     return Answer(True, "This receipt is genuine", told)

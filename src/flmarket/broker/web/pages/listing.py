@@ -81,15 +81,17 @@ def facts(found: wire.Listing, currency: str) -> list[tuple[str, str, str]]:
     """What to know of a task at a glance: what, how much, and what that means."""
     privacy, spent = found.terms["privacy"], found.epsilon_most_total
     per = "in total" if found.terms["money"]["for"] == "all rounds" else "in total so far"
-    looked = f"of the last {found.rounds_looked_at}" if found.rounds_looked_at else "none has ended"
-    missed = found.updates_awarded - found.updates_delivered
-    came = f"{looked}; {found.updates_delivered:,} updates" + (f", {missed:,} did not come" if missed else "")
+    missed = found.rounds_looked_at - found.rounds_delivered
+    whole = f"; some were missing in {missed}" if missed else ""
+    came = f"updates of the last {count(found.rounds_looked_at, 'round')}{whole}" if found.rounds_looked_at else (
+        "no round has ended"
+    )  # fmt: skip
     checked = "books not compared yet" if found.reconciled_at is None else (
         f"books {'agree' if found.agrees else 'DISAGREE'}, {when(found.reconciled_at)}"
     )  # fmt: skip
     return [
         ("Escrow locked", money(found.locked_micros), f"of {money(found.escrow_micros)} {currency}"),
-        ("Rounds delivered", f"{found.rounds_delivered}", came),
+        ("Delivered", f"{found.updates_delivered:,} of {found.updates_awarded:,}", came),
         ("ε sold by one owner", "no bound" if spent is None else epsilon(spent), f"at most, {per}; {privacy['cap']}"),
         ("Receipts", f"{found.receipts:,}", checked),
         ("Terms", found.terms_hash[:12], "SHA-256, begins so"),
@@ -144,5 +146,6 @@ def _lines(found: wire.Listing) -> list[tuple[str, str]]:
     for title, rows in _sections(terms):
         named = [(f"{title}: {name[:1].lower()}{name[1:]}", value) for name, value in rows]
         lines += [(name, value) for name, value in named if name not in _SAID]
-    done = f"{found.rounds_delivered} of the last {count(found.rounds_looked_at, 'round')}"
+    rounds = count(found.rounds_looked_at, "round")
+    done = f"{found.updates_delivered:,} of {found.updates_awarded:,} updates of the last {rounds}"
     return [*lines, ("Delivered", done), ("Terms hash", found.terms_hash[:16])]

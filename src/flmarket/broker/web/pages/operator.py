@@ -33,8 +33,9 @@ from flmarket.broker.web.pages.context import (
     ask,
     fragment,
     page,
+    refused,
 )
-from flmarket.broker.web.pages.rendering import remedy, seconds, sentence, when
+from flmarket.broker.web.pages.rendering import remedy, seconds, when
 from flmarket.broker.web.problems import attachment
 from flmarket.broker.work.flower import runs as flower
 from flmarket.client import wire
@@ -64,9 +65,10 @@ _DONE = {
 }  # fmt: skip
 _ACTIONS = {
     "sign-in.key": "signed in with a key", "sign-in.link": "signed in by link", "sign-out": "signed out",
-    "task.post": "posted a task", "task.cancel": "cancelled a task", "task.finished": "task finished",
-    "task.cancelled": "task cancelled", "task.expired": "task expired", "task.failed": "task failed",
-    "task.recover": "task recovered", "bid.place": "placed a bid", "bid.withdraw": "withdrew a bid",
+    "task.post": "posted a task", "task.cancel": "cancelled a task", "task.finished": "finished the task",
+    "task.cancelled": "ended the cancelled task", "task.expired": "ended the task at its deadline",
+    "task.failed": "gave up the task", "task.recover": "cleared up the posting of",
+    "bid.place": "placed a bid", "bid.withdraw": "withdrew a bid",
     "cap.set": "set a privacy cap", "model.download": "downloaded a model", "party.create": "registered a party",
     "party.open": "reopened a party", "party.close": "closed a party", "key.create": "made a key",
     "key.revoke": "revoked a key", "deposit": "booked a deposit", "audit.start": "started an audit",
@@ -251,7 +253,7 @@ def bind(visitor: OperatorWrites, reader: Form) -> Response:
             parties.bind_node(visitor.broker, visitor.party, owner, node_id=wanted.node_id)
             return _done(owner, "bound")
         except FlmarketError as error:
-            reader.errors["node_id"] = sentence(error)
+            reader.errors["node_id"] = refused(error)
     return _party(visitor, owner, reader.errors, typed=reader.kept(_TYPED))
 
 
@@ -286,7 +288,7 @@ def _move_money(visitor: Visitor, reader: Reader, party_id: str, path: str) -> R
     except NotFound:
         raise
     except FlmarketError as error:
-        reader.errors["amount"] = sentence(error)
+        reader.errors["amount"] = refused(error)
     if "amount" in reader.errors:
         reader.errors[field] = reader.errors.pop("amount")
     return _party(visitor, party_id, reader.errors, typed=reader.kept(_TYPED))
@@ -373,7 +375,7 @@ def _health(view: wire.Operations) -> list[tuple[str, str, str]]:
         *flower,
         ("Tasks running", f"{running}", f"{queued} queued, {ended} ended"),
         ("Audits", f"{audits}", f"waiting or running; {view.audits.get('done', 0)} done"),
-        ("In escrow now", money(view.escrow_micros), "for awards not yet resolved"),
+        ("Locked in tasks", money(view.locked_micros), f"{money(view.escrow_micros)} of it for awards under way"),
         ("Ledger", f"{view.ledger_entries:,}", f"entries, in {view.database}"),
         ("Bills and ledger", *books),
         ("Parties", f"{sum(view.parties.values()):,}", roles),

@@ -28,6 +28,7 @@ from flmarket.broker.web.pages.context import (
     Visitor,
     fragment,
     page,
+    refused,
 )
 from flmarket.broker.web.pages.disputes import disputable_since
 from flmarket.broker.web.pages.rendering import Chart, Column, remedy, seconds, sentence
@@ -127,7 +128,7 @@ def place(visitor: OwnerWrites, reader: Form) -> Response:
             field = _FIELDS.get(error.field)
             reader.errors[field or "_"] = remedy(error) if field else sentence(error)
         except FlmarketError as error:
-            reader.errors["_"] = sentence(error)
+            reader.errors["_"] = refused(error)
     found, _ = offers.my_offers(visitor.broker, visitor.party, limit=_OFFERS, task_id=task)
     return _form(visitor, found, {name: reader.text(name) for name in _DEFAULTS}, reader.errors, False)
 
@@ -183,6 +184,7 @@ def _help(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, Any
         "meaning": _meaning(mine, bid.privacy_budget),
         "odds": _odds(mine, bid.privacy_budget),
         "trust": AT_BROKER,  # owners' own nodes bid in other tasks
+        "so_far": _so_far(*statements.paid_in(broker, party, offer.task_id)) if offer is not None else "",
         "earns": _earns(mine, records, float(cost), bid.privacy_budget),
         "chart": _chart(views, bid.valuation.rate),
         "basis": f"{mine.profiles} simulated rounds of {auction} among owners drawn like those of the paper "
@@ -213,6 +215,14 @@ def _odds(view: wire.BidAdvice, limit: float) -> tuple[Odds, ...]:
         capped = ", your cap" if most >= spent + view.left_epsilon_total else ""
         lines.append(Odds(f"After {count(view.rounds, 'round')}, ε {epsilon(most)} total{capped}", certainty(most)))
     return tuple(lines)
+
+
+def _so_far(paid: int, micros: int) -> Markup | str:
+    """What this very task has paid her, which says more than any population."""
+    if not paid:
+        return ""
+    told = Markup("In this task you were paid <strong>{}</strong> so far, <strong>{}</strong> a round on average.")
+    return told.format(count(paid, "time"), money(micros // paid))
 
 
 def _earns(view: wire.BidAdvice, records: int, cost: float, limit: float) -> Markup:
@@ -295,7 +305,7 @@ def set_cap(visitor: OwnerWrites, reader: Form) -> Response:
             statements.set_cap(visitor.broker, visitor.party, request.cap_epsilon_total)
             return RedirectResponse("/owner", 303)
         except FlmarketError as error:
-            reader.errors["cap"] = sentence(error)
+            reader.errors["cap"] = refused(error)
     return _page(visitor, reader.errors, typed=reader.text("cap"))
 
 

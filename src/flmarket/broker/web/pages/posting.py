@@ -24,7 +24,18 @@ from flmarket.broker.office import evaluations, explore, listing, market, partie
 from flmarket.broker.requests import FLOWER, OWN, SIMULATION, ExploreRequest, TaskRequest, engines, order_of
 from flmarket.broker.stamps import derived_id, new_id
 from flmarket.broker.web.auth import get_gate
-from flmarket.broker.web.pages.context import Buyer, BuyerWrites, Form, PageRoute, Reader, Unit, Visitor, fragment, page
+from flmarket.broker.web.pages.context import (
+    Buyer,
+    BuyerWrites,
+    Form,
+    PageRoute,
+    Reader,
+    Unit,
+    Visitor,
+    fragment,
+    page,
+    refused,
+)
 from flmarket.broker.web.pages.rendering import Chart, Column, remedy, sentence
 from flmarket.client import wire
 from flmarket.errors import FlmarketError, InvalidInput
@@ -146,7 +157,7 @@ def post(visitor: BuyerWrites, reader: Form) -> Response:
             field = _fields(order.kind).get(error.field.removeprefix("task: "))
             reader.errors[field or "_"] = remedy(error) if field else sentence(error)
         except FlmarketError as error:
-            reader.errors["_"] = sentence(error)
+            reader.errors["_"] = refused(error)
     return _form(visitor, {name: reader.text(name, _DEFAULTS[name]) for name in _DEFAULTS}, reader.errors)
 
 
@@ -172,7 +183,8 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
             *((one.id, f"{one.name}, for {one.data}") for one in mine if one.schema is None),
         ],
         engines=[(name, words) for name, words in _ENGINES.items() if name in engines(visitor.broker.settings)],
-        offered=[known[name] for name in dict.fromkeys((*_FIRST, *known)) if name in known],
+        offered=[known[name] for name in _FIRST if name in known],
+        others=[one for name, one in known.items() if name not in _FIRST],
         kinds=[one for name in _OF_KIND for one in catalogue.kinds if one.name == name],
         schemes=_SCHEMES,
         rules=robust.names(),
@@ -303,7 +315,7 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
             )
             view = replace(view, points=tuple(points))
     except FlmarketError as error:
-        return {"problem": sentence(error), "deposit_micros": 0}
+        return {"problem": refused(error), "deposit_micros": 0}
     return _told(view, order, mine)
 
 

@@ -10,7 +10,7 @@ readers can open below it, so the two cannot differ.
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -18,6 +18,7 @@ from importlib import resources
 from typing import Any, Literal
 
 import jinja2
+from markupsafe import Markup
 
 from flmarket import __version__
 from flmarket.broker.books import SHOWN_DELTA, shown_epsilon
@@ -81,8 +82,27 @@ def when(moment: str | None) -> str:
 
 
 def clock(moment: str | None) -> str:
-    """23:04:09, for a log."""
+    """23:04:09, for what happens now."""
     return "–" if moment is None else f"{datetime.fromisoformat(moment).astimezone(UTC):%H:%M:%S}"
+
+
+def dated(moment: str | None) -> str:
+    """15 Nov, 23:04:09, for a log."""
+    return "–" if moment is None else f"{datetime.fromisoformat(moment).astimezone(UTC):%-d %b, %H:%M:%S}"
+
+
+def _local(told: Callable[[str | None], str]) -> Callable[[str | None], str]:
+    """A time on a page: in UTC, and with it what app.js needs to say it in the reader's own time."""
+
+    def shown(moment: str | None) -> str:
+        if moment is None:
+            return told(None)
+        full = Markup(' title="{}"').format(when(moment)) if told is not when else ""
+        return Markup('<time datetime="{}" data-time="{}"{}>{}</time>').format(
+            moment, told.__name__, full, told(moment)
+        )
+
+    return shown
 
 
 def decimals(value: float, places: int) -> str:
@@ -114,8 +134,9 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    for one in (money, epsilon, rate, percent, significant, decimals, plain, when, clock, said):
+    for one in (money, epsilon, rate, percent, significant, decimals, plain, said):
         made.filters[one.__name__] = one
+    made.filters.update({told.__name__: _local(told) for told in (when, clock, dated)})
     made.filters.update(exact=format_micros, loss=loss_words, thousands=lambda value: f"{value:,}")
     made.filters["capitalize"] = lambda text: f"{text[:1].upper()}{text[1:]}"  # Jinja's own makes EUR Eur
     made.globals.update(static=static, version=__version__, theme_css=theme_href, condition=condition)

@@ -144,6 +144,22 @@
   }
   function redrawAll() { [...drawn.keys()].forEach(draw); }
 
+  /* ---- times, which are served in UTC, as the reader's own clock has them ---- */
+  const day = { day: "numeric", month: "short" }, minute = { hour: "2-digit", minute: "2-digit" };
+  const times = Object.fromEntries(Object.entries({
+    when: { ...day, year: "numeric", ...minute, timeZoneName: "short" },
+    clock: { ...minute, second: "2-digit" },
+    dated: { ...day, ...minute, second: "2-digit" },
+  }).map(([name, parts]) => [name, new Intl.DateTimeFormat("en-GB", { ...parts, hourCycle: "h23" })]));
+  function localTimes(within) {
+    for (const time of within.querySelectorAll("time[data-time]")) {
+      const at = new Date(time.dateTime);
+      if (time.title) time.title = times.when.format(at);
+      time.textContent = times[time.dataset.time].format(at);
+      delete time.dataset.time;
+    }
+  }
+
   /* ---- messages, announced to screen readers as well ---- */
   function say(text, link, href) {
     const place = document.getElementById("toasts");
@@ -218,8 +234,9 @@
      console. Those are no errors, and those that are become messages below. */
   const told = new Set(["htmx:afterRequest", "htmx:sendAbort", "htmx:sendError", "htmx:responseError", "htmx:timeout", "htmx:sseError"]);
   htmx.logger = (_, name, detail) => { if (told.has(name)) delete detail.error; };
-  document.addEventListener("htmx:afterSettle", (event) => drawAll(event.detail.elt));
-  document.addEventListener("htmx:sseMessage", (event) => drawAll(event.target));
+  const settled = (part) => { localTimes(part.parentElement || part); drawAll(part); };
+  document.addEventListener("htmx:afterSettle", (event) => settled(event.detail.elt));
+  document.addEventListener("htmx:sseMessage", (event) => settled(event.target));
   document.addEventListener("htmx:sendError", () => say("The market did not answer. Check your connection and try again."));
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;
@@ -275,5 +292,6 @@
   }
 
   showScheme();
+  localTimes(document);
   drawAll(document);
 })();
