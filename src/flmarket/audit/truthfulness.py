@@ -45,6 +45,15 @@ from flmarket.audit.trials import Awards, Menus, NotOnTheMenu, Reports, Sample, 
 from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations
 from flmarket.errors import InvalidInput
 
+TOLERANCE = 1e-9  # of the owner's full cost; beside an allowance for rounding in sums as large as the budget
+_ROUNDING = 64 * np.finfo(np.float64).eps
+_CHUNK_ENTRIES = 200_000  # per call of the mechanism: large enough to be fast, small enough for the cache
+_SIMPLER = 0.97
+_SURE = 5.0  # standard errors by which a random gain must exceed 0 to count
+_EVERY = 16  # where menus are shown, one profile in so many is searched in full, but no fewer than
+_LEAST = 40
+_SPOT = 8  # lies by every owner of all the others
+
 
 @dataclass(frozen=True)
 class Bid:
@@ -233,16 +242,6 @@ def replay(example: Example, mechanism: Auction | None = None) -> Example:
         chosen, example.mechanism, profile[None], example.budget, example.owner, reports, example.dimension,
         seed=example.seed, draws=example.draws,
     )  # fmt: skip
-
-
-TOLERANCE = 1e-9  # of the owner's full cost; beside an allowance for rounding in sums as large as the budget
-_ROUNDING = 64 * np.finfo(np.float64).eps
-_CHUNK_ENTRIES = 200_000  # per call of the mechanism: large enough to be fast, small enough for the cache
-_SIMPLER = 0.97
-_SURE = 5.0  # standard errors by which a random gain must exceed 0 to count
-_EVERY = 16  # where menus are shown, one profile in so many is searched in full, but no fewer than
-_LEAST = 40
-_SPOT = 8  # lies by every owner of all the others
 
 
 @dataclass(frozen=True)

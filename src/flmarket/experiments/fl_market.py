@@ -55,6 +55,15 @@ FIRST_BEST = "first best"
 LEARNED = (*learned.PAPERS, *learned.DEFAULTS)
 RUNS = "market-runs"  # folder of finished trainings inside the output folder
 VERSION = 1  # of what a kept training means
+PRIVATE = ("value", "privacy_budget")
+PROFILES = {True: 20, False: 60}  # quick, full; of all seeds together
+SAMPLED_PROFILES = 30  # at most, where an auction draws lots: every lie is judged over 32 draws
+LOW = 0.1  # of cost: what we call a small violation
+METRIC_PROFILES = {True: 200, False: 1000}
+SIZES = (1, 2, 4, 8, 16)
+POPULATION = "flm22-iid"
+# epochs, batches an epoch, profiles a batch, steps of the search for lies
+SHORT = {True: (2, 15, 32, 6), False: (10, 20, 128, 20)}
 
 
 def contenders(population: str, names: Sequence[str]) -> dict[str, Auction]:
@@ -254,13 +263,6 @@ def few_tests(data: DataSet, records: int) -> DataSet:
     return DataSet(data.name, data.x_train, data.y_train, data.x_test[some], data.y_test[some], data.classes)
 
 
-PRIVATE = ("value", "privacy_budget")
-PROFILES = {True: 20, False: 60}  # quick, full; of all seeds together
-SAMPLED_PROFILES = 30  # at most, where an auction draws lots: every lie is judged over 32 draws
-LOW = 0.1  # of cost: what we call a small violation
-METRIC_PROFILES = {True: 200, False: 1000}
-
-
 def audited(job: Job, auction: Auction, population: str) -> list[AuditReport]:
     """The audits that every row of a table comes from, one for each seed."""
     number = PROFILES[job.quick]
@@ -410,12 +412,6 @@ def _csv(reports: Mapping[str, Sequence[AuditReport]]) -> str:
              report.rational.mean_loss_over_cost, report.rational.worst, report.budget.profiles_over)
         )  # fmt: skip
     return buffer.getvalue()
-
-
-SIZES = (1, 2, 4, 8, 16)
-POPULATION = "flm22-iid"
-# epochs, batches an epoch, profiles a batch, steps of the search for lies
-SHORT = {True: (2, 15, 32, 6), False: (10, 20, 128, 20)}
 
 
 def short_training(

@@ -190,40 +190,50 @@ class SumKind(MarketKind):
             Resolution(order.award, AwardState.EXPIRED, VOID if order.owner in updates else EXPIRY) for order in pending
         ]
 
-    # awards over all rounds: `notes` has who is out and how many sums were opened, as a plan cannot look at awards
+
+class LastingKind(SumKind):
+    """A kind whose awards are for all rounds. `notes` has who is out and how many sums were opened, as a plan cannot
+    look at awards. What so many rounds of an order gave away (`given`), and which round is the last, is the kind's own.
+    """
+
+    def given(self, order: Order, rounds: int) -> Release | None:
+        """What so many rounds gave away."""
+        raise NotImplementedError
+
+    def last(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> bool:
+        """Whether this round is the last, by number or because too few are left for another."""
+        return plan.index == self.rounds - 1 or not self.goes_on(plan, updates, awards)
 
     @property
     def out(self) -> list[int]:
         """Whose award ended before."""
         return list(self.notes.get("out", []))
 
-    def lasting_ends(
-        self,
-        plan: RoundPlan,
-        updates: Mapping[int, FloatArray],
-        awards: Mapping[int, Award],
-        *,
-        last: bool,
-        given: Callable[[Order, int], Release | None],
+    def left(self, order: Order) -> Release | None:
+        """What left in the rounds so far, and in this one."""
+        return self.given(order, self.opened_before(order.round_index) + 1)
+
+    def resolutions(
+        self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
     ) -> list[Resolution]:
         """Who did not stay is out; after the last round the others are paid, for what was opened of theirs."""
-        ends, before = [], self.opened_before(plan)
+        ends, before, last = [], self.opened_before(plan.index), self.last(plan, updates, awards)
         after = before + opens(plan, updates)
         for order in plan.orders:
             if awards[order.owner].state is not AwardState.PENDING:
                 continue
             if order.owner not in updates:
                 reason = f"missed round {plan.index}"
-                ends.append(Resolution(order.award, AwardState.EXPIRED, reason, given(order, before)))
+                ends.append(Resolution(order.award, AwardState.EXPIRED, reason, self.given(order, before)))
             elif last and after:
-                ends.append(Resolution(order.award, AwardState.POSTED, "", given(order, after)))
+                ends.append(Resolution(order.award, AwardState.POSTED, "", self.given(order, after)))
             elif last:
                 ends.append(Resolution(order.award, AwardState.EXPIRED, VOID))
         return ends
 
-    def opened_before(self, plan: RoundPlan) -> int:
+    def opened_before(self, index: int) -> int:
         """How many rounds before this one counted."""
-        return plan.index if self.policy is None else int(self.notes.get("opened", 0))
+        return index if self.policy is None else int(self.notes.get("opened", 0))
 
     def goes_on(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> bool:
         """Whether those who stayed are enough for another sum."""
@@ -238,7 +248,7 @@ class SumKind(MarketKind):
         if self.policy is None:
             return {}
         gone = [one.owner for one in plan.orders if awards[one.owner].state in (AwardState.EXPIRED, AwardState.VOIDED)]
-        return {"opened": self.opened_before(plan) + opens(plan, updates), "out": [*self.out, *gone]}
+        return {"opened": self.opened_before(plan.index) + opens(plan, updates), "out": [*self.out, *gone]}
 
 
 def opens(plan: RoundPlan, updates: Mapping[int, FloatArray]) -> bool:

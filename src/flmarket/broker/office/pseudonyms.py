@@ -30,6 +30,8 @@ from flmarket.ledger.receipt import Receipt, SealedReceipt, seal
 
 _AWARD = re.compile(r"([^/\s]+)/(\d+)/(\d+)(/dispute|/refund)?")  # also what follows from an award in the ledger
 _PARTY = re.compile(r"\bp_[a-z2-7]{16}\b")
+WINDOW = 20
+_one = aliased(Release, name="one")
 
 
 def owner_name(broker: Broker, task_id: str, place: int) -> str:
@@ -82,10 +84,6 @@ def buyers_entry(broker: Broker, entry: wire.LedgerEntry, own: Set[str]) -> wire
 
     debit, credit, named = map(account, (entry.debit, entry.credit, entry.owner))
     return replace(entry, ref=buyers_award(broker, entry.ref), debit=debit, credit=credit, owner=named)
-
-
-WINDOW = 20
-_one = aliased(Release, name="one")
 
 
 def reputations(session: Session, parties: Collection[str]) -> dict[str, wire.Reputation]:

@@ -68,6 +68,10 @@ from flmarket.report.formatting import finite_or_none
 
 AWARDED = "awarded"
 _SHOWN = 200
+_OPEN = AwardState.PENDING
+_EXCHANGE = -1  # nobody's place: among deliveries, where a masked sum under way is kept
+INTERNAL = "an internal error; the operator's log has the details"
+_GIVEN_UP = "the round was given up"
 
 
 @dataclass(frozen=True)
@@ -199,10 +203,6 @@ def _release(task_id: str, index: int, slot: int, award: Award, at: int, **more:
     told = {"state": award.state.value, "reason": award.reason, "award_id": award.id, "at": at}
     sold = {"epsilon": shown_epsilon(award.loss), "price_micros": award.price_micros}
     return Release(task_id=task_id, index=index, slot=slot, **sold, **told, **more)
-
-
-_OPEN = AwardState.PENDING
-_EXCHANGE = -1  # nobody's place: among deliveries, where a masked sum under way is kept
 
 
 class SqlStore:
@@ -439,10 +439,6 @@ def steps_with_events(broker: Broker, task_id: str, rounds: Rounds, index: int) 
                 counts = {"delivered": len(rounds.updates), "awards": len(rounds.awards)}
                 add_event(session, task_id, index, "updates", counts)
         yield step
-
-
-INTERNAL = "an internal error; the operator's log has the details"
-_GIVEN_UP = "the round was given up"
 
 
 def begin(session: Session, task: TaskRow) -> None:

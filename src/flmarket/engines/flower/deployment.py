@@ -62,6 +62,9 @@ from flmarket.market import AuctionSpec, FileStore, JointSpec, Owner, RoundRecor
 from flmarket.privacy import Cap, Uncapped
 
 RECORDS = "records.npz"
+_CONNECTION = "local"
+HOST = "127.0.0.1"
+MARK = "FLMARKET_DEPLOYMENT"
 
 
 def registered_cap(market: Spec) -> Cap | None:
@@ -110,9 +113,6 @@ def _described(market: Spec, owner: Owner, kind_of_market: str) -> OwnerFile:
     elif isinstance(market, JointSpec):
         bid["privacy_budget"] = market.epsilon
     return OwnerFile(**given, bid=BidSection(**bid))
-
-
-_CONNECTION = "local"
 
 
 def _story(record: RoundRecord, baseline: float) -> str:
@@ -379,10 +379,6 @@ class Deployment:
                     return
             time.sleep(0.1)
         raise DeploymentFailed(f"{name} does not answer on port {port}, see {self.log(name)}")
-
-
-HOST = "127.0.0.1"
-MARK = "FLMARKET_DEPLOYMENT"
 
 
 def processes_marked(mark: str, command: str = "") -> list[int]:

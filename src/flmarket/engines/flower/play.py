@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0
 _log = logging.getLogger(__name__)
+_FIRST_NODE = 1_000
 
 
 class RayFailed(FlmarketError):
@@ -199,9 +200,6 @@ def _shut_down(patience: float) -> None:
     thread = threading.Thread(target=shut_down, daemon=True)
     thread.start()
     thread.join(patience)
-
-
-_FIRST_NODE = 1_000
 
 
 class InProcessGrid(Grid):

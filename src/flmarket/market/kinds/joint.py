@@ -49,7 +49,7 @@ from flmarket.learning import (
     train_many,
 )
 from flmarket.learning.adversaries import Adversary
-from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
+from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micros, to_micros
 from flmarket.market import summing
 from flmarket.market.descent import checked_local, descend, reach
 from flmarket.market.kind import (
@@ -441,7 +441,7 @@ def _start(work: Work) -> FloatArray:
     return public + order.records / (order.total_size + order.records) * (before - public)
 
 
-class JointKind(summing.SumKind):
+class JointKind(summing.LastingKind):
     """A `JointSpec` as the round plays it, at the costs that owners report.
 
     A client who misses a round is out and not paid, as one is who sends nonsense.
@@ -585,7 +585,7 @@ class JointKind(summing.SumKind):
 
     def award(self, order: Order) -> Award:
         """For the uploads of all rounds agreed on."""
-        whole = self._given(order, self.rounds)
+        whole = self.given(order, self.rounds)
         return replace(super().award(order), loss=Unprotected() if whole is None else whole.guarantee)
 
     def largest_norm(self, order: Order) -> float:
@@ -599,22 +599,11 @@ class JointKind(summing.SumKind):
         taken = order.round_index + 1 if noise.unit == "record" else 1
         return float(max(np.linalg.norm(self.parameters), self.notes.get("longest", 0.0)) + taken * step)
 
-    def left(self, order: Order) -> Release | None:
-        """The uploads of the rounds so far, and this one."""
-        before = order.round_index if self.policy is None else int(self.notes.get("opened", 0))
-        return self._given(order, before + 1)
-
-    def resolutions(
-        self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
-    ) -> list[Resolution]:
-        """Who did not deliver is out; after the last round, by number or by the stopping rule, the others are paid."""
-        return self.lasting_ends(plan, updates, awards, last=self._last(plan, updates, awards), given=self._given)
-
     def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
         """The public model becomes what the rule makes of the uploads."""
         spec, chosen, n = self.spec, self.chosen, self.spec.partition.owners
         reached = self._reached(plan, updates)
-        last, combined = self._last(plan, updates, awards), self._combine(plan, updates)
+        last, combined = self.last(plan, updates, awards), self._combine(plan, updates)
         places = {owner: place for place, owner in enumerate(chosen.clients.tolist())}
         came = np.array([order.owner in updates for order in plan.orders], dtype=bool)
         shares = np.zeros(len(places))
@@ -699,7 +688,7 @@ class JointKind(summing.SumKind):
     def _accuracy(self, candidates: FloatArray) -> FloatArray:
         return accuracies(self.model, candidates, self._validation)
 
-    def _last(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> bool:
+    def last(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> bool:
         """Whether this is the last round, after a look at the model that it makes and at who is left."""
         if plan.index == self.rounds - 1 or self._reached(plan, updates):
             return True
@@ -719,7 +708,7 @@ class JointKind(summing.SumKind):
         self._stop = plan.index, stops.reached
         return stops.reached
 
-    def _given(self, order: Order, rounds: int) -> Release | None:
+    def given(self, order: Order, rounds: int) -> Release | None:
         """What so many uploads gave away: k Gaussian releases are one of a √k-th of the noise."""
         noise = self.spec.perturbation
         if noise is None or rounds == 0:

@@ -44,7 +44,7 @@ from flmarket.learning import (
     dimension,
     stream,
 )
-from flmarket.ledger import MICROS, Award, AwardState, Release, Resolution, payments_to_micros, to_micros
+from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micros, to_micros
 from flmarket.market import summing
 from flmarket.market.kind import (
     NOISE_MARGIN,
@@ -353,7 +353,7 @@ def _of_record(rho: float) -> RecordLevel:
     return RecordLevel(ZCdp(rho))
 
 
-class RewardKind(summing.SumKind):
+class RewardKind(summing.LastingKind):
     """A `RewardSpec` as the round plays it: values are reported once, shares held until the end.
 
     An owner who misses a round loses her share (it expires) and is not asked again; the others' weights are scaled up
@@ -434,23 +434,9 @@ class RewardKind(summing.SumKind):
         """The clip, and noise at its very longest."""
         return float(self.spec.clip + NOISE_MARGIN * float(self.game.sigma[order.owner]) * np.sqrt(self.dimension))
 
-    def left(self, order: Order) -> Release | None:
-        """The releases of the rounds so far, and this one."""
-        before = order.round_index if self.policy is None else int(self.notes.get("opened", 0))
-        return self._given(order, before + 1)
-
-    def resolutions(
-        self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]
-    ) -> list[Resolution]:
-        """The share of whoever did not deliver expires; after the last round the others are paid."""
-        return self.lasting_ends(plan, updates, awards, last=self._last(plan, updates, awards), given=self._given)
-
-    def _last(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> bool:
-        return plan.index == self.rounds - 1 or not self.goes_on(plan, updates, awards)
-
     def close(self, plan: RoundPlan, updates: Mapping[int, FloatArray], awards: Mapping[int, Award]) -> RoundRecord:
         """One step of the server."""
-        spec, game, last = self.spec, self.game, bool(plan.orders) and self._last(plan, updates, awards)
+        spec, game, last = self.spec, self.game, bool(plan.orders) and self.last(plan, updates, awards)
         users = np.array([order.owner for order in plan.orders], dtype=np.int64)
         came = np.array([order.owner in updates for order in plan.orders], dtype=bool)
         weights = np.where(came, game.weights[users], 0.0) if users.size else np.zeros(0)
@@ -483,7 +469,7 @@ class RewardKind(summing.SumKind):
             self.unit,
         )  # fmt: skip
 
-    def _given(self, order: Order, rounds: int) -> Release | None:
+    def given(self, order: Order, rounds: int) -> Release | None:
         """What so many releases gave away; none, nothing."""
         if rounds == 0:
             return None

@@ -49,6 +49,10 @@ log = logging.getLogger("flmarket.broker")
 _LOOK_MS, _TROUBLE_MS = 1_000, 10_000
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 5_000, 60_000  # between one start and the next
 _COMMAND_SECONDS, _PATIENCE = 120.0, 5.0
+_SECONDS = 20.0
+_LOOKED_AT = 3  # attempts
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass
@@ -239,10 +243,6 @@ def give_up(broker: Broker, task_id: str, error: str) -> None:
 
 
 _LINES, _WIDEST, _MOST_BYTES = 200, 500, 1 << 18
-_SECONDS = 20.0
-_LOOKED_AT = 3  # attempts
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def asked(settings: Settings, task_id: str, attempt: int) -> tuple[str, ...]:
