@@ -382,7 +382,7 @@ def test_the_keyboard_reaches_the_content_and_the_colours_stay_chosen(window):
 
 
 def test_times_are_the_readers_own(window, gallery):
-    """Served in UTC, shown as the browser's clock has them, also in what comes later; in a CSV they stay as they are."""
+    """Served in UTC, shown as the browser's clock has them, on pages and in logs."""
     utc, tokyo = (window(market=gallery, timezone_id=zone) for zone in ("UTC", "Asia/Tokyo"))
     for path, kind in ((f"/market/{gallery.tasks['auction']}", "when"), ("/operator/log", "dated")):
         said = []

@@ -10,8 +10,10 @@ from sqlalchemy import update
 
 from flmarket.broker.app import create_app
 from flmarket.broker.errors import Conflict
-from flmarket.broker.office import listing, offers, tasks
+from flmarket.broker.office import listing, offers, statements, tasks
 from flmarket.broker.tables import TaskRow
+from flmarket.broker.work.worker import Worker
+from flmarket.report.formatting import money
 
 
 @pytest.fixture
@@ -115,15 +117,20 @@ def test_tasks_side_by_side(scene):
     assert client.get("/market/compare", params={"task": [played, "t_none"]}).status_code == 404
 
 
-def test_the_helper_says_what_the_task_itself_has_paid(scene):
-    broker, client, _, owner, played, open_ = scene
+def test_the_helper_says_what_the_task_itself_has_paid(scene, order, cheap_bid):
+    broker, client, buyer, owner, _, open_ = scene
+    begun = tasks.post_task(broker, buyer.party, order(rounds=9, bidders_per_round=12)).id
+    offers.place_bid(broker, owner.party, begun, cheap_bid())
+    worker = Worker(broker)
+    while tasks.get_task(broker, buyer.party, begun).rounds_done < 2:
+        worker.step()
+    worker.stop()
     assert client.post("/sign-in", data={"key": owner.key}).status_code == 303
-    sold = [one for one in statements.statement(broker, owner.party).releases if one.paid_micros]
-    asked = {"epsilon": "0.5", "kind": "linear", "rate": "1", "records": ""}
-    text = re.sub("<.*?>", "", client.get("/owner/bid/help", params=asked | {"task": played}).text)
+    sold = [one for one in statements.statement(broker, owner.party).releases if one.task_id == begun]
     mean = sum(one.paid_micros for one in sold) // len(sold)
-    times = "1 time" if len(sold) == 1 else f"{len(sold)} times"
-    assert f"In this task you were paid {times} so far, {money(mean)} a round on average." in text
+    asked = {"epsilon": "0.5", "kind": "linear", "rate": "1", "records": ""}
+    text = re.sub("<.*?>", "", client.get("/owner/bid/help", params=asked | {"task": begun}).text)
+    assert f"In this task you were paid {len(sold)} times so far, {money(mean)} a round on average." in text
     assert "you were paid" not in client.get("/owner/bid/help", params=asked | {"task": open_}).text
 
 
