@@ -371,7 +371,7 @@ def cleared(
 
 
 class _Bound(torch.autograd.Function):
-    """ERR with the best weights; its slopes are those at fixed weights (the envelope theorem)."""
+    """ERR with the best weights, like its logarithm beyond `NOBODY`; slopes at fixed weights (the envelope theorem)."""
 
     @staticmethod
     def forward(ctx, epsilon: torch.Tensor, size: FloatArray) -> torch.Tensor:  # type: ignore[no-untyped-def]
@@ -380,9 +380,9 @@ class _Bound(torch.autograd.Function):
         at = np.maximum(epsilon.detach().double().numpy(), 1e-6)
         weights = OptAggr().weights(at, size)
         bound = error_bound(weights, at, size)
-        slopes = np.where((bound < NOBODY)[:, None], -16.0 * weights**2 / at**3, 0.0)
+        slopes = -16.0 * weights**2 / at**3 * np.minimum(1.0, NOBODY / bound)[:, None]
         ctx.slopes = torch.from_numpy(slopes).float()
-        return torch.from_numpy(np.minimum(bound, NOBODY)).float()
+        return torch.from_numpy(np.where(bound < NOBODY, bound, NOBODY * (1 + np.log(bound / NOBODY)))).float()
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[no-untyped-def]
