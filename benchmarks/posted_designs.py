@@ -71,18 +71,15 @@ DESIGNS = {
     "history": Design("... and every earlier report and sale, sizes to come", history=True, hidden=(128, 96)),
     "table": Design("... tabulated over turn, money left and precision bought", table=True),
     "smallest-first": Design("one after another, smallest first", groups=(tuple(reversed(range(OWNERS))),)),
-    "largest-fourth": Design("one after another, largest fourth", groups=((3, 2, 1, 0, 4, 5, 6, 7, 8, 9),)),
     "clock": Design("one clock for all", blocks=(OWNERS,), **_CLOCK),
     "first-then-clock": Design("the largest alone, then a clock", blocks=(1, OWNERS), **_CLOCK),
-    "three-then-clock": Design("the three largest alone, then a clock", blocks=(1, 1, 1, OWNERS), **_CLOCK),
     "pairs": Design("clocks of two", blocks=(2,) * 5, **_CLOCK),
-    "fives": Design("clocks of five", blocks=(5, 5), **_CLOCK),
     "halves": Design("two halves with a purse each, prices from the other's reports", _HALVES, others="groups"),
     "leave-one-out": Design("a purse each, prices from all others' reports", _ALONE, others="groups"),
     "sees-later": Design("sequence that sees summaries of later reports", others="later"),
     "sees-cap": Design("sequence that sees her ε̄", own=("cap",)),
     "sees-family": Design("sequence that sees her family", own=("family",)),
-    "sees-own": Design("sequence that sees both", own=("family", "cap")),
+    "sees-own": Design("sequence that sees her family and ε̄", own=("family", "cap")),
 }
 
 
