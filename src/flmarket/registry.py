@@ -158,10 +158,11 @@ def imported(target: str, field: str = "name") -> Any:
         sys.path.append(here)
     try:
         found: Any = import_module(module_name)
+    except Exception as error:  # a module of somebody else's: whatever it raises
+        raise UnknownName(field, target, f"package.module:Name that can be imported ({error})") from error
+    try:
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, ValueError, TypeError) as error:
-        raise UnknownName(field, target, f"package.module:Name that can be imported ({error})") from None
     except AttributeError:
         raise UnknownName(field, target, f"a name that {module_name} defines") from None
     return found

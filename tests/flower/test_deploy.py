@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flmarket.cli.app import app as market_command
+from flmarket.cli.flower import _market_text
 from flmarket.cli.output import template
 from flmarket.engines.flower.deployment import AppDeployment, Deployment
 from flmarket.errors import ConfigError
@@ -70,3 +71,18 @@ def test_every_owner_of_an_app_has_a_number_and_a_file_of_her_own(tmp_path):
     assert [f"owner = {i}" in text for i, text in enumerate(texts)] == [True] * 3
     assert deployment.node_config(deployment.owner_folder(2)).endswith("partition-id=2 num-partitions=3")
     assert (tmp_path / "out/app/quickstart/task.py").exists()
+
+
+def test_what_an_app_decides_for_itself_is_not_taken_from_the_command(tmp_path):
+    for option in (["--seed", "1"], ["--trust", "local"]):
+        answer = CliRunner().invoke(market_command, ["deploy", "local", str(EXAMPLE), "--out", str(tmp_path), *option])
+        assert isinstance(answer.exception, ConfigError)
+        assert "an app says for itself" in str(answer.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_market_file_may_begin_with_a_mark(tmp_path):
+    file = tmp_path / "market.toml"
+    file.write_text(TEXT, encoding="utf-8-sig")
+    assert _market_text(file, None, None, None) == TEXT
+    assert "rounds = 7" in _market_text(file, None, 7, None)

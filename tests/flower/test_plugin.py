@@ -1,7 +1,9 @@
 """Any app behind the guard, any strategy behind the market: weights, optimisers, terms, money, crashes."""
 
 import json
+import logging
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -440,13 +442,64 @@ def test_nodes_without_an_owner_file_say_so(monkeypatch, caplog):
     app = ClientApp(mods=[owner_guard()])
     app.train()(honest_train)
     with caplog.at_level("INFO", logger="flwr"):
-        import logging
-
         logging.getLogger("flwr").propagate = True
         result = played(InProcessGrid(app, 2), rounds=1)
     assert not result.records[0].bidders.size
     assert "bids: 0 of 2 nodes" in caplog.text
     assert "2 × the owner's machine could not carry it out (ConfigError)" in caplog.text
+
+
+def test_an_app_without_the_guard_is_told_from_one_that_abstains(caplog):
+    app = ClientApp()
+    app.train()(honest_train)
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level("INFO", logger="flwr"):
+        assert not played(InProcessGrid(app, 2), rounds=1).records[0].bidders.size
+    assert "owner_guard() among its mods" in caplog.text
+
+
+def test_a_train_function_may_change_what_it_is_sent(stage):
+    """In one process all owners are sent the same records; hers to change is a copy."""
+
+    def train(message, context):
+        message.content["config"]["lr"] = 99.0
+        message.content["arrays"]["fc.weight"] = Array(np.ones((3, 4), np.float32))
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    result = played(stage(3, train), auction="all-in", budget_per_round=1e5)
+    assert all(record.delivered.all() for record in result.records)
+
+
+def test_one_order_sent_many_times_at_once_is_carried_out_once(stage, tmp_path):
+    """By threads that all ask before the first is answered; everybody else is told that it was."""
+    asked, answers = [], []
+
+    class Impatient(InProcessGrid):
+        def answer(self, message):
+            if not {"order", "arrays"} <= set(message.content):
+                return super().answer(message)
+            again = [
+                Message(RecordDict(dict(message.content)), message.metadata.dst_node_id, "train") for _ in range(6)
+            ]
+            threads = [
+                threading.Thread(target=lambda m=m: answers.extend(super(Impatient, self).answer(m))) for m in again
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return super().answer(message)
+
+    def train(message, context):
+        asked.append(message)
+        time.sleep(0.2)
+        return honest_train(message, context)
+
+    played(Impatient(stage(1, train).app, 1), FedAvg(min_available_nodes=1, min_train_nodes=1), rounds=1)
+    assert len(asked) == 1
+    assert sorted("update" in answer.content for answer in answers) == [False] * 5 + [True]
+    assert {unpack(Refusal, one).code for one in answers if "update" not in one.content} == {"replay"}
+    assert accounts(tmp_path) == {0: 1}
 
 
 def test_whose_machine_it_is(stage, tmp_path, monkeypatch):

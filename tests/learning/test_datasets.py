@@ -440,6 +440,15 @@ def test_classes_may_be_numbers(tmp_path: Path) -> None:
         (lambda rows: rows[0].__setitem__(2, "sells"), "buys"),
         (lambda rows: rows.__delitem__(slice(5, None)), "4 records"),
         (lambda rows: [row.__setitem__(2, "no") for row in rows[1:]], "1 different"),
+        (lambda rows: [row.__setitem__(2, str(i)) for i, row in enumerate(rows[1:])], "30 different values in 30"),
+        (lambda rows: [row.__setitem__(0, "NA" if i == 9 else f"{i}.5") for i, row in enumerate(rows[1:])], "NA among"),
+        (
+            lambda rows: [row.__setitem__(0, f"day {i}") for i, row in enumerate(rows[1:])],
+            "different texts in 24 records",
+        ),
+        (lambda rows: rows[1].__setitem__(0, "1e200"), "age.*within"),
+        (lambda rows: rows[0].__setitem__(0, ""), "none empty"),
+        (lambda rows: [row.__delitem__(slice(0, 2)) for row in rows], "no column but the label"),
     ],
 )
 def test_csv_files_that_cannot_serve(tmp_path: Path, change: Any, complaint: str) -> None:
@@ -465,6 +474,81 @@ def test_test_files_that_do_not_fit_the_training_file(tmp_path: Path) -> None:
         from_files(tmp_path / "nowhere.csv", label="buys")
     with pytest.raises(ConfigError, match=r"\.parquet"):
         from_files(tmp_path / "data.xlsx", label="buys")
+
+
+@pytest.mark.parametrize(("encoding", "text"), [("latin-1", "Köln"), ("utf-16", "Bonn")])
+def test_text_in_another_encoding_is_refused_and_not_guessed(tmp_path: Path, encoding: str, text: str) -> None:
+    path = tmp_path / "old.csv"
+    path.write_text("city,y\n" + f"{text},0\n{text},1\n" * 10, encoding=encoding)
+    with pytest.raises(ConfigError, match="UTF-8"):
+        from_files(path, label="y")
+
+
+X, Y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({"X": X, "Y": Y}, "it has X, Y"), ({"x": X, "y": Y[:10]}, "10 classes for 20 records"),
+        ({"x": X, "y": Y * 10**9}, "the largest 1000000000"), ({"x": X, "y": np.eye(2)[Y]}, "numbered from 0"),
+        ({"x": X, "y": np.array(["a", "b"])[Y]}, "numbered from 0"), ({"x": X, "y": Y - 1}, "numbered from 0"),
+        ({"x": X[:, 0], "y": Y}, "records, features"), ({"x": np.float64(1), "y": Y}, "records, features"),
+        ({"x": X.astype(str), "y": Y}, "numbers"), ({"x": X + 1j, "y": Y}, "numbers"),
+        ({"x": np.where(X == 3, np.nan, X), "y": Y}, "NaN"), ({"x": X * 1e200, "y": Y}, "within"),
+    ],
+)  # fmt: skip
+def test_arrays_that_cannot_serve(tmp_path: Path, arrays: dict[str, Any], complaint: str) -> None:
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(ConfigError, match=complaint):
+        from_files(tmp_path / "bad.npz")
+
+
+def test_a_test_file_is_of_the_training_file_s_kind(tmp_path: Path) -> None:
+    np.savez(tmp_path / "arrays.npz", x=X, y=Y)
+    rows = write_csv(tmp_path / "rows.csv", people(30))
+    for train, test in ((tmp_path / "arrays.npz", rows), (rows, tmp_path / "arrays.npz")):
+        with pytest.raises(ConfigError, match=f"as {train.name} is"):
+            from_files(train, test, label="buys")
+
+
+def test_parquet_has_more_types_than_data_does(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from decimal import Decimal
+
+    from pyarrow import parquet
+
+    good = {"x": [Decimal(i) for i in range(20)], "y": Y.tolist(), "k": pa.array(["a", "b"] * 10).dictionary_encode()}
+    parquet.write_table(pa.table(good), tmp_path / "good.parquet")
+    data = from_files(tmp_path / "good.parquet", label="y", scaling="none")
+    assert data.encoding is not None
+    assert data.encoding.features == ("x", "k=a", "k=b")
+    for column in ([[1, 2]] * 20, [{"a": 1}] * 20, [b"ab"] * 20):
+        parquet.write_table(pa.table({"x": column, "y": Y.tolist()}), tmp_path / "bad.parquet")
+        with pytest.raises(ConfigError, match="numbers or texts"):
+            from_files(tmp_path / "bad.parquet", label="y")
+    parquet.write_table(pa.table({"x": [1, 2], "y": [0, 1]}), tmp_path / "few.parquet")
+    with pytest.raises(ConfigError, match="2 records"):
+        from_files(tmp_path / "few.parquet", label="y")
+
+
+def _no_disk() -> Any:
+    raise OSError("no disk")
+
+
+@pytest.mark.parametrize(
+    ("loader", "complaint"),
+    [
+        (_no_disk, "OSError: no disk"), (lambda part: None, "TypeError"), (lambda: None, "training, test"),
+        (lambda: ([(X[0], 0), (X[0, :1], 1)],) * 2, "same shape"), (lambda: ((X, Y * 10**9),) * 2, "whole numbers"),
+        (lambda: ((X, Y * 0.5),) * 2, "whole numbers"),
+    ],
+)  # fmt: skip
+def test_a_loader_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, loader: Any, complaint: str) -> None:
+    monkeypatch.setattr(datasets._registry, "_entries", dict(datasets._registry._entries))
+    datasets.register("mine", loader)
+    with pytest.raises(InvalidInput, match=f"mine.*{complaint}"):
+        datasets.load("mine")
 
 
 def test_a_column_of_names_is_no_category(tmp_path: Path) -> None:

@@ -259,6 +259,22 @@ def test_a_diverged_model_has_infinite_loss() -> None:
     assert 0 <= found["accuracy"] <= 1
 
 
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (lambda features, classes: nn.Linear(features + 1, classes), "takes records of 2 features"),
+        (lambda features, classes: nn.Linear(features, classes + 1), r"scores of shape \(2, 3\)"),
+        (lambda inputs, outputs: nn.Linear(inputs, outputs), r"TypeError.*build\(features, classes\)"),
+        (lambda features, classes: 1 / 0, "ZeroDivisionError"), (lambda features, classes: None, "NoneType"),
+    ],
+)  # fmt: skip
+def test_a_network_that_does_not_fit_is_refused_when_it_is_made(monkeypatch, build, complaint) -> None:
+    monkeypatch.setattr(models, "_entries", dict(models._entries))
+    models.register("own", build)
+    with pytest.raises(InvalidInput, match=complaint):
+        models.get("own", features=2, classes=3)
+
+
 def test_bad_arguments() -> None:
     model, data = trainer("mnist-cnn"), clients(MNIST_CNN, [4])[0]
     rng = streams([0])[0]

@@ -4,7 +4,6 @@ import math
 import os
 import signal
 import sys
-import tomllib
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from flmarket.cli.output import errors, print_json, print_path, screen, show_trust, table, template
 from flmarket.cli.parties import Json
 from flmarket.errors import ConfigError
+from flmarket.files import read_toml
 
 if TYPE_CHECKING:
     from flmarket.engines import Spec
@@ -105,7 +105,10 @@ def deploy(
         raise ConfigError("--trust", trust, f"local or {SECURE}")
     file = market or market_file
     if file is not None and file.is_dir():
-        _deploy_app(file, nodes or 3, rounds, run_config, out, seconds)
+        for name, given in (("--trust", trust), ("--seed", seed)):
+            if given is not None:
+                raise ConfigError(name, given, "left out: an app says for itself how it trains and what it buys")
+        _deploy_app(file, nodes or 3, rounds, run_config, out, seconds, json)
         return
     if run_config:
         raise ConfigError("--run-config", run_config, "settings of a Flower app: name its folder")
@@ -134,7 +137,9 @@ def deploy(
         _show(facts, words)
 
 
-def _deploy_app(app: Path, nodes: int, rounds: int | None, settings: str, out: Path, seconds: float) -> None:
+def _deploy_app(
+    app: Path, nodes: int, rounds: int | None, settings: str, out: Path, seconds: float, json: bool
+) -> None:
     """Somebody's own Flower app, with its owners as processes; what it says is shown as it comes."""
     from flmarket.engines.flower.deployment import AppDeployment
     from flmarket.ledger.entry import limit_of
@@ -150,12 +155,16 @@ def _deploy_app(app: Path, nodes: int, rounds: int | None, settings: str, out: P
         deployment.start()
         deployment.run()
         deployment.wait(seconds, lambda line: print(line, file=sys.stderr, flush=True))
-    rows = table("Owners", "owner", "private releases", "in total", "cap")
+    rows, facts = table("Owners", "owner", "private releases", "in total", "cap"), []
     for number, account in deployment.accounts().items():
         with account:
             sold, cap = len(list(account.releases())), f"{limit_of(account.cap):g}"
             rows.add_row(str(number), str(sold), f"{account.spent:.4f}", cap)
-    screen.print(rows)
+            facts.append({"owner": number, "releases": sold, **_privacy(account)})
+    if json:
+        print_json({"owners": facts})
+    else:
+        screen.print(rows)
 
 
 def _market_text(
@@ -174,8 +183,7 @@ def _market_text(
     owners = nodes or config.data.owners
     if owners > MOST_NODES:
         raise ConfigError("data.owners", owners, f"at most {MOST_NODES} on one machine; --nodes 5 plays it with five")
-    text = file.read_text(encoding="utf-8")
-    values = tomllib.loads(text)
+    values = read_toml(file, "market file")
     changes: dict[tuple[str, str], Any] = {("data", "owners"): nodes, ("task", "rounds"): rounds}
     for section, key in (("owners", "bids"), ("data", "train"), ("data", "test")):
         named = values.get(section, {}).get(key)
@@ -185,7 +193,7 @@ def _market_text(
     if trust is not None:
         values["trust"] = trust
     elif seed is None and not changed:
-        return text
+        return file.read_text(encoding="utf-8-sig")
     for (section, key), value in changed.items():
         values.setdefault(section, {})[key] = value
     return tomli_w.dumps(values if seed is None else values | {"seed": seed})

@@ -309,6 +309,7 @@ class AppOwners(GridOwners):
     """Owners behind a guarded app: everything comes as `train`, and all messages of a round share one record."""
 
     types = dict.fromkeys(GridOwners.types, TRAIN)  # the one type that every app takes
+    stranger = ": its app needs a train function, and owner_guard() among its mods"
     kind: AppAuction
 
     def asked(self) -> list[int]:

@@ -30,7 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from flmarket.bids import FloatArray
@@ -115,7 +115,7 @@ class AppGuard(OwnerGuard):
                 raise InvalidInput(TENSORS, "others", "the listed ones")
 
             def compute() -> FloatArray:
-                message.content = RecordDict(own)
+                message.content = RecordDict({name: _copied(one) for name, one in own.items()})
                 return _returned(call_next(message, context), tensors) - start
 
             terms = RecordTerms.announced(guard.ordered(order).settings)
@@ -136,6 +136,11 @@ def _parts(own: Mapping[str, object]) -> tuple[ArrayRecord, ConfigRecord | None]
     if len(arrays) != 1 or len(configs) > 1 or len(own) > 1 + len(configs):
         raise InvalidInput("content", sorted(own), "one record of arrays and at most one of configuration")
     return arrays[0], configs[0] if configs else None
+
+
+def _copied(record: ArrayRecord | ConfigRecord | MetricRecord) -> ArrayRecord | ConfigRecord:
+    """A record that a train function may change: in one process all owners of a round are sent the same."""
+    return ArrayRecord(dict(record)) if isinstance(record, ArrayRecord) else ConfigRecord(dict(record))
 
 
 def _returned(answer: Message, tensors: Tensors) -> FloatArray:

@@ -189,7 +189,7 @@ def twins(arrays: ArrayRecord, tensors: Tensors) -> list[list[str]]:
     """
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, one in arrays.items():
-        if one.dtype in FLOATS and math.prod(one.shape) and np.ptp(one.numpy()) > 0:
+        if one.dtype in FLOATS and all(one.shape) and np.ptp(one.numpy()) > 0:
             groups.setdefault((one.dtype, tuple(one.shape), one.data), []).append(name)
     return [names for names in groups.values() if set(names[:-1]) & set(tensors.shapes)]
 

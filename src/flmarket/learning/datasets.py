@@ -75,9 +75,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.bids import FloatArray, IntArray
-from flmarket.errors import ConfigError, InvalidInput, MissingDependency
+from flmarket.errors import ConfigError, FlmarketError, InvalidInput, MissingDependency
 from flmarket.learning.data import DataSet, Encoding, Table, stratified_split
 from flmarket.learning.data.files import (
+    MOST_CLASSES,
     SOURCES,
     SPLIT_SEED,
     TEST_SHARE,
@@ -140,7 +141,13 @@ about = _registry.about
 def load(name: str, data_dir: str | PathLike[str] | None = None, download: bool = True) -> DataSet:
     """The data set called `name`; `data_dir` is looked in first, `download=False` keeps off the network."""
     directory = None if data_dir is None else Path(data_dir).expanduser()
-    return as_data_set(name, _registry.get(name, locator=Locator(directory, download)))
+    try:
+        loaded = _registry.get(name, locator=Locator(directory, download))
+    except FlmarketError:
+        raise
+    except Exception as error:  # a loader of somebody else's: whatever it raises
+        raise InvalidInput("data set", name, f"one that can be loaded ({type(error).__name__}: {error})") from error
+    return as_data_set(name, loaded)
 
 
 def as_data_set(name: str, loaded: Any, classes: Sequence[str] | None = None) -> DataSet:
@@ -149,8 +156,11 @@ def as_data_set(name: str, loaded: Any, classes: Sequence[str] | None = None) ->
         return loaded
     try:
         (x_train, y_train), (x_test, y_test) = (as_records(part) for part in loaded)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(name, type(loaded).__name__, f"a DataSet, or (training, test) records ({error})") from None
+    except Exception as error:  # a data set of somebody else's: whatever its records raise
+        raise InvalidInput(name, type(loaded).__name__, f"a DataSet, or (training, test) records ({error})") from error
+    for y in (y_train, y_test):
+        if y.dtype.kind not in "iu" or y.min(initial=0) < 0 or y.max(initial=0) >= MOST_CLASSES:
+            raise InvalidInput(f"{name}: classes", f"{y.dtype} up to {y.max(initial=0)}", "whole numbers from 0")
     known = classes or getattr(loaded[0], "classes", None)
     most = int(max(y_train.max(initial=0), y_test.max(initial=0))) + 1
     classes, shape = tuple(map(str, range(most) if known is None else known)), x_train.shape[1:]

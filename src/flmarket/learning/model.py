@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike
 from scipy.special import expit, softmax
 
 from flmarket.bids import FloatArray, IntArray
-from flmarket.errors import InvalidInput
+from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.learning.data import Pool, Records
 from flmarket.registry import Registry
 
@@ -133,7 +133,13 @@ class _Models(Registry[Model]):
 
     def made(self, name: str, **settings: Any) -> object:
         """What the factory itself returns."""
-        return super().get(name, **settings)
+        try:
+            return super().get(name, **settings)
+        except FlmarketError:
+            raise
+        except Exception as error:  # a function of somebody else's: whatever it raises
+            found = f"{name}, which raised {type(error).__name__}: {error}"
+            raise InvalidInput("model", found, "build(features, classes) that returns a torch.nn.Module") from error
 
 
 def _made_again(name: str, settings: Mapping[str, Any]) -> object:

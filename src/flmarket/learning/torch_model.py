@@ -309,7 +309,16 @@ def wrapped(name: str, made: object, build: Callable[[], Any], settings: Mapping
         raise InvalidInput("model", f"{name}, which makes {type(made).__name__}", "a Model or a torch.nn.Module")
     known = {key: settings[key] for key in ("local", "shape", "threads") if key in settings}
     again = build()
-    return TorchModel(made if again is made else build, settings["features"], settings["classes"], name=name, **known)
+    features, classes = settings["features"], settings["classes"]
+    model = TorchModel(made if again is made else build, features, classes, name=name, **known)
+    try:  # on records of nothing, before anybody is paid for training it
+        model.evaluate(model.initial(), Records(np.zeros((2, features)), np.zeros(2, np.int64)))
+    except InvalidInput:
+        raise
+    except Exception as error:  # a module of somebody else's: whatever it raises
+        accepted = f"a module that takes records of {features} features ({error})"
+        raise InvalidInput("model", name, accepted) from error
+    return model
 
 
 _MAKERS = {

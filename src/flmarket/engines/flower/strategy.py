@@ -147,6 +147,7 @@ class GridOwners:
     """
 
     types: ClassVar[Mapping[str, str]] = {BID: BID, TRAIN: TRAIN, RELEASE: RELEASE}
+    stranger = ""  # what may be wrong with an app that answers in another way
 
     def __init__(
         self,
@@ -189,7 +190,8 @@ class GridOwners:
                 if refusal is not None:
                     others[refusal.reason] += 1
                 elif bid is None:
-                    others[f"no bid but {answer.error.reason if answer.has_error() else 'something else'}"] += 1
+                    found = answer.error.reason if answer.has_error() else "something else"
+                    others[f"no bid but {found}{self.stranger}"] += 1
                 elif call.trust != "local" and not key:
                     others["a bid for a masked sum without a key to be known by"] += 1
                 elif not accepts(bid):

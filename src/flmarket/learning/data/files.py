@@ -42,6 +42,10 @@ CHUNK_BYTES = 1 << 20
 
 Columns = dict[str, NDArray[Any]]
 MAX_CATEGORIES = 1000  # of one column; more is a name or a number, not a category
+FEW_CATEGORIES = 20  # what has no more of them is a category, whatever it looks like
+LARGEST_NUMBER = 1e100  # of a column; squares of larger ones leave what a float can hold
+MOST_CLASSES = 100_000  # what a model that travels may have (`flmarket.learning.predict`)
+LEAST_RECORDS = 10
 SPLIT_SEED = 20_221
 SOURCES = tomllib.loads((files("flmarket.learning.data") / "sources.toml").read_text(encoding="utf-8"))
 TEST_SHARE = 0.2
@@ -232,6 +236,8 @@ def from_files(
     says otherwise, all others are categories. An npz holds `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`,
     and is taken as it is unless `scaling` is given.
     """
+    if test is not None and (train.suffix == ".npz") != (test.suffix == ".npz"):
+        raise ConfigError("test", str(test), f"a file of columns or of arrays, as {train.name} is")
     title = name or train.name.partition(".")[0]
     source = f"{train.name}{'' if test is None else f' and {test.name}'}"
     if train.suffix == ".npz":
@@ -272,6 +278,8 @@ def read_npz(path: Path) -> tuple[NDArray[Any], ...]:
     try:
         with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as stored:
             keys = ("x", "y") if "x" in stored else ("x_train", "y_train", "x_test", "y_test")
+            if not set(keys) <= set(stored):
+                raise KeyError(f"it has {', '.join(sorted(stored)[:20]) or 'nothing'}")
             return tuple(stored[key] for key in keys)
     except (*_UNREADABLE, zipfile.BadZipFile, zlib.error, struct.error) as error:
         wanted = "an npz with x and y, or with x_train, y_train, x_test, y_test"
@@ -279,12 +287,19 @@ def read_npz(path: Path) -> tuple[NDArray[Any], ...]:
 
 
 def _from_arrays(title: str, parts: tuple[NDArray[Any], ...], scaling: Scaling, path: Path, source: str) -> DataSet:
+    for part, y in zip(parts[::2], parts[1::2], strict=True):
+        if part.dtype.kind not in "fiub" or part.ndim < 2:
+            raise ConfigError(f"{path}: x", f"{part.dtype} {part.shape}", "numbers, (records, features)")
+        if y.dtype.kind not in "fiub" or y.ndim != 1 or (y != np.floor(y)).any() or y.min(initial=0) < 0:
+            raise ConfigError(f"{path}: y", f"{y.dtype} {y.shape}", "classes, numbered from 0")
+        if len(y) != len(part) or y.max(initial=0) >= MOST_CLASSES:
+            found = f"{len(y)} classes for {len(part)} records, the largest {y.max(initial=0):.0f}"
+            raise ConfigError(f"{path}: y", found, f"one for each record, below {MOST_CLASSES}")
+        if not (np.abs(part) <= LARGEST_NUMBER).all():
+            raise ConfigError(f"{path}: x", "NaN, or numbers beyond all measure", f"numbers within ±{LARGEST_NUMBER:g}")
     if len(parts) == 2:
         rows = stratified_split(parts[1], test_share=TEST_SHARE, seed=SPLIT_SEED)
         parts = tuple(part[chosen] for chosen in rows for part in parts)
-    for part in parts[1::2]:
-        if part.ndim != 1 or (np.asarray(part, dtype=np.float64) != np.floor(part)).any() or part.min(initial=0) < 0:
-            raise ConfigError(f"{path}: y", f"{part.dtype} {part.shape}", "classes, numbered from 0")
     x_train, x_test = (part.reshape(len(part), -1).astype(np.float64) for part in parts[::2])
     y_train, y_test = (part.astype(np.int64) for part in parts[1::2])
     names = [f"x{i}" for i in range(x_train.shape[1])]
@@ -301,9 +316,9 @@ def _from_arrays(title: str, parts: tuple[NDArray[Any], ...], scaling: Scaling, 
 def _classes(values: NDArray[Any], field: str) -> tuple[tuple[str, ...], IntArray]:
     known, codes = np.unique(values, return_inverse=True)
     missing = not np.isfinite(known).all() if known.dtype == np.float64 else "" in known
-    if missing or not 2 <= len(known) <= MAX_CATEGORIES:
-        found = "a missing class" if missing else f"{len(known)} different values"
-        raise ConfigError(field, found, f"2 to {MAX_CATEGORIES} classes, one for every record")
+    if missing or not 2 <= len(known) <= min(MAX_CATEGORIES, len(values) // 2):
+        found = "a missing class" if missing else f"{len(known)} different values in {len(values)} records"
+        raise ConfigError(field, found, f"2 to {MAX_CATEGORIES} classes, one for every record, shared by many")
     return tuple(_text(value) for value in known), codes
 
 
@@ -326,10 +341,32 @@ def _fitted(table: Columns, path: Path, scaling: Scaling) -> Encoding:
     numbers = [name for name, values in table.items() if values.dtype == np.float64]
     texts = {name: np.unique(values) for name, values in table.items() if name not in numbers}
     for name, known in texts.items():
-        if len(known) > MAX_CATEGORIES:
-            raise ConfigError(f"{path}: {name}", f"{len(known)} different texts", f"at most {MAX_CATEGORIES}")
+        _check_category(table[name], known, f"{path}: {name}")
+    if not table:
+        raise ConfigError(str(path), "no column but the label", "a column to tell classes by")
     check_finite(table, numbers, path)
     return Encoding.fit(table, numbers, {name: known.tolist() for name, known in texts.items()}, scaling)
+
+
+def _check_category(values: NDArray[Any], known: NDArray[Any], field: str) -> None:
+    """Refuse texts that are no category: numbers with a flaw in some field, dates, names."""
+    if len(known) <= FEW_CATEGORIES:
+        return
+    flaws = [text for text in known.tolist() if not _is_number(text)]
+    if 2 * len(flaws) < len(known):
+        accepted = "numbers in every record, with a point before decimals; leave those records out, or the column"
+        raise ConfigError(field, f"{', '.join(flaws[:3])} among numbers", accepted)
+    if len(known) > min(MAX_CATEGORIES, len(values) / 2):
+        accepted = f"a category of at most {MAX_CATEGORIES}, shared by many records; leave names, dates and keys out"
+        raise ConfigError(field, f"{len(known)} different texts in {len(values)} records, such as {known[0]}", accepted)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _encoded(encoding: Encoding, table: Columns, path: Path) -> FloatArray:
@@ -346,6 +383,8 @@ def check_finite(table: Columns, numbers: list[str] | tuple[str, ...], path: Pat
     for name in numbers:
         if table[name].dtype != np.float64 or not np.isfinite(table[name]).all():
             raise ConfigError(f"{path}: {name}", "a value that is missing or no number", "finite numbers")
+        if not (np.abs(table[name]) <= LARGEST_NUMBER).all():
+            raise ConfigError(f"{path}: {name}", "numbers beyond all measure", f"numbers within ±{LARGEST_NUMBER:g}")
 
 
 def _numbers(values: NDArray[np.str_]) -> NDArray[Any]:
@@ -357,10 +396,13 @@ def _numbers(values: NDArray[np.str_]) -> NDArray[Any]:
 
 
 def read_csv(
-    path: Path, delimiter: str | None, needs: Sequence[str] = (), *, least: int = 10
+    path: Path, delimiter: str | None, needs: Sequence[str] = (), *, least: int = LEAST_RECORDS
 ) -> dict[str, NDArray[np.str_]]:
     """The fields as text, by a header with the names that are needed."""
-    text = read_bytes(path).decode("utf-8-sig", errors="replace")
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), str(error), "text in UTF-8") from None
     first = text.partition("\n")[0]
     by = delimiter or max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=by, strict=True)
@@ -371,8 +413,9 @@ def read_csv(
         raise ConfigError(str(path), f"line {reader.line_num}", f"valid CSV ({error})") from None
     if missing := [name for name in needs if name not in header]:
         raise ConfigError(str(path), header, f"a {by!r}-separated header with {', '.join(missing)}")
-    if not header or len(set(header)) != len(header):
-        raise ConfigError(str(path), header, "a header of different column names")
+    if not all(header) or len(set(header)) != len(header) or not header:
+        accepted = "a header of different column names, none empty (pandas: to_csv(index=False) leaves row numbers out)"
+        raise ConfigError(str(path), header, accepted)
     for line, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise ConfigError(str(path), f"line {line} with {len(row)} fields", f"{len(header)} fields")
@@ -395,8 +438,13 @@ def _read_parquet(path: Path) -> Columns:
         values = table.column(name)
         if values.null_count:
             raise ConfigError(f"{path}: {name}", "a missing value", "a value in every record")
-        numeric = types.is_integer(values.type) or types.is_floating(values.type)
-        columns[name] = (
-            values.to_numpy().astype(np.float64) if numeric else np.array([str(value) for value in values.to_pylist()])
-        )
+        kind = values.type.value_type if types.is_dictionary(values.type) else values.type
+        if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+            raise ConfigError(f"{path}: {name}", str(kind), "a column of numbers or texts")
+        if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+            columns[name] = np.array(values.to_pylist(), dtype=np.float64)
+        else:
+            columns[name] = np.array([str(value) for value in values.to_pylist()])
+    if table.num_rows < LEAST_RECORDS:
+        raise ConfigError(str(path), f"{table.num_rows} records", f"at least {LEAST_RECORDS}")
     return columns
