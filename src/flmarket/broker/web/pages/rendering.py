@@ -88,7 +88,10 @@ def clock(moment: str | None) -> str:
 
 def dated(moment: str | None) -> str:
     """15 Nov, 23:04:09, for a log."""
-    return "–" if moment is None else f"{datetime.fromisoformat(moment).astimezone(UTC):%-d %b, %H:%M:%S}"
+    if moment is None:
+        return "–"
+    at = datetime.fromisoformat(moment).astimezone(UTC)
+    return f"{at.day} {at:%b, %H:%M:%S}"
 
 
 def _local(told: Callable[[str | None], str]) -> Callable[[str | None], str]:
