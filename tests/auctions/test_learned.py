@@ -190,6 +190,7 @@ def test_every_auction_ships_its_populations():
         found = auctions.get(f"{auction}:{weights}")
         assert found.name == (auction if weights == DEFAULTS[auction] else f"{auction}:{weights}")
         assert "regret" in found.guarantees.source
+        assert "in a new profile above" in found.guarantees.source  # a certificate
         assert f"flmarket train-auction {auction} --population {weights}" in found.guarantees.source
 
 
