@@ -295,7 +295,7 @@ def _from_arrays(title: str, parts: tuple[NDArray[Any], ...], scaling: Scaling, 
         if len(y) != len(part) or y.max(initial=0) >= MOST_CLASSES:
             found = f"{len(y)} classes for {len(part)} records, the largest {y.max(initial=0):.0f}"
             raise ConfigError(f"{path}: y", found, f"one for each record, below {MOST_CLASSES}")
-        if not (np.abs(part) <= LARGEST_NUMBER).all():
+        if not (np.abs(part.astype(np.float64)) <= LARGEST_NUMBER).all():
             raise ConfigError(f"{path}: x", "NaN, or numbers beyond all measure", f"numbers within ±{LARGEST_NUMBER:g}")
     if len(parts) == 2:
         rows = stratified_split(parts[1], test_share=TEST_SHARE, seed=SPLIT_SEED)
