@@ -1,6 +1,9 @@
 """`deploy local`: what is told while it runs, and what a folder that was cut off keeps."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ from typer.testing import CliRunner
 from flmarket.cli.app import app as market_command
 from flmarket.cli.flower import _market_text
 from flmarket.cli.output import template
-from flmarket.engines.flower.deployment import AppDeployment, Deployment
+from flmarket.engines.flower.deployment import MARK, AppDeployment, Deployment
 from flmarket.errors import ConfigError
 from flmarket.ledger import AwardState, SqlLedger
 from flmarket.market import FileStore, RoundRecord
@@ -33,6 +36,25 @@ def test_owners_who_are_there_stay_as_they_are(tmp_path):
     with SqlLedger(first.ledger_url) as ledger:
         assert ledger.head().size == entries
         assert ledger.cap("owner-1").epsilon == 40.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by their environment")
+def test_what_a_killed_command_left_running_is_ended_and_a_living_one_is_left_in_peace(tmp_path):
+    """Its SuperLink would go on with the same run, and lock out whoever plays on in the folder."""
+    first, second = Deployment(tmp_path, TEXT), Deployment(tmp_path, TEXT)
+    first.take_over()
+    orphan = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={MARK: first.mark})
+    try:
+        with pytest.raises(ConfigError, match="no other deployment"):
+            second.take_over()
+        assert orphan.poll() is None
+        first._lock.release()  # as the system does when a process is killed
+        second.take_over()
+        assert orphan.wait(timeout=20) == -signal.SIGKILL
+    finally:
+        orphan.kill()
+        orphan.communicate()
+        second.stop()
 
 
 def test_a_folder_is_played_on_alone(tmp_path):

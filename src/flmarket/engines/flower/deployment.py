@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from filelock import FileLock, Timeout
 
 from flmarket.bids import Kind
 from flmarket.engines.config import MarketConfig
@@ -159,6 +160,18 @@ class Deployment:
         self.tls: ServerFiles | None = None
         self.keys: list[NodeKeys] = []
         self._replaced: list[subprocess.Popen[bytes]] = []
+        self._lock = FileLock(self.folder / "lock", timeout=0, thread_local=False)
+
+    def take_over(self) -> None:
+        """Have the folder alone: what a killed command left running there is ended; a living one is left in peace."""
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise ConfigError("--out", str(self.folder), "a folder where no other deployment is at work") from None
+        note = self.folder / "mark"
+        if note.exists():
+            self._end(note.read_text(encoding="ascii"))
+        note.write_text(self.mark, encoding="ascii")
 
     @property
     def ledger_url(self) -> str:
@@ -223,6 +236,7 @@ class Deployment:
     def start(self) -> None:
         """SuperLink, keys registered, then SuperNodes."""
         assert self.tls is not None
+        self.take_over()
         self._launch(
             "superlink", "flower-superlink", "--host", HOST, "--port", str(self.ports[0]), "--enable-supernode-auth",
             "--ssl-certfile", str(self.tls.certificate), "--ssl-keyfile", str(self.tls.key), "--ssl-ca-certfile",
@@ -327,15 +341,21 @@ class Deployment:
         for process in self.processes.values():
             if process.poll() is None:
                 signal_group(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + 5.0
-        while processes_marked(self.mark) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        for pid in processes_marked(self.mark):
-            send_signal(pid, signal.SIGKILL)
+        self._end(self.mark, gently=5.0)
         for process in (*self.processes.values(), *self._replaced):
             process.wait(timeout=10)
         self.processes.clear()
         self._replaced.clear()
+        self._lock.release()
+
+    @staticmethod
+    def _end(mark: str, gently: float = 0.0) -> None:
+        """End all processes that carry a mark; those that are ending already have some time for it."""
+        deadline = time.monotonic() + gently
+        while processes_marked(mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in processes_marked(mark):
+            send_signal(pid, signal.SIGKILL)
 
     def _launch(self, name: str, command: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         scripts = Path(sys.executable).parent
