@@ -34,7 +34,7 @@ from flmarket.audit import rate_law, second_best
 from flmarket.audit.yardsticks import optimal_bound
 from flmarket.bids import BidProfile, FloatArray
 
-OUT = Path("out/posted-designs")
+OUT, RESULTS = Path("out/posted-designs"), Path("training/posted-designs")  # checkpoints; figures and curves
 POPULATIONS = ("flm22-iid", "flm22-niid", "flm21-low", "flm21-high")
 FRESH, FRESH_SEED = 5000, 20261119  # fixed before anything was trained
 OWNERS, VALIDATION, REPORTS = 10, 1000, 12
@@ -475,7 +475,7 @@ def train(name: str, steps: int, seed: int, rate: float) -> Iterator[tuple[int, 
                 path,
             )  # fmt: skip
             yield curve[-1]
-    if path.with_suffix(".json").exists() and done == steps:
+    if (RESULTS / f"{name}.json").exists() and done == steps:
         return
     found = {
         "design": name, "steps": steps, "batch": design.batch, "seconds": round(seconds), "populations": {},
@@ -488,7 +488,8 @@ def train(name: str, steps: int, seed: int, rate: float) -> Iterator[tuple[int, 
             "ratio": value, "error": error, "curve": [(step, values[at]) for step, values in curve],
             "empty": float(np.isinf(bound).mean()), "spent": float(spent.mean()), "most_spent": float(spent.max()),
         }  # fmt: skip
-    path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 def _clip(mechanism: Mechanism) -> None:
@@ -520,7 +521,7 @@ def table() -> None:
             cells.append(_cell(*ratio(bound, estimate(population, FRESH_SEED, FRESH)), float(np.isinf(bound).mean())))
         print(f"| {title} | | | | {' | '.join(cells)} |")
     for name, design in DESIGNS.items():
-        path = OUT / f"{name}.json"
+        path = RESULTS / f"{name}.json"
         if not path.exists():
             continue
         kept = json.loads(path.read_text())
