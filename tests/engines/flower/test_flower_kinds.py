@@ -186,7 +186,6 @@ def change(path, old, new):
         ("sampling", "allow_raw = true", "allow_raw = false"),
         ("sampling", "value = ", "# value = "),
         ("reward", "value = ", "# value = "),
-        ("reward", "delta = 1e-05", ""),
         ("joint", "value = ", "# value = "),
         ("joint", "classes = 2", "classes = 3"),
         ("joint", "privacy_budget = 20.0", "privacy_budget = 19.0"),
