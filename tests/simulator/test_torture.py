@@ -1,8 +1,8 @@
 """The simulator finds every planted bug, and nothing in what is shipped; short runs here, long ones by hand.
 
-Seeds are tried in order until one finds the bug, so a change of what is drawn when needs no other seed; for bugs that few
-seeds find the search begins where one did lately. The fresh batch
-takes its seed from the clock and prints it, so whatever it finds can be found again: `flmarket torture --seed SEED`.
+Seeds are tried in order until one finds the bug, so a change of what is drawn when needs no other seed; for bugs that
+few seeds find the search begins where one did lately. The fresh batch takes its seed from the clock and prints it, so
+whatever it finds can be found again: `flmarket torture --seed SEED`.
 """
 
 import json
@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from flmarket.cli.app import app
 from flmarket.simulator import Chance, Swarm, run_seed, smallest, torture
 from flmarket.simulator.world import FAULTS
-
 
 RARE = {"double pay on resume": 50, "end before resume": 15, "unfenced lease": 8}
 

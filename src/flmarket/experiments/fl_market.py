@@ -36,7 +36,7 @@ from flmarket.aggregation import error_bound
 from flmarket.aggregation import get as get_rule
 from flmarket.auctions import learned
 from flmarket.auctions.learned import LearnedAuction, PaperAuction
-from flmarket.audit import AuditReport, audit, first_best
+from flmarket.audit import STRENGTHS, AuditReport, audit, first_best
 from flmarket.bids import Auction, BidProfile, FloatArray, Guarantees, Outcome
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError, MissingDependency
@@ -270,7 +270,7 @@ def audited(job: Job, auction: Auction, population: str) -> list[AuditReport]:
     if ours or (isinstance(auction, PaperAuction) and auction.settings.sold == "drawn"):
         number = min(number, SAMPLED_PROFILES)
     each = -(-number // len(job.seeds))
-    search = "quick" if job.quick else "strong"
+    search = replace(STRENGTHS["quick" if job.quick else "strong"], efficiency_profiles=0)  # tables show none
     return [audit(auction, population, each, search=search, seed=seed, private=PRIVATE) for seed in job.seeds]
 
 
