@@ -1,5 +1,6 @@
 """The service over HTTP: errors, keys, cookies, limits, streams."""
 
+import asyncio
 import json
 import logging
 import re
@@ -7,13 +8,16 @@ import threading
 
 import httpx
 import pytest
+from fastapi import APIRouter, Depends
 from sqlalchemy import select, update
+from starlette.routing import Match, Route
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
 from flmarket.broker.office import sessions, statements, tasks
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import ApiKey, AuditLog, IdempotentCall, SessionRow, SignInLink
+from flmarket.broker.web.routes import OneThreadRoute
 from flmarket.broker.work.worker import Worker
 
 API = "/api/v1"
@@ -322,3 +326,55 @@ def test_the_description_covers_every_route(http):
 @pytest.mark.parametrize("header", ["Basic abc", "Bearer", "Bearer x y", "bearer flm_a_b", "Bearer flm_é_x"])
 def test_bad_credentials_are_refused(http, header):
     assert http.get(f"{API}/me", headers={"Authorization": header.encode()}).status_code == 401
+
+
+def test_the_way_by_the_first_part_leads_where_all_routes_in_order_do(tmp_path):
+    """The oracle is Starlette's own search, one route after the other."""
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/broker.db", run_worker=False))
+    routes = [route for route in app.router.routes if isinstance(route, Route)]
+    paths = {re.sub(r"\{\w+(:path)?\}", "x1", route.path) for route in routes}
+    paths |= {f"{path}/" for path in paths} | {path.upper() for path in paths}
+    paths |= {"/", "//", "///", "/api", "/api/", f"{API}", f"{API}/", f"{API}//me", f"{API}me", f"{API}/{API}/me", "/ä"}
+    for path in sorted(paths):
+        for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            scope = {"type": "http", "path": path, "root_path": "", "method": method, "headers": []}
+            in_order = next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
+            near = app.router.middleware_stack.find(scope)
+            assert near is None or near[0] is in_order, (method, path)
+            if in_order is not None and not in_order.path.startswith("/{"):
+                assert near is not None, (method, path)
+    app.state.broker.close()
+
+
+def test_a_request_is_answered_in_one_thread_which_is_not_the_loops(tmp_path, serve):
+    """Who asks, the work and a refusal: the same thread; where something waits there, that is an error."""
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/broker.db", run_worker=False))
+    seen = []
+    router = APIRouter(route_class=OneThreadRoute)
+
+    async def who():
+        seen.append(threading.get_ident())
+
+    async def waits():
+        await asyncio.sleep(0)
+
+    @router.post("/one", dependencies=[Depends(who)])
+    def one(body: dict[str, int]) -> dict[str, int]:
+        seen.append(threading.get_ident())
+        return body
+
+    @router.get("/loop")
+    async def loop() -> None:
+        await asyncio.sleep(0)
+        seen.append(threading.get_ident())
+
+    @router.get("/wrong", dependencies=[Depends(waits)])
+    def wrong() -> None: ...
+
+    app.router.routes[:0] = router.routes
+    with serve(app) as address, httpx.Client(base_url=address, timeout=30) as http:
+        assert http.post("/one", json={"a": 1}).json() == {"a": 1}
+        assert http.get("/loop").status_code == 200
+        assert http.get("/wrong").status_code == 500
+    assert seen[0] == seen[1] != seen[2]
+    app.state.broker.close()

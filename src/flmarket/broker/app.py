@@ -22,7 +22,7 @@ from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import ACTIVE, PLAYABLE, Check, Lease, TaskRow
-from flmarket.broker.web import api, pages, problems, streams
+from flmarket.broker.web import api, pages, problems, routes, streams
 from flmarket.broker.web.auth import CurrentBroker, Gate, get_gate
 from flmarket.broker.web.middleware import BodyLimit, Observe
 from flmarket.broker.web.oidc import Provider
@@ -30,7 +30,6 @@ from flmarket.broker.web.pages import rendering
 from flmarket.broker.work.worker import Worker
 from flmarket.client import wire
 
-API = "/api/v1"
 _ABOUT = (
     "Buyers post training tasks, data owners sell private updates, the operator proves that every rule was kept. "
     "Money is in whole micro-units. Every ε is per round unless it says total. Send `Idempotency-Key` with writes: "
@@ -156,9 +155,6 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # FastAPI makes routes ready when it first looks for one, which takes a second: before anybody waits for it
-        for route in app.router.routes:
-            route.matches({"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": []})
         if alone:
             rendering.load_all()
         garbage = _Garbage() if alone else None
@@ -177,17 +173,15 @@ def create_app(settings: Settings | None = None, *, broker: Broker | None = None
         title="flmarket broker",
         version=__version__,
         description=_ABOUT,
-        openapi_url=f"{API}/openapi.json",
+        openapi_url=f"{routes.API}/openapi.json",
         docs_url=None,  # FastAPI's pages load scripts from elsewhere
         redoc_url=None,
         lifespan=lifespan,
     )
     app.state.broker, app.state.gate, app.state.oidc = broker, gate, Provider.of(broker.settings)
     problems.install(app)
-    app.include_router(_health_routes)
-    for router in (*api.ROUTERS, streams.router):
-        app.include_router(router, prefix=API)
     pages.mount(app)
+    routes.install(app, (_health_routes, *api.ROUTERS, streams.router, *pages.ROUTERS))
     app.add_middleware(BodyLimit, most=broker.settings.max_body_bytes, page=pages.too_large)
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)  # not of event streams
     app.add_middleware(Observe, metrics=broker.metrics)

@@ -45,6 +45,7 @@ from flmarket.broker.web.auth import (
 )
 from flmarket.broker.web.idempotency import IdempotencyKey, IdempotentRoute, keep_secret
 from flmarket.broker.web.problems import PROBLEMS, attachment, file_response
+from flmarket.broker.web.routes import API, OneThreadRoute
 from flmarket.broker.work.flower import runs as flower
 from flmarket.client import wire
 
@@ -72,8 +73,8 @@ Search = Annotated[str | None, Query(min_length=1, max_length=120, pattern=r"^[A
 
 # --- account ----------------------------------------------------------------------------------------------------------
 
-account_routes = APIRouter(tags=["account"], route_class=IdempotentRoute, responses=PROBLEMS)
-sign_in_routes = APIRouter(tags=["account"], responses=PROBLEMS)
+account_routes = APIRouter(prefix=API, tags=["account"], route_class=IdempotentRoute, responses=PROBLEMS)
+sign_in_routes = APIRouter(prefix=API, tags=["account"], route_class=OneThreadRoute, responses=PROBLEMS)
 
 
 @sign_in_routes.post("/session", status_code=201)
@@ -235,7 +236,7 @@ def ledger_head(who: Caller) -> wire.LedgerHead:
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
-task_routes = APIRouter(tags=["tasks"], route_class=IdempotentRoute, responses=PROBLEMS)
+task_routes = APIRouter(prefix=API, tags=["tasks"], route_class=IdempotentRoute, responses=PROBLEMS)
 
 
 @task_routes.post("/tasks", status_code=201)
@@ -342,7 +343,7 @@ async def explore_budgets(
 
 # --- owners -----------------------------------------------------------------------------------------------------------
 
-owner_routes = APIRouter(tags=["owners"], route_class=IdempotentRoute, responses=PROBLEMS)
+owner_routes = APIRouter(prefix=API, tags=["owners"], route_class=IdempotentRoute, responses=PROBLEMS)
 
 
 @owner_routes.get("/offers")
@@ -415,7 +416,7 @@ async def bid_help(
 
 # --- disputes ---------------------------------------------------------------------------------------------------------
 
-dispute_routes = APIRouter(tags=["disputes"], route_class=IdempotentRoute, responses=PROBLEMS)
+dispute_routes = APIRouter(prefix=API, tags=["disputes"], route_class=IdempotentRoute, responses=PROBLEMS)
 
 
 @dispute_routes.post("/disputes", status_code=201)
@@ -449,7 +450,7 @@ def decide_dispute(
 
 # --- audits -----------------------------------------------------------------------------------------------------------
 
-audit_routes = APIRouter(tags=["audits"], route_class=IdempotentRoute, responses=PROBLEMS)
+audit_routes = APIRouter(prefix=API, tags=["audits"], route_class=IdempotentRoute, responses=PROBLEMS)
 
 
 @audit_routes.post("/audits", status_code=202)
@@ -472,7 +473,9 @@ def get_audit(who: Caller, audit_id: Identifier) -> wire.Audit:
 
 # --- operator ---------------------------------------------------------------------------------------------------------
 
-operator_routes = APIRouter(prefix="/operator", tags=["operator"], route_class=IdempotentRoute, responses=PROBLEMS)
+operator_routes = APIRouter(
+    prefix=f"{API}/operator", tags=["operator"], route_class=IdempotentRoute, responses=PROBLEMS
+)
 
 
 @operator_routes.get("/status")

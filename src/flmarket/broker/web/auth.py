@@ -178,14 +178,14 @@ _bearer = HTTPBearer(auto_error=False, description="An API key: flm_<id>_<secret
 _cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="A session from POST /api/v1/session")
 
 
-def current_auth(
+# Dependencies are coroutines that do not wait, as `routes` wants them.
+async def current_auth(
     request: Request, _key: Annotated[object, Depends(_bearer)], _session: Annotated[object, Depends(_cookie)]
 ) -> Auth:
     """`authenticate` as a dependency; the two schemes are there for the API's description."""
     return authenticate(request)
 
 
-# Dependencies that wait for nothing are coroutines: FastAPI would hand a plain function to a thread.
 async def current_broker(request: Request) -> Broker:
     """`get_broker` as a dependency."""
     return get_broker(request)

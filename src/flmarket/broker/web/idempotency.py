@@ -11,17 +11,12 @@ with a check that the key is still this request's (`database.fenced`).
 
 import hashlib
 import re
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import wraps
-from inspect import iscoroutinefunction
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Header, Request, Response
-from fastapi.routing import APIRoute
 from sqlalchemy import ColumnElement, Connection, delete, select, update
 from sqlalchemy.exc import IntegrityError
-from starlette.concurrency import run_in_threadpool
 
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.database import fenced
@@ -29,6 +24,7 @@ from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, UnderWay
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import IdempotentCall
 from flmarket.broker.web.auth import SAFE, authenticate, get_broker
+from flmarket.broker.web.routes import Handler, OneThreadRoute
 
 _PATTERN = r"^[!-~]{1,80}$"
 _MOST_KEPT = 1 << 20
@@ -42,50 +38,35 @@ IdempotencyKey = Annotated[
 ]
 
 
-class IdempotentRoute(APIRoute):
+class IdempotentRoute(OneThreadRoute):
     """A route whose writes honour the key."""
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint if iscoroutinefunction(endpoint) else _in_thread(endpoint), **options)
+    def look(self, request: Request) -> None:
+        """Who asks."""
+        authenticate(request)
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The route's handler, behind the memory of former answers."""
-        original = super().get_route_handler()
-
-        async def handler(request: Request) -> Response:
-            key = request.headers.get("idempotency-key")
-            if request.method in SAFE or key is None or not re.fullmatch(_PATTERN, key):
-                return await original(request)  # a malformed key is refused there, like any malformed field
-            head = f"{request.method}\n{request.url.path}\n{request.url.query}\n".encode()
-            digest = hashlib.sha256(head + await request.body()).hexdigest()
-            party, broker = (await run_in_threadpool(authenticate, request)).party, get_broker(request)
-            begun = await run_in_threadpool(_begin, broker, party, key, digest)
-            if isinstance(begun, Response):
-                return begun
-            try:
-                with fenced(begun.check):
-                    response = await original(request)
-            except BaseException:
-                await run_in_threadpool(begun.forget)
-                raise
-            if 200 <= response.status_code < 300 and len(response.body) <= _MOST_KEPT:
-                secret = getattr(request.state, "secret_answer", False)
-                await run_in_threadpool(begun.finish, response, secret)
-            else:
-                await run_in_threadpool(begun.forget)
-            return response
-
-        return handler
-
-
-def _in_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """What FastAPI does with a plain function, except that a second thread to look at the answer is not waited for."""
-
-    @wraps(endpoint)
-    async def run(**values: Any) -> Any:
-        return await run_in_threadpool(endpoint, **values)
-
-    return run
+    async def answer(self, request: Request, handle: Handler) -> Response:
+        """The answer, from the memory of former ones if it is there."""
+        key = request.headers.get("idempotency-key")
+        if request.method in SAFE or key is None or not re.fullmatch(_PATTERN, key):
+            return await handle(request)  # a malformed key is refused there, like any malformed field
+        head = f"{request.method}\n{request.url.path}\n{request.url.query}\n".encode()
+        digest = hashlib.sha256(head + await request.body()).hexdigest()
+        party, broker = (await self.work(authenticate, request)).party, get_broker(request)
+        begun = await self.work(_begin, broker, party, key, digest)
+        if isinstance(begun, Response):
+            return begun
+        try:
+            with fenced(begun.check):
+                response = await handle(request)
+        except BaseException:
+            await self.work(begun.forget)
+            raise
+        if 200 <= response.status_code < 300 and len(response.body) <= _MOST_KEPT:
+            await self.work(begun.finish, response, getattr(request.state, "secret_answer", False))
+        else:
+            await self.work(begun.forget)
+        return response
 
 
 def keep_secret(request: Request) -> None:

@@ -20,7 +20,6 @@ from flmarket.broker.web.problems import problem
 
 access = logging.getLogger("flmarket.access")
 
-_API = "/api/v1"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -106,18 +105,10 @@ class Observe:
         try:
             await self.app(scope, receive, watched)
         finally:
-            seconds, route = time.perf_counter() - started, _template(scope)
+            seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", "unmatched")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.requests.labels(method, route, str(status)).inc()
             self.metrics.latency.labels(method, route).observe(seconds)
             auth = scope.get("state", {}).get("auth")
             party = "-" if auth is None else auth.party.id
             access.info("%s %s %d %.1fms %s", method, route, status, 1000 * seconds, party)
-
-
-def _template(scope: Scope) -> str:
-    """The route's path with its parameters' names; an included router's route does not know its prefix."""
-    template = str(getattr(scope.get("route"), "path", "unmatched"))
-    if scope["path"].startswith(_API) and template.startswith("/") and not template.startswith(_API):
-        return _API + template
-    return template

@@ -18,9 +18,10 @@ from flmarket.broker.office import tasks
 from flmarket.broker.web.api import Identifier, Start
 from flmarket.broker.web.auth import CurrentAuth, CurrentBroker, get_gate
 from flmarket.broker.web.problems import PROBLEMS
+from flmarket.broker.web.routes import API, OneThreadRoute
 from flmarket.client.wire import ENDED
 
-router = APIRouter(tags=["tasks"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["tasks"], route_class=OneThreadRoute, responses=PROBLEMS)
 _HEARTBEAT = 15.0
 _EVENT = {
     "type": "object",

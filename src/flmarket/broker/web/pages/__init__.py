@@ -1,7 +1,7 @@
 """The web market: Jinja2 pages over the same services as the API, brought alive by HTMX and server-sent events.
 
-`mount(app)` adds everything: pages, static files from inside the package, and a page for what does not exist. Pages
-never load anything from elsewhere and run no inline script or style, so the strictest content policy holds.
+`ROUTERS` has everything, with a page for what does not exist; `mount` adds the static files from inside the package.
+Pages never load anything from elsewhere and run no inline script or style, so the strictest content policy holds.
 """
 
 from fastapi import FastAPI
@@ -27,7 +27,7 @@ from flmarket.broker.web.pages import (
 from flmarket.broker.web.pages.context import too_large
 from flmarket.broker.web.pages.rendering import STATIC_PATH
 
-__all__ = ["mount", "too_large"]
+__all__ = ["ROUTERS", "mount", "too_large"]
 
 
 class _Static(StaticFiles):
@@ -41,10 +41,10 @@ class _Static(StaticFiles):
 
 
 def mount(app: FastAPI) -> None:
-    """Add the pages to an application whose state has a broker and a gate. `posting` and `evaluations` come before
-    `tasks`: /tasks/new is not a task, and the page for addresses that lead nowhere last."""
+    """Add the static files to an application whose state has a broker and a gate."""
     app.mount(STATIC_PATH, _Static(packages=[("flmarket.broker.web", "static")]), name="static")
-    first = (front, account, posting, evaluations, live, listing)
-    for part in (*first, tasks, owner, disputes, audit, ledger, operator, reference):
-        app.include_router(part.router)
-    app.include_router(front.last_router)
+
+
+# `posting` and `evaluations` come before `tasks`: /tasks/new is not a task; addresses that lead nowhere come last.
+_PARTS = front, account, posting, evaluations, live, listing, tasks, owner, disputes, audit, ledger, operator, reference
+ROUTERS = (*(part.router for part in _PARTS), front.last_router)

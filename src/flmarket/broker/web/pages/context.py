@@ -18,7 +18,6 @@ from urllib.parse import quote, urlencode
 from fastapi import Depends, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -40,6 +39,7 @@ from flmarket.broker.web.auth import (
     masked,
 )
 from flmarket.broker.web.pages.rendering import render, sentence
+from flmarket.broker.web.routes import Handler, OneThreadRoute
 from flmarket.errors import FlmarketError
 from flmarket.ledger import MICROS
 
@@ -105,18 +105,21 @@ _NAVIGATION: dict[Role | None, tuple[tuple[str, str], ...]] = {
 
 
 def identify(request: Request) -> Visitor:
-    """Whoever asks, by cookie; an old cookie is as good as none."""
-    auth: Auth | None = getattr(request.state, "auth", None)
-    broker, cookie = get_broker(request), request.cookies.get(COOKIE)
-    if auth is None and cookie:
+    """Whoever asks, by cookie, once for each request; an old cookie is as good as none."""
+    known: Visitor | None = getattr(request.state, "visitor", None)
+    if known is not None:
+        return known
+    auth, broker, cookie = None, get_broker(request), request.cookies.get(COOKIE)
+    if cookie:
         with suppress(Unauthenticated):
-            party, session = sessions.session_of(broker, cookie)
-            auth = Auth(party, session, cookie)
-            request.state.auth = auth
-    return Visitor(broker, request.url.path, auth, getattr(request.app.state, "demo_people", ()))
+            auth = request.state.auth = Auth(*sessions.session_of(broker, cookie), cookie)
+    made = Visitor(broker, request.url.path, auth, getattr(request.app.state, "demo_people", ()))
+    request.state.visitor = made
+    return made
 
 
-def anyone(request: Request) -> Visitor:
+# Dependencies are coroutines that do not wait, as `routes` wants them.
+async def anyone(request: Request) -> Visitor:
     """A dependency: whoever asks, and not too often."""
     visitor, gate = identify(request), get_gate(request)
     if visitor.auth is None:
@@ -129,7 +132,6 @@ def anyone(request: Request) -> Visitor:
 AnyVisitor = Annotated[Visitor, Depends(anyone)]
 
 
-# Dependencies that wait for nothing are coroutines, as in `auth`: FastAPI would hand a plain function to a thread.
 def member(*roles: Role) -> Callable[[Visitor], Coroutine[Any, Any, Visitor]]:
     """A dependency: somebody signed in, with one of these roles if any are given."""
 
@@ -376,24 +378,23 @@ class StaleForm(Forbidden):
     title = "Send it once more"
 
 
-class PageRoute(APIRoute):
+class PageRoute(OneThreadRoute):
     """Turns what a page raises into a page, and a missing session into the way to sign in."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler with our refusals around it."""
-        handle = super().get_route_handler()
+    def look(self, request: Request) -> None:
+        """Who asks."""
+        identify(request)
 
-        async def guarded(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Unauthenticated:
-                if request.headers.get("HX-Request"):  # the script says so, and what is typed stays
-                    return Response(status_code=401, headers={"Cache-Control": "no-store"})
-                return RedirectResponse(f"/sign-in?next={quote(await _again(request), safe='/')}", 303)
-            except Exception as error:
-                return await _refusal(request, error)
-
-        return guarded
+    async def answer(self, request: Request, handle: Handler) -> Response:
+        """The page, or our refusal."""
+        try:
+            return await handle(request)
+        except Unauthenticated:
+            if request.headers.get("HX-Request"):  # the script says so, and what is typed stays
+                return Response(status_code=401, headers={"Cache-Control": "no-store"})
+            return RedirectResponse(f"/sign-in?next={quote(await _again(request), safe='/')}", 303)
+        except Exception as error:
+            return await _refusal(request, error)
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
