@@ -24,6 +24,7 @@ from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, Bid, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
+from flmarket.privacy import unit_of
 
 
 def list_offers(broker: Broker, party: Party, *, limit: int = 50, before: str | None = None) -> wire.OfferPage:
@@ -62,7 +63,8 @@ def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -
     require(party, "owner")
     if request.valuation.kind == "tabulated":
         valuations_of(request.valuation)  # a table that is no valuation is refused here
-    sells_updates = broker.books.privacy(party.id, "update")[0] is not None
+    cap = broker.books.ledger.cap(party.id)
+    sells_updates = cap is not None and unit_of(cap) == "update"
     for _ in range(3):  # again if somebody took the place in between (PostgreSQL)
         with suppress(IntegrityError), broker.database.write() as session:
             return _place(broker, session, party, task_id, request, sells_updates=sells_updates)
