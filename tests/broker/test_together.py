@@ -7,8 +7,7 @@ from contextlib import suppress
 
 import pytest
 from sqlalchemy import event
-from sqlalchemy.engine.default import DefaultDialect
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from flmarket.broker.database import fenced, is_transient
 from flmarket.broker.tables import Fact
@@ -80,6 +79,18 @@ def test_one_who_fails_is_undone_alone(small, crowd):
     assert on_disk(small) == facts(1, 2, 4, 5)
 
 
+def test_one_whose_row_is_refused_is_undone_alone(small, crowd):
+    def part(session, k):
+        if k in (0, 3):
+            session.add(Fact(name="fact 9", value=f"{k}"))
+            session.add(Fact(name="fact 9", value="again"))
+            session.flush()
+
+    raised, commits = crowd(part)
+    assert ({k: type(error) for k, error in raised.items()}, commits) == ({0: IntegrityError, 3: IntegrityError}, 1)
+    assert on_disk(small) == facts(1, 2, 4, 5)
+
+
 @pytest.mark.parametrize("broken", ["do_commit", "do_rollback_to_savepoint", "do_release_savepoint", "given up"])
 def test_when_the_disk_fails_all_of_them_have_failed(small, crowd, monkeypatch, broken):
     def fail(*_):
@@ -90,7 +101,7 @@ def test_when_the_disk_fails_all_of_them_have_failed(small, crowd, monkeypatch, 
             if broken == "given up":  # as SQLite itself does when the disk is full
                 session.connection().connection.dbapi_connection.rollback()
                 return
-            monkeypatch.setattr(DefaultDialect, broken, fail)
+            monkeypatch.setattr(small.database.engine.dialect, broken, fail)
             if broken == "do_rollback_to_savepoint":
                 raise ValueError(k)
 

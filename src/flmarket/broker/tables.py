@@ -10,6 +10,7 @@ round decided is copied into `releases` for listing; the ledger remains the auth
 
 from dataclasses import fields
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -440,7 +441,7 @@ class Check(Base):
     findings: Mapped[list[dict[str, str]]] = mapped_column(JSON)
 
 
-def as_wire(kind: type[T], row: Base, /, **given: Any) -> T:
+def as_wire(kind: type[T], row: Base | SimpleNamespace, /, **given: Any) -> T:
     """A row as the API says it: columns of the same names, times as RFC 3339, and what else is `given`."""
     plain, times = _columns(kind)
     known = {name: getattr(row, name) for name in plain if name not in given}

@@ -41,7 +41,7 @@ from flmarket.ledger.merkle import TILE, Head, tiles
 from flmarket.ledger.replay import Replay
 from flmarket.ledger.rules import Draft, Key
 from flmarket.ledger.store import accounts, entries, nodes
-from flmarket.privacy import Cap, Event, PrivacyAccount
+from flmarket.privacy import Event, PrivacyAccount
 
 CHUNK = 2000  # rows or ids at a time; SQLite takes at most 32,766 parameters
 _WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
@@ -347,12 +347,6 @@ class SqlLedger(Ledger):
         """Of many owners at once: a copy of the account of each who registered a cap."""
         with store.reading(self.engine) as connection:
             return {owner: copy(account) for owner, account in self._accounts(connection, set(owners)).items()}
-
-    def cap(self, owner: str) -> Cap | None:
-        """An owner's registered cap; None without one. What she has spent of it is not looked at."""
-        with store.reading(self.engine) as connection:
-            found = list(owner_lines(connection, [owner], (EntryKind.CAP,)))
-        return cap_of(found[-1].line) if found else None
 
     def balances(self, accounts: Iterable[str] | None = None) -> Mapping[str, int]:
         """All accounts ever used, or those of some that were."""

@@ -7,6 +7,7 @@ are not here: owners' own nodes bid in them.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import BindParameter, Integer, bindparam, case, func, insert, select, update
@@ -24,6 +25,8 @@ from flmarket.broker.stamps import now
 from flmarket.broker.tables import PLAYABLE, Bid, Slot, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
+from flmarket.ledger.entry import EntryKind, Line, cap_of
+from flmarket.ledger.store import entries
 from flmarket.privacy import unit_of
 
 
@@ -63,11 +66,9 @@ def place_bid(broker: Broker, party: Party, task_id: str, request: BidRequest) -
     require(party, "owner")
     if request.valuation.kind == "tabulated":
         valuations_of(request.valuation)  # a table that is no valuation is refused here
-    cap = broker.books.ledger.cap(party.id)
-    sells_updates = cap is not None and unit_of(cap) == "update"
     for _ in range(3):  # again if somebody took the place in between (PostgreSQL)
         with suppress(IntegrityError), broker.database.write() as session:
-            return _place(broker, session, party, task_id, request, sells_updates=sells_updates)
+            return _place(broker, session, party, task_id, request)
     raise Conflict("the task is busy, try again")
 
 
@@ -101,14 +102,12 @@ def valuations_of(bid: Valuation | Bid) -> Valuations:
     return Valuations([int(Kind[bid.kind.upper()])], [bid.rate or 0.0])
 
 
-def _view_bid(bid: Bid) -> wire.Bid:
+def _view_bid(bid: Bid | SimpleNamespace) -> wire.Bid:
     tables = {"grid": bid.grid, "values": bid.values}
     return as_wire(wire.Bid, bid, **{name: None if one is None else tuple(one) for name, one in tables.items()})
 
 
-def _place(
-    broker: Broker, session: Session, party: Party, task_id: str, request: BidRequest, *, sells_updates: bool
-) -> wire.Bid:
+def _place(broker: Broker, session: Session, party: Party, task_id: str, request: BidRequest) -> wire.Bid:
     # prepared statements, straight to the connection: a thousand owners bid within a few seconds of a task's posting
     connection, hers = session.connection(), {"task": task_id, "party": party.id}
     found = connection.execute(_STANDING, hers).one_or_none()
@@ -118,7 +117,7 @@ def _place(
         raise Conflict(f"bids for task {task_id} come from owners' own nodes: what owner.toml says is bid")
     if found.state not in PLAYABLE:
         raise Conflict(f"task {task_id} is {found.state}: it takes no more bids")
-    if not sells_updates:
+    if found.cap is None or unit_of(cap_of(Line(EntryKind.CAP, "", detail=found.cap))) != "update":
         raise Conflict("your cap is not one for whole updates, which this task buys: sell them as a party of their own")
     place = found if found.slot is not None else connection.execute(_CLAIM, hers).one_or_none()
     if place is None:
@@ -141,12 +140,18 @@ def _place(
     if found.slot is None or not connection.execute(_REPLACE, hers | offered).rowcount:
         connection.execute(_BID, {"task_id": task_id, "party_id": party.id} | offered)
     note(session, party, "bid.place", task_id)
-    return _view_bid(Bid(task_id=task_id, **offered))
+    return _view_bid(SimpleNamespace(task_id=task_id, **offered))
 
 
-# a task's state, and the caller's place in it
+# a task's state, and the caller's place in it and cap
+_cap = select(entries.c.detail).where(entries.c.owner == bindparam("party"), entries.c.kind == EntryKind.CAP.value)
 _STANDING = (
-    select(TaskRow.state, Slot.slot, Slot.records)
+    select(
+        TaskRow.state,
+        Slot.slot,
+        Slot.records,
+        _cap.order_by(entries.c.seq.desc()).limit(1).scalar_subquery().label("cap"),
+    )
     .outerjoin(Slot, (Slot.task_id == TaskRow.id) & (Slot.party_id == bindparam("party")))
     .where(TaskRow.id == bindparam("task"))
 )
