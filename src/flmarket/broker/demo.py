@@ -47,13 +47,14 @@ class DemoParty:
 
 @dataclass(frozen=True)
 class Series:
-    """A task that is posted again whenever it has ended; `bids` by owner: kind, rate, ε of a round."""
+    """A task that is posted again whenever it has ended; `budget` is what a round may cost at most, `bids` are by
+    owner: kind, rate, ε of a round. What is no auction says in `order` what its task needs."""
 
     name: str
     buyer: int
     rounds: int
     budget: float
-    bids: Mapping[int, tuple[str, float, float]]
+    bids: Mapping[int, tuple[str, float, float]] = field(default_factory=dict)
     bidders: int = 20
     order: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,6 +76,21 @@ SERIES = (
     Series(
         "Second opinion, registered clinics only", 0, 60, 80, {0: ("linear", 0.7, 0.02), 1: ("linear", 0.6, 0.02)},
         order={"mechanism": {"auction": "all-in-capped"}, "broker": {"simulated": False, "minimum_bids": 2}},
+    ),
+    Series(
+        "Postcode reader, clients by lot", 1, 90, 80,
+        order={"kind": "sampling", "data": _DIGITS, "task": {"budget_per_round": 40},
+               "sampling": {"costs": [1, 8], "hard_cap": 80, "first_rate": 0.3}},
+    ),
+    Series(
+        "Readmission risk, one reward for all", 0, 60, 15,
+        order={"kind": "reward", "data": {"owners": 20, "partition": "equal"}, "task": {"learning_rate": 0.3},
+               "reward": {"reward": 900}},
+    ),
+    Series(
+        "Blood counts, safe from poisoned updates", 0, 40, 125,
+        order={"kind": "joint", "data": {"owners": 20, "sigma": 0.5, "minimum": 5}, "task": {},
+               "joint": {"budget": 5000, "costs": [1, 300], "epsilon": 20, "validation": 60}},
     ),
 )  # fmt: skip
 
@@ -283,9 +299,12 @@ def _post(
     key: str | None = None,
     **more: Any,
 ) -> str:
-    task = {"name": name, "rounds": rounds, "bidders_per_round": bidders, "budget_per_round": budget}
-    usual = {"data": {"owners": 40, "sigma": 0.5}, "training": {"average": True}}
-    return tasks.post_task(market, buyer, TaskRequest.model_validate({"task": task, **usual, **more}), key=key).id
+    task: dict[str, Any] = {"name": name, "rounds": rounds}
+    if "kind" not in more:
+        task |= {"bidders_per_round": bidders, "budget_per_round": budget}
+        more = {"data": {"owners": 40, "sigma": 0.5}, "training": {"average": True}, **more}
+    order = more | {"task": task | more.get("task", {})}
+    return tasks.post_task(market, buyer, TaskRequest.model_validate(order), key=key).id
 
 
 def _bid(broker: Broker, owner: Party, task_id: str, kind: Any, rate: float, epsilon: float) -> None:

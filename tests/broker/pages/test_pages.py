@@ -234,6 +234,28 @@ FORMS = {
 }
 
 
+def test_auctions_stand_side_by_side_as_each_is_explored_alone(small, joined, serve):
+    buyer = joined(small, "buyer")
+    with serve(create_app(broker=small)) as address, httpx.Client(base_url=address, timeout=60) as client:
+        client.post("/sign-in", data={"key": buyer.key})
+
+        def explore(**typed):
+            return client.get("/tasks/new/explore", params=ORDER | {"auction": "all-in", "budget": "200"} | typed).text
+
+        rows = re.findall(r'<tr><th scope="row">([\w-]+)(.*?)</tr>', explore(beside="1"), re.DOTALL)
+        rows = [(name, row) for name, row in rows if "Error bound" in row]
+        bounds = []
+        for name, row in rows:
+            alone = re.search(
+                r"error\s+bound\s+of\s+the\s+aggregated update is <strong>(.*?)</strong>", explore(auction=name)
+            )
+            assert f'data-label="Error bound">{alone[1]}<' in row
+            bounds.append(float(alone[1].replace(",", "")))
+    assert bounds == sorted(bounds)
+    assert [name for name, row in rows if "chosen" in row] == ["all-in"]
+    assert {name for name, _ in rows} == {"all-in", "posted", "posted-private", "all-in-capped", "m2-bf"}
+
+
 @pytest.mark.parametrize("kind", FORMS)
 def test_the_form_posts_every_kind_and_pages_tell_of_it(kind, small, joined, play, serve):
     fields, loss, budget = FORMS[kind]

@@ -9,8 +9,9 @@ less (not at all in the reward game, which needs that) and that an auction's buy
 all models, which is what most people want.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -297,15 +298,17 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
     # The same owners whatever the budget: one simulation serves all, and the chart's ends stay where they are.
     task = order.with_budget(MICROS)
 
-    def ask(budgets: list[int], profiles: int, **more: bool) -> wire.Exploration:
+    def ask(budgets: list[int], profiles: int, task: TaskRequest = task, **more: bool) -> wire.Exploration:
         asked = ExploreRequest(task=task, budgets_micros=budgets, profiles=profiles, **more)
         return explore.explore(broker, party, asked)
 
     try:
         full = ask([mine], 10).full_cost_micros
-        view = ask(sorted({mine, *(max(1, int(share * full)) for share in _SHARES)}), _PROFILES)
+        view = ask(sorted({mine, *(_round(share * full) for share in _SHARES)}), _PROFILES)
         if values.get("trial") == "1":  # one's own budget first: each call stops when its time is up
-            trials = [ask(some, 1, accuracy=True) for some in ([mine], [max(1, int(x * full)) for x in _TRIAL_SHARES])]
+            trials = [
+                ask(some, 1, accuracy=True) for some in ([mine], [_round(share * full) for share in _TRIAL_SHARES])
+            ]
             known = {point.budget_micros: point.accuracy for one in trials for point in one.points}
             held = {point.budget_micros: point.over_second_best for point in ask([mine], 40, second_best=True).points}
             points = (
@@ -314,9 +317,36 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
                 for at in (point.budget_micros,)
             )
             view = replace(view, points=tuple(points))
+        told = _told(view, order, mine)
+        return told | {"beside": _side_by_side(ask, task, mine) if values.get("beside") == "1" else ()}
     except FlmarketError as error:
         return {"problem": refused(error), "deposit_micros": 0}
-    return _told(view, order, mine)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What one auction would buy with the same budget."""
+
+    name: str
+    chosen: bool
+    truthful: str
+    point: wire.BudgetPoint
+
+
+def _side_by_side(ask: Callable[..., wire.Exploration], task: TaskRequest, mine: int) -> list[_Choice]:
+    """The auction that is chosen beside those that the form offers first, on the same owners and rounds, best first."""
+    found = []
+    for name in dict.fromkeys((task.mechanism.auction, *_FIRST)):
+        truthful = str(auctions.get(name).guarantees.truthful)
+        other = task.model_copy(update={"mechanism": task.mechanism.model_copy(update={"auction": name})})
+        point = ask([mine], _PROFILES, task=other).points[0]
+        found.append(_Choice(name, name == task.mechanism.auction, truthful, point))
+    return sorted(found, key=lambda one: math.inf if one.point.error_bound is None else one.point.error_bound)
+
+
+def _round(micros: float) -> int:
+    """A budget to try, in figures that people like to read."""
+    return max(1, int(float(f"{micros:.3g}")))
 
 
 def _told(view: wire.Exploration, order: TaskRequest, mine: int) -> dict[str, Any]:
