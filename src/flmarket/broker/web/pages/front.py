@@ -24,7 +24,7 @@ from flmarket.broker.web.pages.context import (
     local_path,
     page,
 )
-from flmarket.broker.web.pages.rendering import sentence, theme_css
+from flmarket.broker.web.pages.rendering import render, sentence, theme_css
 from flmarket.client import wire
 from flmarket.trust import AT_BROKER, AT_OWNERS, market_words
 
@@ -47,7 +47,8 @@ def front(visitor: AnyVisitor, q: ByName = "", page_number: PageNumber = 1) -> H
 def _front(visitor: Visitor, search: str, number: int) -> HTMLResponse:
     with visitor.broker.database.moment():
         view, shown = _market(visitor, search, number)
-    catalogue, at_home = market.catalogue(visitor.broker), bool(visitor.broker.settings.superlink)
+    recent, catalogue = visitor.broker.recent, market.catalogue(visitor.broker)
+    at_home = bool(visitor.broker.settings.superlink)
     own, bought = view.releases - view.releases_simulated, "none yet"
     if view.releases:  # where they were made
         bought = f"{view.releases_simulated:,} {AT_BROKER.place}" + (f", {own:,} {AT_OWNERS.place}" if own else "")
@@ -57,13 +58,13 @@ def _front(visitor: Visitor, search: str, number: int) -> HTMLResponse:
         title="Market",
         view=view,
         **shown,
-        head=ledger.head(visitor.broker),
+        entries=recent.get("entries", lambda: ledger.head(visitor.broker).entries),
         live=view.tasks_running > 0,
         at_home=at_home,
         trust=market_words(on_owners_machines=at_home),
         step=(AT_OWNERS if at_home else AT_BROKER).update,
         bought=bought,
-        mechanisms=catalogue.auctions,
+        mechanisms=recent.get("mechanisms", lambda: render("_mechanisms.html.j2", mechanisms=catalogue.auctions)),
         kinds=[one for one in catalogue.kinds if one.name != "auction"],
     )
 

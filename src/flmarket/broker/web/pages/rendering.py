@@ -152,9 +152,9 @@ def load_all() -> None:
         environment().get_template(name)
 
 
-def render(template: str, **context: Any) -> str:
-    """A page or a fragment of one."""
-    return environment().get_template(template).render(**context)
+def render(template: str, **context: Any) -> Markup:
+    """A page or a fragment of one, with everything in it escaped."""
+    return Markup(environment().get_template(template).render(**context))  # noqa: S704
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------
