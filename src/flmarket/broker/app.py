@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from sqlalchemy import func, select
@@ -23,7 +24,7 @@ from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import ACTIVE, PLAYABLE, Check, Lease, TaskRow
 from flmarket.broker.web import api, pages, problems, routes, streams
-from flmarket.broker.web.auth import CurrentBroker, Gate, get_gate
+from flmarket.broker.web.auth import COOKIE_SCHEME, CurrentBroker, Gate, get_gate
 from flmarket.broker.web.middleware import BodyLimit, Observe
 from flmarket.broker.web.oidc import Provider
 from flmarket.broker.web.pages import rendering
@@ -99,7 +100,7 @@ def metrics(request: Request, broker: CurrentBroker) -> Response:
 
 class _Service(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The API's description, with the problem document among its schemas."""
+        """The API's description, with the problem document among its schemas; who may send a key may use a session."""
         if self.openapi_schema is None:
             made = get_openapi(title=self.title, version=self.version, description=self.description, routes=self.routes)
             schemas = made["components"]["schemas"]
@@ -108,6 +109,13 @@ class _Service(FastAPI):
             problem = TypeAdapter(wire.Problem).json_schema(ref_template="#/components/schemas/{model}")
             schemas.update(problem.pop("$defs", {}))
             schemas["Problem"] = problem
+            made["components"]["securitySchemes"][COOKIE_SCHEME.scheme_name] = jsonable_encoder(
+                COOKIE_SCHEME.model, by_alias=True, exclude_none=True
+            )
+            for operations in made["paths"].values():
+                for operation in operations.values():
+                    if "security" in operation:
+                        operation["security"].append({COOKIE_SCHEME.scheme_name: []})
             self.openapi_schema = made
         return self.openapi_schema
 

@@ -11,6 +11,7 @@ A process may lose its right to write while it is not looking (`holders`). Insid
 this thread, the ledger's included, begins with a check of that right, which then holds until the transaction ends.
 """
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, exc, make_url
 from sqlalchemy.orm import Session
 
 from flmarket.files import keep_private
@@ -32,6 +33,7 @@ from flmarket.ledger.store import SQLITE_POOL
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_SECONDS = 30
 _MOST_TOGETHER = 64  # writers that share a commit
+_WRITES = "flmarket_writes"  # said of a connection whose next transaction writes
 _STATEMENTS = 512  # that a connection keeps prepared: more than there are
 _FAULTS = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.PendingRollbackError, LedgerUnavailable)
 
@@ -55,9 +57,15 @@ def fenced(check: Check | None) -> Iterator[None]:
         _fence.reset(before)
 
 
-def respect_fence(engine: Engine) -> None:
-    """Let an engine's writing transactions be checked; the ledger's are marked `flmarket_write`."""
-    event.listen(engine, "begin", _check_fence)
+def respect_fence(ledger: Engine) -> None:
+    """Let a ledger's writing transactions be checked, which are marked `flmarket_write`."""
+
+    def begun(connection: Connection) -> None:
+        check = _fence.get()
+        if check is not None and connection.get_execution_options().get("flmarket_write"):
+            check(connection)
+
+    event.listen(ledger, "begin", begun)
 
 
 class Database:
@@ -74,18 +82,15 @@ class Database:
             settings = {"timeout": _BUSY_SECONDS, "check_same_thread": False, "cached_statements": _STATEMENTS}
             self.engine = create_engine(url, connect_args=settings, **SQLITE_POOL)
             event.listen(self.engine, "connect", _sqlite_settings)
-            event.listen(self.engine, "begin", _sqlite_begin)
-            for step, words in _SAVEPOINTS.items():
-                setattr(self.engine.dialect, step, partial(_plainly, words))
+            for step, how in _SQLITE_STEPS.items():
+                setattr(self.engine.dialect, step, how)
         else:
             self.engine = create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
-        respect_fence(self.engine)
         # what a transaction reads is of one moment; SQLite has no other way
         self._reader = (
             self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         )
-        self._writer: Engine = self.engine.execution_options(writes=True)
-        self._together = _Together(self._writer) if self.is_sqlite else None
+        self._together = _Together(self.engine) if self.is_sqlite else None
 
     def upgrade(self) -> None:
         """Bring the tables to this version of the broker."""
@@ -106,6 +111,16 @@ class Database:
             yield session
 
     @contextmanager
+    def ask(self) -> Iterator[Connection]:
+        """`read` without a session, for what is looked up with every request."""
+        held = _moment.get()
+        if held is not None and held[0] is self:
+            yield held[1].connection()
+            return
+        with self._reader.connect() as connection:
+            yield connection
+
+    @contextmanager
     def moment(self) -> Iterator[None]:
         """All reads of this thread inside are of one moment, in one transaction: for a page that is made of many. What
         is written inside they do not see."""
@@ -123,7 +138,8 @@ class Database:
             with self._together.write() as session:
                 yield session
         else:
-            with Session(self._writer, expire_on_commit=False) as session, session.begin():
+            with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                _check_fence(session)
                 yield session
 
     def close(self) -> None:
@@ -190,7 +206,8 @@ class _Together:
             return self._shared
         connection = self._engine.connect()
         try:
-            connection.begin()  # checks the fence
+            connection.connection.info[_WRITES] = True
+            connection.begin()
         except BaseException:
             connection.close()
             raise
@@ -202,8 +219,7 @@ class _Together:
         shared.members += 1
         with Session(shared.connection, expire_on_commit=False, join_transaction_mode="create_savepoint") as session:
             try:
-                if shared.members > 1:
-                    _check_fence(session.connection())
+                _check_fence(session)
                 yield session
                 session.flush()
             except BaseException:
@@ -236,10 +252,10 @@ class _Together:
         shared.over.set()
 
 
-def _check_fence(connection: Connection) -> None:
-    check, options = _fence.get(), connection.get_execution_options()
-    if check is not None and (options.get("writes") or options.get("flmarket_write")):
-        check(connection)
+def _check_fence(session: Session) -> None:
+    check = _fence.get()
+    if check is not None:
+        check(session.connection())
 
 
 def _sqlite_settings(connection: Any, _record: Any) -> None:
@@ -252,14 +268,21 @@ def _sqlite_settings(connection: Any, _record: Any) -> None:
 
 def _plainly(words: str, connection: Connection, name: str) -> None:
     """A step of a savepoint, without having it compiled anew each time."""
-    connection.exec_driver_sql(f"{words} {name}")
+    try:
+        connection.connection.cursor().execute(f"{words} {name}")
+    except sqlite3.Error as error:
+        raise exc.OperationalError(words, None, error) from error
 
 
-_SAVEPOINTS = {
-    "do_savepoint": "SAVEPOINT", "do_release_savepoint": "RELEASE", "do_rollback_to_savepoint": "ROLLBACK TO",
-}  # fmt: skip
+def _sqlite_begin(connection: PoolProxiedConnection) -> None:
+    """Instead of an event: with one, SQLAlchemy looks for listeners at every step of every statement."""
+    writes = connection.info.pop(_WRITES, False)
+    connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _sqlite_begin(connection: Connection) -> None:
-    immediate = connection.get_execution_options().get("writes")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+_SQLITE_STEPS = {
+    "do_begin": _sqlite_begin,
+    "do_savepoint": partial(_plainly, "SAVEPOINT"),
+    "do_release_savepoint": partial(_plainly, "RELEASE"),
+    "do_rollback_to_savepoint": partial(_plainly, "ROLLBACK TO"),
+}

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -224,8 +224,8 @@ def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], Non
     `before_slow_work` is called, and may refuse, before a hash of an older version, which takes milliseconds.
     """
     parts = split_key(key)
-    with broker.database.read() as session:
-        found = None if parts is None else _valid_key(session, parts[0])
+    with broker.database.ask() as connection:
+        found = None if parts is None else _valid_key(connection, parts[0])
     if parts is None or found is None:
         raise Unauthenticated("the key is not valid")
     stored, party = found
@@ -235,7 +235,7 @@ def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], Non
         raise Unauthenticated("the key is not valid")
     if is_slow(stored):  # store today's hash, unless the key was revoked meanwhile
         with broker.database.write() as session:
-            if _valid_key(session, parts[0]) is None:
+            if _valid_key(session.connection(), parts[0]) is None:
                 raise Unauthenticated("the key is not valid")
             session.get_one(ApiKey, parts[0]).hash = hash_secret(broker.secrets.keys, *parts)
     return party
@@ -305,9 +305,9 @@ _VALID_KEY = (
 )
 
 
-def _valid_key(session: Session, key_id: str) -> tuple[str, Party] | None:
+def _valid_key(connection: Connection, key_id: str) -> tuple[str, Party] | None:
     """A key's hash and its party, if neither was revoked or closed: as the database has it now, with every request."""
-    found = session.connection().execute(_VALID_KEY, {"key": key_id}).one_or_none()
+    found = connection.execute(_VALID_KEY, {"key": key_id}).one_or_none()
     return None if found is None else (found.hash, Party(found.id, found.role, found.name, key_id))
 
 

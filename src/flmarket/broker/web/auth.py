@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request, Response
 from fastapi.security import APIKeyCookie, HTTPBearer
+from fastapi.security.base import SecurityBase
 
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import Forbidden, Unauthenticated
@@ -174,21 +175,14 @@ def _identify(request: Request, broker: Broker, gate: Gate) -> Auth:
     raise Unauthenticated("sign in, or send a key as: Authorization: Bearer flm_…")
 
 
-_bearer = HTTPBearer(auto_error=False, description="An API key: flm_<id>_<secret>", bearerFormat="flm_…")
-_cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="A session from POST /api/v1/session")
+class _Scheme(SecurityBase):
+    """A dependency that the API's description shows as the need for a key; `COOKIE_SCHEME` does as well."""
+
+    model = HTTPBearer(description="An API key: flm_<id>_<secret>", bearerFormat="flm_…").model
+    scheme_name = "HTTPBearer"
 
 
-# Dependencies are coroutines that do not wait, as `routes` wants them.
-async def current_auth(
-    request: Request, _key: Annotated[object, Depends(_bearer)], _session: Annotated[object, Depends(_cookie)]
-) -> Auth:
-    """`authenticate` as a dependency; the two schemes are there for the API's description."""
-    return authenticate(request)
-
-
-async def current_broker(request: Request) -> Broker:
-    """`get_broker` as a dependency."""
-    return get_broker(request)
+COOKIE_SCHEME = APIKeyCookie(name=COOKIE, description="A session from POST /api/v1/session")
 
 
 class _Caller(NamedTuple):
@@ -198,11 +192,24 @@ class _Caller(NamedTuple):
     party: Party
 
 
-async def current_caller(request: Request, auth: Annotated[Auth, Depends(current_auth)]) -> _Caller:
-    """Who is asking, and whom."""
-    return _Caller(get_broker(request), auth.party)
+# Dependencies are coroutines that do not wait, as `routes` wants them; each that they had themselves would cost time.
+class _AuthOf(_Scheme):
+    async def __call__(self, request: Request) -> Auth:
+        """`authenticate` as a dependency."""
+        return authenticate(request)
 
 
-CurrentAuth = Annotated[Auth, Depends(current_auth)]
-Caller = Annotated[_Caller, Depends(current_caller)]
+class _CallerOf(_Scheme):
+    async def __call__(self, request: Request) -> _Caller:
+        """Who is asking, and whom."""
+        return _Caller(get_broker(request), authenticate(request).party)
+
+
+async def current_broker(request: Request) -> Broker:
+    """`get_broker` as a dependency."""
+    return get_broker(request)
+
+
+CurrentAuth = Annotated[Auth, Depends(_AuthOf())]
+Caller = Annotated[_Caller, Depends(_CallerOf())]
 CurrentBroker = Annotated[Broker, Depends(current_broker)]
