@@ -40,9 +40,7 @@ class TrustWords:
 
 
 _OWNER = "An ε, per round or in total as it says, is for one owner’s whole data set, not for one record."
-_HERE = (
-    "A simulation on this machine: one program holds all records, plays every owner and draws the noise from a seed."
-)
+_HERE = "One program plays every owner: it holds all records and draws the noise from a seed."
 _AGAINST_NOBODY = (
     "It protects nobody’s records from whoever runs this program or knows the seed; it shows what owners would give up "
     "towards a broker and a buyer if each ran it on her own machine."
@@ -51,8 +49,8 @@ _AGAINST_NOBODY = (
 AT_BROKER = TrustWords(
     True,
     "simulated at the broker",
-    "A simulation: the broker holds all records, trains for every owner and adds the noise itself, from a seed that "
-    "the buyer chose.",
+    "The broker plays every owner: it holds all records, trains and adds the noise itself, from a seed that the buyer "
+    "chose.",
     "trained, clipped and noised by the broker",
     _OWNER,
     "It protects nothing from the broker, nor from a buyer who uses the seed; it counts what the owner would give up "
@@ -115,7 +113,7 @@ CLIENTS_HERE = replace(
 RAW_HERE = TrustWords(
     True,
     OWNERS_HERE.place,
-    "A simulation on this machine: one program holds all records and plays every client.",
+    "One program plays every client and holds all records.",
     "trained in the simulation, sent as they are",
     "Raw updates reach the server in this market: no noise is added, and no privacy is claimed, for no unit.",
     "It protects nobody’s records from the server or the buyer, also where clients run it on their own machines.",
@@ -136,7 +134,7 @@ BIDS_ONLY = TrustWords(
 _AT_BROKER = {
     "sampling": replace(
         AT_BROKER,
-        where="A simulation: the broker holds all records and trains for every client.",
+        where="The broker plays every client and holds all records.",
         update="trained by the broker, sent as they are",
         unit=RAW_HERE.unit,
         against=RAW_HERE.against,
