@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, Row, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flmarket.bids import FloatArray
@@ -441,7 +441,7 @@ class Check(Base):
     findings: Mapped[list[dict[str, str]]] = mapped_column(JSON)
 
 
-def as_wire(kind: type[T], row: Base | SimpleNamespace, /, **given: Any) -> T:
+def as_wire(kind: type[T], row: Base | Row[Any] | SimpleNamespace, /, **given: Any) -> T:
     """A row as the API says it: columns of the same names, times as RFC 3339, and what else is `given`."""
     plain, times = _columns(kind)
     known = {name: getattr(row, name) for name in plain if name not in given}

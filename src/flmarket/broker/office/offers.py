@@ -190,6 +190,10 @@ def _open_task(broker: Broker, session: Session, task_id: str) -> bool:
     return broker.settled.get(known, lambda: _takes_bids(broker.order(session.get_one(TaskRow, task_id))))
 
 
+def _truthful(broker: Broker, auction: str) -> str:
+    return broker.settled.get(("truthful", auction), lambda: str(auctions.get(auction).guarantees.truthful))
+
+
 def _offer(broker: Broker, session: Session, party: Party, task_id: str) -> TaskRow:
     row = session.get(TaskRow, task_id)
     listed = row is not None and row.state in PLAYABLE and _takes_bids(broker.order(row))
@@ -231,7 +235,7 @@ def _views(broker: Broker, session: Session, rows: Sequence[TaskRow], party: Par
                 row,
                 task_id=row.id,
                 **public_terms(order),
-                truthful=str(auctions.get(order.mechanism.auction).guarantees.truthful),
+                truthful=_truthful(broker, order.mechanism.auction),
                 bidders_per_round=order.task.bidders_per_round,
                 places_free=free.get(row.id, 0),
                 slot=None if slot is None else slot.slot,

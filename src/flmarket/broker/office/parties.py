@@ -10,8 +10,9 @@ replaced when their key is next used.
 import hashlib
 import hmac
 from collections.abc import Callable
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, SQLColumnExpression, String, bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -243,16 +244,26 @@ def party_of_key(broker: Broker, key: str, *, before_slow_work: Callable[[], Non
 
 def may_act(session: Session, party: Party) -> bool:
     """Whether the party is active, and the key or the person that she came as still valid."""
-    if party.user_id is not None:
-        user = session.get(User, party.user_id)
-        if user is None or user.removed_at is not None:
-            return False
-    if party.key_id is not None:
-        key = session.get(ApiKey, party.key_id)
-        if key is None or key.revoked_at is not None:
-            return False
-    row = session.get(PartyRow, party.id)
-    return row is not None and row.active
+    came = {"party": party.id, "key": party.key_id, "user": party.user_id}
+    return session.connection().execute(_MAY_ACT, came).first() is not None
+
+
+_KEY_HOLDS = ApiKey.id.is_not(None) & ApiKey.revoked_at.is_(None)
+_PERSON_HOLDS = User.id.is_not(None) & User.removed_at.is_(None)
+
+
+def acts(key_id: SQLColumnExpression[Any], user_id: SQLColumnExpression[Any]) -> ColumnElement[bool]:
+    """That a party is not closed, nor the key or the person revoked that somebody came as, if she came as one."""
+    return PartyRow.active & (key_id.is_(None) | _KEY_HOLDS) & (user_id.is_(None) | _PERSON_HOLDS)
+
+
+_key_id, _user_id = bindparam("key", type_=String), bindparam("user", type_=String)
+_MAY_ACT = (
+    select(PartyRow.id)
+    .outerjoin(ApiKey, ApiKey.id == _key_id)
+    .outerjoin(User, User.id == _user_id)
+    .where(PartyRow.id == bindparam("party"), acts(_key_id, _user_id))
+)
 
 
 def account(broker: Broker, party: Party) -> wire.Account:
@@ -301,7 +312,7 @@ def as_party(row: PartyRow, key_id: str | None = None, user: User | None = None)
 _VALID_KEY = (
     select(ApiKey.hash, PartyRow.id, PartyRow.role, PartyRow.name)
     .join(PartyRow, ApiKey.party_id == PartyRow.id)
-    .where(ApiKey.id == bindparam("key"), ApiKey.revoked_at.is_(None), PartyRow.active)
+    .where(ApiKey.id == bindparam("key"), PartyRow.active, _KEY_HOLDS)
 )
 
 

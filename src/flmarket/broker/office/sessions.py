@@ -7,16 +7,16 @@ she is removed.
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import bindparam, delete, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, Row, bindparam, delete, select
 
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.parties import as_party, may_act, party_of_key
+from flmarket.broker.office.parties import acts, as_party, may_act, party_of_key
 from flmarket.broker.stamps import new_secret, now
-from flmarket.broker.tables import ApiKey, PartyRow, SessionRow, SignInLink, User, as_wire
+from flmarket.broker.tables import ApiKey, PartyRow, Rights, SessionRow, SignInLink, User, as_wire
 from flmarket.client import wire
 
 _SHORT = 20  # characters of a session's stored hash that name it to its owner
@@ -64,18 +64,19 @@ def redeem_link(broker: Broker, token: str) -> SignedIn:
 
 def session_of(broker: Broker, cookie: str) -> tuple[Party, wire.Session]:
     """Who is signed in with this cookie."""
-    with broker.database.read() as session:
-        found = _valid_session(session, cookie)
+    with broker.database.ask() as connection:
+        found = _valid_session(connection, cookie)
     if found is None:
         raise Unauthenticated("the session is not valid any more: sign in again")
-    row, party, who = found
-    return who, _view(row, party, who)
+    rights: Rights = "admin" if found.user_id is None else found.rights
+    who = Party(found.id, found.role, found.name, found.key_id, found.user_id, rights)
+    return who, _view(found, found, who)
 
 
 def still_signed_in(broker: Broker, party: Party, cookie: str | None) -> bool:
     """Whether what a party came with, a key or this cookie, still holds: for what goes on after the request began."""
     with broker.database.read() as session:
-        return may_act(session, party) if cookie is None else _valid_session(session, cookie) is not None
+        return may_act(session, party) if cookie is None else _valid_session(session.connection(), cookie) is not None
 
 
 def sign_out(broker: Broker, party: Party, cookie: str) -> None:
@@ -133,24 +134,22 @@ def end_session(broker: Broker, party: Party, session_id: str) -> None:
 
 
 _SESSION = (
-    select(SessionRow, PartyRow, User, ApiKey)  # all that decides, so that `may_act` asks for nothing more
+    select(PartyRow.__table__, SessionRow.key_id, SessionRow.user_id, SessionRow.csrf, SessionRow.expires_at)
+    .add_columns(User.rights)
     .join(PartyRow, PartyRow.id == SessionRow.party_id)
     .outerjoin(ApiKey, ApiKey.id == SessionRow.key_id)
     .outerjoin(User, User.id == SessionRow.user_id)
-    .where(SessionRow.id == bindparam("id"))
+    .where(SessionRow.id == bindparam("id"), SessionRow.expires_at >= bindparam("now"))
+    .where(acts(SessionRow.key_id, SessionRow.user_id))
 )
 
 
-def _valid_session(session: Session, cookie: str) -> tuple[SessionRow, PartyRow, Party] | None:
-    found = session.execute(_SESSION, {"id": _digest(cookie)}).one_or_none()
-    if found is None or found[0].expires_at < now():
-        return None
-    row, party, user, _ = found
-    who = as_party(party, row.key_id, user)
-    return (row, party, who) if may_act(session, who) else None
+def _valid_session(connection: Connection, cookie: str) -> Row[Any] | None:
+    """A session with its party, as the database has them now, with every request."""
+    return connection.execute(_SESSION, {"id": _digest(cookie), "now": now()}).one_or_none()
 
 
-def _view(row: SessionRow, party: PartyRow, who: Party) -> wire.Session:
+def _view(row: SessionRow | Row[Any], party: PartyRow | Row[Any], who: Party) -> wire.Session:
     return as_wire(wire.Session, row, party=as_wire(wire.Party, party), rights=who.rights)
 
 
