@@ -40,7 +40,7 @@ class TrustWords:
 
 
 _OWNER = "An ε, per round or in total as it says, is for one owner’s whole data set, not for one record."
-_HERE = "One program plays every owner: it holds all records and draws the noise from a seed."
+_HERE = "Here one program holds all records, plays every owner and draws the noise from a seed."
 _AGAINST_NOBODY = (
     "It protects nobody’s records from whoever runs this program or knows the seed; it shows what owners would give up "
     "towards a broker and a buyer if each ran it on her own machine."
@@ -49,7 +49,7 @@ _AGAINST_NOBODY = (
 AT_BROKER = TrustWords(
     True,
     "simulated at the broker",
-    "The broker plays every owner: it holds all records, trains and adds the noise itself, from a seed that the buyer "
+    "Here the broker holds all records, trains for every owner and adds the noise itself, from a seed that the buyer "
     "chose.",
     "trained, clipped and noised by the broker",
     _OWNER,
@@ -113,7 +113,7 @@ CLIENTS_HERE = replace(
 RAW_HERE = TrustWords(
     True,
     OWNERS_HERE.place,
-    "One program plays every client and holds all records.",
+    "Here one program holds all records and plays every client.",
     "trained in the simulation, sent as they are",
     "Raw updates reach the server in this market: no noise is added, and no privacy is claimed, for no unit.",
     "It protects nobody’s records from the server or the buyer, also where clients run it on their own machines.",
@@ -134,7 +134,7 @@ BIDS_ONLY = TrustWords(
 _AT_BROKER = {
     "sampling": replace(
         AT_BROKER,
-        where="The broker plays every client and holds all records.",
+        where="Here the broker holds all records and trains for every client.",
         update="trained by the broker, sent as they are",
         unit=RAW_HERE.unit,
         against=RAW_HERE.against,

@@ -109,7 +109,7 @@ def test_the_download_is_a_model_one_can_use(broker, joined, order, play, tmp_pa
     assert card["use"] == "best"
     assert card["accuracy"]["best"]["round"] == run.kind.notes["best_round"] + 1
     assert card["bill"]["spent_micros"] == tasks.bill(broker, buyer, task.id).spent_micros
-    assert "broker plays every owner" in card["privacy"]["where"]
+    assert "broker holds all records" in card["privacy"]["where"]
     for one in json.loads(bundle.files["receipts.json"])["receipts"]:
         SealedReceipt.from_dict(one).check()
     assert "owner-" not in bundle.files["card.json"].decode()
