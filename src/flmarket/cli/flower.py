@@ -32,7 +32,7 @@ owner_app = typer.Typer(help="An owner's side: her configuration, her SuperNode,
 
 def register(app: typer.Typer) -> None:
     """Add both to the command."""
-    examples = "`flmarket deploy local`, `flmarket deploy local examples/joint.toml --nodes 4 --rounds 2 --out out/joint`"
+    examples = "`flmarket deploy local`, `flmarket deploy local examples/joint.toml --nodes 4 --out out/joint`"
     examples += ", `flmarket deploy local --trust secure-aggregation --out out/sums`"
     app.command(epilog=f"Examples: {examples}.")(deploy)
     app.command()(new)
