@@ -123,7 +123,7 @@ PAPERS_HERE = replace(OWNERS_HERE, unit="An ε or ρ, per round or in total, is 
 BIDS_ONLY = TrustWords(
     True,
     "bids drawn at random",
-    "Bids are drawn at random here: there are no records and no noise.",
+    "Here there are no records and no noise.",
     "none",
     "An ε, per round, is the one in an owner’s bid or award, for her whole data set.",
     "Whether noise protects anybody from broker or buyer is not tested.",

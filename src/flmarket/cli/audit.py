@@ -63,12 +63,14 @@ def list_mechanisms(as_json: bool) -> None:
             }
         )
         return
-    listing = table("Auctions", "name", "truthful", "rational", "within budget", "source and assumption", text=5)
+    listing = table("Auctions", "name", "truthful", "rational", "within budget", text=4)
+    notes = table("\nWhere they come from, and what their promises assume", "", "", text=2)
+    notes.show_header = False
     for name, promise in promises.items():
-        note = promise.source + (f" · assumes {promise.assumes}" if promise.assumes else "")
         marks = (_MARK[level] for level in (promise.truthful, promise.rational, promise.budget_feasible))
-        listing.add_row(name, *marks, note)
-    screen.print(listing)
+        listing.add_row(name, *marks)
+        notes.add_row(name, promise.source + (f" · assumes {promise.assumes}" if promise.assumes else ""))
+    screen.print(listing, notes)
     for title, names in others.items():
         screen.print(f"\n[bold]{title.replace('_', ' ').capitalize()}[/]  {', '.join(names)}")
 

@@ -145,19 +145,22 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _by_factor(comparison: Comparison, factors: Sequence[float]) -> object:
-    title = f"{comparison.title}: mean over {comparison.profiles:,} profiles per budget factor (lower is better)"
+    pairs = list(dict.fromkeys((row.auction, row.aggregation) for row in comparison.rows))
+    rules = {rule for _, rule in pairs}
+    names = ("auction", "aggregation")[: len(rules)]  # one that is everybody's is in the title
+    same = f", {pairs[0][1]}" if len(rules) == 1 else ""
+    title = f"{comparison.title}{same}: mean over {comparison.profiles:,} profiles per budget factor (lower is better)"
     held = ("over second best",) if any(row.over_second_best is not None for row in comparison.rows) else ()
-    listing = table(
-        title, "auction", "aggregation", *(f"{factor:g}" for factor in factors), *held, "nobody bought", text=2
-    )
-    for pair in dict.fromkeys((row.auction, row.aggregation) for row in comparison.rows):
+    shown = (*names, *(f"{factor:g}" for factor in factors), *held, "nobody bought")
+    listing = table(title, *shown, text=len(names))
+    for pair in pairs:
         rows = [row for row in comparison.rows if (row.auction, row.aggregation) == pair]
-        marks = [("[bold]{:.2f}[/]" if comparison.leads(row) else "{:.2f}") + " !" * row.overspends for row in rows]
+        marks = [("[bold]{:.2f}[/]" if comparison.leads(row) else "{:.2f}") + "!" * row.overspends for row in rows]
         cells = [mark.format(row.error_bound_mean) for mark, row in zip(marks, rows, strict=True)]
         if held:
             ratios = [row.over_second_best for row in rows if row.over_second_best is not None]
             cells.append(f"{np.mean(ratios):.3f}" if ratios else "–")
-        listing.add_row(*pair, *cells, f"{np.mean([row.invalid_rate for row in rows]):.1%}")
+        listing.add_row(*pair[: len(names)], *cells, f"{np.mean([row.invalid_rate for row in rows]):.1%}")
     if any(row.overspends for row in comparison.rows):
         listing.caption = "! spends more than the budget"
         listing.caption_justify = "left"
