@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -25,8 +25,8 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import FLOWER, OWN, EvaluationRequest, TaskRequest, check_visible
-from flmarket.broker.stamps import derived_id, new_id, now
-from flmarket.broker.tables import EvaluationSet, TaskRow, as_wire, vector_bytes
+from flmarket.broker.stamps import keyed_id, now
+from flmarket.broker.tables import EvaluationSet, TaskRow, as_wire, how_many, vector_bytes
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.learning import DataSet
@@ -44,7 +44,7 @@ def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: st
     encoding, classes = _form(broker, request)
     x, y = _records(request.table, encoding, classes)
     slug = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:20].strip("-") or "set"
-    part = (new_id("e") if key is None else derived_id("e", party.id, key)).removeprefix("e_")[:10]
+    part = keyed_id("e", party.id, key).removeprefix("e_")[:10]
     stored, labels = vector_bytes(x), np.asarray(y, dtype="<i4").tobytes()
     row = EvaluationSet(
         id=f"{OWN if request.schema_ else 'eval-'}{slug}-{part}", party_id=party.id, name=request.name,
@@ -54,8 +54,7 @@ def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: st
     )  # fmt: skip
     try:
         with broker.database.write() as session:
-            mine = select(func.count()).where(EvaluationSet.party_id == party.id)
-            if (session.scalar(mine) or 0) >= broker.settings.max_evaluations_per_buyer:
+            if how_many(session, EvaluationSet.party_id == party.id) >= broker.settings.max_evaluations_per_buyer:
                 raise Conflict(
                     f"a buyer has at most {broker.settings.max_evaluations_per_buyer} sets of her own: remove one"
                 )
@@ -87,7 +86,7 @@ def remove_set(broker: Broker, party: Party, set_id: str) -> None:
         if row is None or row.party_id != party.id:
             raise NotFound("evaluation set", set_id)
         named = TaskRow.spec["broker"]["evaluation"].as_string() == set_id
-        if session.scalar(select(func.count()).where(TaskRow.buyer_id == party.id, named)):
+        if how_many(session, TaskRow.buyer_id == party.id, named):
             raise Conflict("a task was posted with this set: its terms name it")
         session.delete(row)
         note(session, party, "evaluation.remove", set_id)

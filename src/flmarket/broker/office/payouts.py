@@ -15,12 +15,12 @@ from typing import Any
 from sqlalchemy import select
 
 from flmarket.broker.core import Broker, Party, require
-from flmarket.broker.errors import Conflict, KeyReused, NotFound
+from flmarket.broker.errors import Conflict, KeyReused
 from flmarket.broker.office.notices import announce
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import check_visible
-from flmarket.broker.stamps import derived_id, new_id, now
-from flmarket.broker.tables import PartyRow, PayoutRow, as_wire
+from flmarket.broker.stamps import keyed_id, now
+from flmarket.broker.tables import PartyRow, PayoutRow, as_wire, row_of
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.ledger import format_micros
@@ -35,11 +35,9 @@ def pay_out(
     """Withdraw money of a buyer or an owner and hand it to the hook; the same `key` pays once."""
     require(party, "operator")
     check_visible("reference", reference)
-    payout_id = new_id("w") if key is None else derived_id("w", party.id, key)
+    payout_id = keyed_id("w", party.id, key)
     with broker.database.write() as session:
-        row, who = session.get(PayoutRow, payout_id), session.get(PartyRow, party_id)
-        if who is None:
-            raise NotFound("party", party_id)
+        row, who = session.get(PayoutRow, payout_id), row_of(session, PartyRow, party_id, "party")
         if row is not None and (row.party_id, row.amount_micros) != (party_id, amount_micros):
             raise KeyReused("this idempotency key belongs to another payout, nothing was booked")
         if row is None:
@@ -132,9 +130,7 @@ def _become(broker: Broker, party: Party, payout_id: str, state: str, why: str) 
 
 def _view(broker: Broker, payout_id: str) -> wire.Payout:
     with broker.database.read() as session:
-        row = session.get(PayoutRow, payout_id)
-        if row is None:
-            raise NotFound("payout", payout_id)
+        row = row_of(session, PayoutRow, payout_id, "payout")
         return _wire(broker, row, session.get_one(PartyRow, row.party_id))
 
 
