@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
@@ -26,7 +25,7 @@ from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import FLOWER, OWN, EvaluationRequest, TaskRequest, check_visible
 from flmarket.broker.stamps import keyed_id, now
-from flmarket.broker.tables import EvaluationSet, TaskRow, as_wire, how_many, vector_bytes
+from flmarket.broker.tables import EvaluationSet, PartyRow, TaskRow, as_wire, how_many, vector_bytes
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.learning import DataSet
@@ -52,22 +51,18 @@ def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: st
         schema=None if request.schema_ is None else request.schema_.model_dump(mode="json"),
         sha256=hashlib.sha256(b"\0".join((stored, labels, "\0".join(classes).encode()))).hexdigest(),
     )  # fmt: skip
-    try:
-        with broker.database.write() as session:
-            if how_many(session, EvaluationSet.party_id == party.id) >= broker.settings.max_evaluations_per_buyer:
-                raise Conflict(
-                    f"a buyer has at most {broker.settings.max_evaluations_per_buyer} sets of her own: remove one"
-                )
+    with broker.database.write() as session:
+        session.get_one(PartyRow, party.id, with_for_update=True)  # she adds her sets one after another
+        known, most = session.get(EvaluationSet, row.id), broker.settings.max_evaluations_per_buyer
+        if known is None:
+            if how_many(session, EvaluationSet.party_id == party.id) >= most:
+                raise Conflict(f"a buyer has at most {most} sets of her own: remove one")
             session.add(row)
             session.flush()
             note(session, party, "evaluation.add", row.id, detail=f"{row.examples} examples")
-    except IntegrityError:  # the key came back
-        with broker.database.read() as session:
-            known = session.get_one(EvaluationSet, row.id)
-        if known.sha256 != row.sha256 or known.name != row.name:
-            raise KeyReused("this idempotency key belongs to another set") from None
-        row = known
-    return as_wire(wire.EvaluationSet, row)
+        elif (known.sha256, known.name) != (row.sha256, row.name):
+            raise KeyReused("this idempotency key belongs to another set")
+    return as_wire(wire.EvaluationSet, known or row)
 
 
 def list_sets(broker: Broker, party: Party) -> wire.EvaluationPage:

@@ -177,6 +177,8 @@ def try_hook(broker: Broker, party: Party, hook_id: str, *, key: str | None = No
         hook, at = _own(session, party, hook_id), now()
         identifier = keyed_id("n", party.id, key)
         row = session.get(Notice, identifier)
+        if row is not None and row.hook_id != hook.id:
+            raise KeyReused("this idempotency key belongs to another hook's trial")
         if row is None:
             body: dict[str, Any] = {"id": identifier, "event": "test", "at": iso(at), "party_id": party.id, "data": {}}
             row = _notice(identifier, hook.id, "test", body, at)
