@@ -132,13 +132,14 @@ def settle_round(
     awards: Mapping[int, Award],
     checkpoint: bytes | None = None,
     pause_ms: int = 0,
+    lasting: bool = False,
     over: bool = False,
 ) -> list[Release] | None:
     """Awards are resolved and the model has moved; None, and nothing changed, if that was written before.
 
     `parameters` is the buyer's model now; None leaves the one that is there. `awards` are the round's, as the ledger
-    has them: those that run on are not on the statements yet, those in dispute are, with their price in
-    escrow. `over`: no round comes after this one.
+    has them. One that is pending is in dispute, and on the statements with its price in escrow; if awards are `lasting`
+    it runs on, and is not on them yet (such a one cannot be disputed). `over`: no round comes after this one.
     """
     index, at = record.index, now()
     task = session.get_one(TaskRow, task_id, with_for_update=True)
@@ -154,9 +155,11 @@ def settle_round(
     ended = []
     for owner, award in awards.items():
         k = places[owner]
-        if award.state is AwardState.PENDING and record.state[k] is AwardState.PENDING:
-            award = replace(award, reason=record.reason[k])  # it has one if it is in dispute, and ends with that
-        if (award.state is not AwardState.PENDING or award.reason) and record.state[k] is not None:
+        if award.state is AwardState.PENDING:
+            if lasting:
+                continue
+            award = replace(award, reason=record.reason[k])  # in dispute: how it would have ended
+        if record.state[k] is not None:
             sold = {"records": float(record.data_size[k]), "weight": float(record.weights[k])}
             ended.append(_release(task_id, index, owner, award, at, party_id=parties.get(owner), **sold))
     session.add_all(ended)
@@ -323,7 +326,8 @@ class SqlStore:
         with self.broker.database.write() as session:
             done = settle_round(
                 session, self.task_id, record, parties=self.parties, parameters=self.kind.buyers_model,
-                checkpoint=_packed(checkpoint), pause_ms=self.pause_ms, awards=ended, over=self.kind.done,
+                checkpoint=_packed(checkpoint), pause_ms=self.pause_ms, awards=ended, lasting=self.kind.side.lasting,
+                over=self.kind.done,
             )  # fmt: skip
             announce_caps(session, privacy)
             session.execute(delete(Delivered).where(Delivered.task_id == self.task_id))
