@@ -292,7 +292,7 @@ def test_the_search_agrees_with_trying_all_orders(seed):
 
 def test_the_verdict_finds_what_is_planted(tmp_path):
     """Otherwise a clean verdict would mean nothing: the same checks on books that somebody changed."""
-    from flmarket.broker.core import Broker
+    from flmarket.broker.core import Broker, Party
     from flmarket.broker.office import parties, tasks
     from flmarket.broker.requests import TaskRequest
     from flmarket.broker.settings import Settings
@@ -302,7 +302,7 @@ def test_the_verdict_finds_what_is_planted(tmp_path):
     broker = Broker.open(Settings(database_url=at, run_worker=False))
     made = parties.create_party(broker, None, role="buyer", name="B")
     parties.deposit(broker, None, made.id, 10**13)
-    buyer = parties.get_party(broker, made.id)
+    buyer = Party(made.id, made.role, made.name)
     order = {"task": {"name": "x", "rounds": 2, "bidders_per_round": 8, "budget_per_round": 100}}
     order["data"] = {"name": "breast-cancer", "owners": 12, "minimum": 5}
     tasks.post_task(broker, buyer, TaskRequest.model_validate(order))

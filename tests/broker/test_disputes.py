@@ -1,6 +1,7 @@
 """Disputes: one award is frozen until the operator decides, everything else goes on, and the books always agree."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from power_cuts import PowerCut, cut
@@ -21,6 +22,7 @@ from flmarket.ledger import ESCROW, AwardState, Frozen, MemoryLedger, Resolution
 from flmarket.ledger.journal import Award
 from flmarket.ledger.memory import Wanted
 from flmarket.market import Bad, MarketKind
+from flmarket.market import round as rounds
 
 PAY, REFUND = (DecisionRequest(decision=one, note="the log shows it") for one in ("pay", "refund"))
 
@@ -131,6 +133,17 @@ def test_an_award_in_escrow_is_frozen_until_the_operator_decides(scene, decision
     with pytest.raises(Conflict, match="is decided"):
         disputes.decide(scene.broker, scene.desk, made.id, REFUND if paid else PAY)
     assert scene.check() == bill
+
+
+def test_nothing_hangs_on_the_words_of_a_reason(quick, monkeypatch):
+    """A frozen award is one, whatever is said about how it would have ended; here nothing is."""
+    made, honest = quick.open(), rounds.resolve_each
+    monkeypatch.setattr(rounds, "resolve_each", lambda *call: [replace(one, reason="") for one in honest(*call)])
+    quick.play()
+    assert [one.state for one in statements.statement(quick.broker, quick.owner).releases] == ["pending", "posted"]
+    assert quick.check().disputed_micros == quick.award.price_micros
+    disputes.decide(quick.broker, quick.desk, made.id, PAY)
+    assert quick.check().disputed_micros == 0
 
 
 def test_all_other_awards_end_as_they_would_have(house, joined, order, cheap_bid):

@@ -159,6 +159,11 @@ def test_the_same_key_keeps_one(small, joined):
     changed = asked(OWN_TABLE.replace("14", "15"), data="", schema=SCHEMA)
     with pytest.raises(Conflict, match="another set"):
         evaluations.add_set(small, buyer, changed, key="k")
+    for n in range(small.settings.max_evaluations_per_buyer - 1):
+        evaluations.add_set(small, buyer, table, key=f"k{n}")
+    assert evaluations.add_set(small, buyer, table, key="k") == first, "it is there, so there is room for it"
+    with pytest.raises(Conflict, match="at most"):
+        evaluations.add_set(small, buyer, table)
 
 
 def test_data_that_only_owners_have(tmp_path, joined, order):

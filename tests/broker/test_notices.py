@@ -15,7 +15,7 @@ from receivers import mail_server, webhook_receiver
 from sqlalchemy import select
 
 from flmarket.broker.core import Broker
-from flmarket.broker.errors import Conflict, Forbidden, NotFound
+from flmarket.broker.errors import Conflict, Forbidden, KeyReused, NotFound
 from flmarket.broker.office import notices, offers, payouts, statements, tasks
 from flmarket.broker.requests import HookRequest
 from flmarket.broker.settings import Settings
@@ -290,3 +290,31 @@ def test_hooks_have_a_limit_and_a_repetition_makes_one(quick, joined):
         notices.create_hook(quick, buyer.party, buyer.party.id, wanted)
     with pytest.raises(Conflict, match="at most 10"):
         notices.create_hook(quick, buyer.party, buyer.party.id, wanted)
+
+
+def test_a_key_of_one_trial_is_none_of_another_hooks(quick, joined):
+    owner = joined(quick, "owner")
+    first, second = (hook(quick, owner, f"https://a.example.org/{n}").hook.id for n in range(2))
+    told = notices.try_hook(quick, owner.party, first, key="k")
+    assert notices.try_hook(quick, owner.party, first, key="k") == told
+    with pytest.raises(KeyReused):
+        notices.try_hook(quick, owner.party, second, key="k")
+
+
+DISPUTE = {"dispute_id": "dp_1", "task_id": "t_1", "round": 1, "price_micros": 2_500_000, "award_id": "t_1/1/3"}
+DISPUTE |= {"state": "open", "opened_by": "buyer"}
+DECIDED = {"state": "decided", "decision": "pay", "note": "Her machine’s log shows it.", "credited_micros": 2_500_000}
+
+
+@pytest.mark.parametrize(
+    ("event", "data", "subject", "said"),
+    [
+        ("dispute.opened", DISPUTE, "An award is disputed", ["2.50 EUR", "round 2", "t_1/1/3", "The buyer"]),
+        ("dispute.decided", DISPUTE | DECIDED, "A dispute is decided", ["2.50 EUR", "for the owner", "log shows it"]),
+        ("test", {}, "A test", ["notices look like"]),
+    ],
+)
+def test_mails_say_what_happened(event, data, subject, said):
+    told = deliveries.words(event, data, "EUR")
+    assert told[0] == subject
+    assert not [text for text in said if text not in told[1]]

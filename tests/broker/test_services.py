@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -333,6 +334,34 @@ def test_keys_sessions_and_links(small, joined):
         sessions.session_of(small, again.cookie)
     with pytest.raises(Conflict):
         parties.set_active(small, desk, desk.id, active=False)
+
+
+def test_an_operator_who_replaces_her_own_key_has_the_new_one(small, joined):
+    """And where the new one cannot be made, the old one still holds."""
+    person = joined(small, "operator")
+    desk = parties.party_of_key(small, person.key)
+    for n in range(small.settings.max_keys_per_party):
+        new = parties.reissue_key(small, desk, desk.id, key=f"again {n}").key
+        with pytest.raises(Unauthenticated):
+            parties.party_of_key(small, person.key)
+        desk, person = parties.party_of_key(small, new), replace(person, key=new)
+    assert len([one for one in parties.list_keys(small, desk).items if one.revoked_at is None]) == 1
+
+
+def test_a_closed_owner_sells_no_more(small, joined, order, cheap_bid, play):
+    """She cannot sign in to withdraw her bid, so it must not stand."""
+    buyer, owner, desk = (joined(small, role).party for role in ("buyer", "owner", "operator"))
+    task = tasks.post_task(small, buyer, order(rounds=2, bidders_per_round=12, simulated=False, minimum_bids=1))
+    offers.place_bid(small, owner, task.id, cheap_bid())
+    parties.set_active(small, desk, owner.id, active=False)
+    play(small)
+    assert tasks.get_task(small, buyer, task.id).rounds_done == 0
+    parties.set_active(small, desk, owner.id, active=True)
+    with small.database.write() as session:
+        session.execute(update(TaskRow).values(next_at=0))
+    play(small)
+    assert tasks.get_task(small, buyer, task.id).rounds_done == 2
+    assert statements.statement(small, owner).deliveries == 2
 
 
 def test_the_explorer_uses_the_mechanisms_own_model(small, joined, order):

@@ -50,10 +50,12 @@ def require(party: Party, *roles: Role) -> None:
         raise Forbidden(f"this is for {' and '.join(f'{role}s' for role in roles)}; {party.id} is a {party.role}")
 
 
-def require_admin(party: Party) -> None:
-    """Forbidden unless she may act on her party's people, keys and hooks."""
+def require_admin(party: Party, *, of: str | None = None) -> None:
+    """Forbidden unless she may act on her party's people, keys and hooks; `of` another party only operators may."""
     if party.rights != "admin":
         raise Forbidden(f"this is for your organisation's admins; you are a {party.rights}")
+    if of not in (None, party.id):
+        require(party, "operator")
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.errors import Conflict
 from flmarket.broker.office import audits, offers, parties, sessions, statements, tasks
 from flmarket.broker.requests import AuditRequest, BidRequest, TaskRequest, Valuation
 from flmarket.broker.stamps import now
-from flmarket.broker.tables import ACTIVE, Bid, PartyRow, SignInLink, TaskRow
+from flmarket.broker.tables import ACTIVE, Bid, PartyRow, SignInLink, TaskRow, how_many
 from flmarket.broker.work.worker import Worker
 from flmarket.ledger import MICROS
 
@@ -98,7 +98,7 @@ SERIES = (
 def is_empty(broker: Broker) -> bool:
     """Whether nobody has been registered yet."""
     with broker.database.read() as session:
-        return not session.scalar(select(func.count()).select_from(PartyRow))
+        return session.scalars(select(PartyRow.id).limit(1)).first() is None
 
 
 def seed_demo(broker: Broker, *, round_seconds: float = 6.0) -> tuple[DemoParty, ...]:
@@ -233,7 +233,7 @@ class Demo:
             least = _LEAST_BIDS_LEFT * sum(one.bids[place][2] for one in self.series if place in one.bids)
             if (cap or 0.0) - spent < least:
                 with self.broker.database.read() as session:
-                    n = (session.scalar(select(func.count()).where(PartyRow.role == "owner")) or 0) - len(_OWNERS)
+                    n = how_many(session, PartyRow.role == "owner") - len(_OWNERS)
                 name, again = _NEWCOMERS[n % len(_NEWCOMERS)], n // len(_NEWCOMERS)
                 name = f"{name} {again + 1}" if again else name
                 people[first + place] = _join(self.broker, "owner", name, _OWNERS[place][1])
@@ -245,7 +245,7 @@ class Demo:
         its = TaskRow.buyer_id == buyer.id, (TaskRow.name == one.name) | TaskRow.name.startswith(f"{one.name}, no. ")
         with self.broker.database.read() as session:
             live = session.scalars(select(TaskRow.id).where(*its, TaskRow.state.in_(ACTIVE)).limit(1)).first()
-            n = session.scalar(select(func.count()).where(*its)) or 0
+            n = how_many(session, *its)
         if live is not None:
             return live
         # one that waits for bids that do not come ends after a while, and is posted again

@@ -27,6 +27,11 @@ def derived_id(kind: str, *parts: str) -> str:
     return f"{kind}_{_text(hashlib.sha256(chr(0).join((kind, *parts)).encode()).digest()[:_BYTES])}"
 
 
+def keyed_id(kind: str, caller: str, key: str | None) -> str:
+    """A fresh identifier, or the one that follows from the idempotency key under which this party asks."""
+    return new_id(kind) if key is None else derived_id(kind, caller, key)
+
+
 def new_secret() -> str:
     """256 random bits that are safe in a header and in an address."""
     return secrets.token_urlsafe(32)

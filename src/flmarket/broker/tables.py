@@ -14,10 +14,25 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, Row, String, Text, UniqueConstraint
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnExpressionArgument,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    Row,
+    String,
+    Text,
+    UniqueConstraint,
+    func,
+    select,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from flmarket.bids import FloatArray
+from flmarket.broker.errors import NotFound
 from flmarket.broker.stamps import iso
 
 if TYPE_CHECKING:
@@ -439,6 +454,22 @@ class Check(Base):
     name: Mapped[str] = mapped_column(String(24), primary_key=True)
     at: Mapped[int] = mapped_column(BigInteger)
     findings: Mapped[list[dict[str, str]]] = mapped_column(JSON)
+
+
+Row = TypeVar("Row", bound=Base)
+
+
+def row_of(session: Session, table: type[Row], identifier: str, called: str, *, of: str | None = None) -> Row:
+    """The row with this id; NotFound if there is none, or if it is another party's than `of`."""
+    row = session.get(table, identifier)
+    if row is None or of not in (None, getattr(row, "party_id", None)):
+        raise NotFound(called, identifier)
+    return row
+
+
+def how_many(session: Session, *which: ColumnExpressionArgument[bool]) -> int:
+    """How many rows there are of which all of this holds."""
+    return session.scalar(select(func.count()).where(*which)) or 0
 
 
 def as_wire(kind: type[T], row: Base | Row[Any] | SimpleNamespace, /, **given: Any) -> T:

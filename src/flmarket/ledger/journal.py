@@ -184,6 +184,8 @@ class Award:
     """A promise to pay an owner for one release at a privacy loss, resolved once.
 
     `loss` is what she sells, as an event: `PureDp(0.5)`, `ZCdp(0.1)`, `Unprotected()`, … A plain number means a pure ε.
+    `disputed`: somebody wanted to resolve it and found that it is in dispute (`market.resolve_each`); `reason` is then
+    how it would have ended.
     """
 
     id: str
@@ -194,6 +196,7 @@ class Award:
     price_micros: int
     state: AwardState
     reason: str
+    disputed: bool
 
     def __init__(
         self,
@@ -205,11 +208,12 @@ class Award:
         price_micros: int,
         state: AwardState = AwardState.PENDING,
         reason: str = "",
+        disputed: bool = False,
     ) -> None:
         values = self.__dict__  # which is not frozen, and there are thousands in a round
         values["id"], values["round_index"], values["buyer"], values["owner"] = id, round_index, buyer, owner
         values["loss"], values["price_micros"] = as_loss(loss), price_micros
-        values["state"], values["reason"] = state, reason
+        values["state"], values["reason"], values["disputed"] = state, reason, disputed
 
     def ended(self, state: AwardState, reason: str) -> "Award":
         """The same award, resolved."""

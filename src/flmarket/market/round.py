@@ -271,7 +271,7 @@ class Rounds:
     def _close(self, plan: RoundPlan) -> RoundRecord:
         """Resolve the round's open awards, move the model by what counts, and store both."""
         kind, open_or_paid = self.kind, (AwardState.PENDING, AwardState.POSTED)
-        frozen = {award.id for award in self.awards.values() if award.state is AwardState.PENDING and award.reason}
+        frozen = {award.id for award in self.awards.values() if award.disputed}
         ends = [end for end in kind.resolutions(plan, self.updates, self.awards) if end.award_id not in frozen]
         resolved = {award.id: award for award in resolve_each(self.ledger, ends)}
         self.awards = {owner: resolved.get(award.id, award) for owner, award in self.awards.items()}
@@ -344,7 +344,8 @@ def resolve_each(ledger: Ledger, ends: Sequence[Resolution]) -> list[Award]:
             if end.release is not None:
                 with suppress(PrivacyBudgetExhausted):
                     ledger.release(end.release)
-            return [replace(known, reason=f"in dispute, else {end.state}{f': {end.reason}' if end.reason else ''}")]
+            told = f"in dispute, else {end.state}{f': {end.reason}' if end.reason else ''}"
+            return [replace(known, reason=told, disputed=True)]
         if isinstance(refusal, PrivacyBudgetExhausted):
             return [ledger.void(known.id, ends[0].reason or f"past the registered cap: {refusal}")]
         raise

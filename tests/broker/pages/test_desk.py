@@ -8,14 +8,17 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from power_cuts import PowerCut, cut
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Conflict, Unauthenticated
 from flmarket.broker.office import operator, parties, payouts
+from flmarket.broker.office import reconcile as reconciliation
 from flmarket.broker.office.reconcile import reconcile
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import PayoutRow
+from flmarket.broker.work.worker import Worker
 
 
 @pytest.fixture
@@ -116,6 +119,46 @@ def test_the_payout_hook_is_called_once_it_is_booked(tmp_path, joined, monkeypat
         payouts.pay_out(broker, desk, bert.id, 8, key="two")
     assert broker.books.ledger.balance(bert.id) == 10**12 - 12
     broker.close()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_payout_that_was_cut_off_is_booked_by_the_worker(small, joined, monkeypatch, after):
+    """Nobody may repeat the request, and money that has left the books must be in the list."""
+    desk, bert = joined(small, "operator").party, joined(small, "buyer", "Bert").party
+    ledger = small.books.ledger
+    with monkeypatch.context() as broken:
+        cut(broken, ledger, "withdraw", after=after, skip=0)
+        with pytest.raises(PowerCut):
+            payouts.pay_out(small, desk, bert.id, 5, key="one")
+    (left,) = payouts.list_payouts(small, desk).items
+    assert left.state == "new"
+    with small.database.write() as session:
+        session.get_one(PayoutRow, left.id).created_at -= 60_000
+    monkeypatch.setattr(reconciliation, "_BOOKING_MS", -1)
+    found = [one.rule for one in reconcile(small.database.engine)]
+    assert found == (["payout"] if after else [])
+    worker = Worker(small)
+    worker.step()
+    worker.stop()
+    assert payouts.get_payout(small, desk, left.id).state == "booked"
+    assert ledger.balance(bert.id) == 10**12 - 5
+    assert reconcile(small.database.engine) == ()
+    assert payouts.pay_out(small, desk, bert.id, 5, key="one").id == left.id
+    assert ledger.balance(bert.id) == 10**12 - 5
+
+
+def test_a_slow_repetition_does_not_undo_that_a_payout_was_sent(small, joined, monkeypatch):
+    desk, bert = joined(small, "operator").party, joined(small, "buyer", "Bert").party
+    real = small.books.ledger.withdraw
+
+    def slowly(*call):
+        monkeypatch.setattr(small.books.ledger, "withdraw", real)
+        made = payouts.pay_out(small, desk, bert.id, 5, key="one")
+        assert payouts.mark_sent(small, desk, made.id).state == "sent"
+        real(*call)
+
+    monkeypatch.setattr(small.books.ledger, "withdraw", slowly)
+    assert payouts.pay_out(small, desk, bert.id, 5, key="one").state == "sent"
 
 
 def test_keys_are_replaced_and_links_let_in(desk, joined):

@@ -1,28 +1,27 @@
 """The auditor as a service: ask for a run, read the verdict. The worker plays one run at a time."""
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.errors import KeyReused, NotFound, TooMany
+from flmarket.broker.errors import KeyReused, TooMany
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import AuditRequest
-from flmarket.broker.stamps import derived_id, new_id, now
-from flmarket.broker.tables import AuditJob, as_wire
+from flmarket.broker.stamps import keyed_id, now
+from flmarket.broker.tables import AuditJob, as_wire, how_many, row_of
 from flmarket.client import wire
 
 
 def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str | None = None) -> wire.Audit:
     """Queue a run; the same `key` queues it once."""
-    audit_id = new_id("a") if key is None else derived_id("a", party.id, key)
-    asked = request.model_dump(mode="json")
+    audit_id, asked = keyed_id("a", party.id, key), request.model_dump(mode="json")
     with broker.database.write() as session:
         known = session.get(AuditJob, audit_id)
         if known is not None:
             if known.request != asked:
                 raise KeyReused("this idempotency key belongs to another audit")
             return _view(known, whole=True)
-        waiting = select(func.count()).where(AuditJob.party_id == party.id, AuditJob.state.in_(("queued", "running")))
-        if (session.scalar(waiting) or 0) >= broker.settings.max_active_audits:
+        waiting = how_many(session, AuditJob.party_id == party.id, AuditJob.state.in_(("queued", "running")))
+        if waiting >= broker.settings.max_active_audits:
             raise TooMany(f"at most {broker.settings.max_active_audits} audits of a party wait at a time", 10.0)
         job = AuditJob(id=audit_id, party_id=party.id, state="queued", request=asked, note="waiting", report=None)
         job.created_at = now()
@@ -42,10 +41,8 @@ def list_audits(broker: Broker, party: Party, *, limit: int = 50) -> wire.AuditP
 def get_audit(broker: Broker, party: Party, audit_id: str) -> wire.Audit:
     """One's own run, or any for the operator."""
     with broker.database.read() as session:
-        job = session.get(AuditJob, audit_id)
-        if job is None or (job.party_id != party.id and party.role != "operator"):
-            raise NotFound("audit", audit_id)
-        return _view(job, whole=True)
+        whose = None if party.role == "operator" else party.id
+        return _view(row_of(session, AuditJob, audit_id, "audit", of=whose), whole=True)
 
 
 def _view(job: AuditJob, *, whole: bool) -> wire.Audit:

@@ -25,7 +25,7 @@ from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import buyers_award, owner_name
 from flmarket.broker.requests import DecisionRequest, DisputeRequest, EventName, order_of
 from flmarket.broker.stamps import derived_id, iso, now
-from flmarket.broker.tables import DisputeRow, PartyRow, Release, Role, RoundRow, Slot, TaskRow, as_wire
+from flmarket.broker.tables import DisputeRow, PartyRow, Release, Role, RoundRow, Slot, TaskRow, as_wire, how_many
 from flmarket.client import wire
 from flmarket.errors import PrivacyBudgetExhausted, SettlementError
 from flmarket.ledger import Award, AwardState, Resolution, format_micros
@@ -56,9 +56,8 @@ def open_dispute(broker: Broker, party: Party, request: DisputeRequest) -> wire.
         if row is None:
             if not pending:
                 _check_time(broker, session, award_id)
-            mine = select(func.count()).where(DisputeRow.opened_by == party.id, DisputeRow.state.in_(_OPEN))
-            if (session.scalar(mine) or 0) >= broker.settings.max_disputes_per_party:
-                most = broker.settings.max_disputes_per_party
+            most = broker.settings.max_disputes_per_party
+            if how_many(session, DisputeRow.opened_by == party.id, DisputeRow.state.in_(_OPEN)) >= most:
                 raise Conflict(f"a party has at most {most} open disputes: wait until one of yours is decided")
             row = _new(broker, session, party, task, award, request.reason)
         elif (row.opened_by, row.reason) != (party.id, request.reason):

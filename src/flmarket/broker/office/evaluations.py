@@ -17,16 +17,15 @@ import re
 from typing import Any
 
 import numpy as np
-from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import FLOWER, OWN, EvaluationRequest, TaskRequest, check_visible
-from flmarket.broker.stamps import derived_id, new_id, now
-from flmarket.broker.tables import EvaluationSet, TaskRow, as_wire, vector_bytes
+from flmarket.broker.stamps import keyed_id, now
+from flmarket.broker.tables import EvaluationSet, PartyRow, TaskRow, as_wire, how_many, vector_bytes
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.learning import DataSet
@@ -44,7 +43,7 @@ def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: st
     encoding, classes = _form(broker, request)
     x, y = _records(request.table, encoding, classes)
     slug = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:20].strip("-") or "set"
-    part = (new_id("e") if key is None else derived_id("e", party.id, key)).removeprefix("e_")[:10]
+    part = keyed_id("e", party.id, key).removeprefix("e_")[:10]
     stored, labels = vector_bytes(x), np.asarray(y, dtype="<i4").tobytes()
     row = EvaluationSet(
         id=f"{OWN if request.schema_ else 'eval-'}{slug}-{part}", party_id=party.id, name=request.name,
@@ -52,23 +51,18 @@ def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: st
         schema=None if request.schema_ is None else request.schema_.model_dump(mode="json"),
         sha256=hashlib.sha256(b"\0".join((stored, labels, "\0".join(classes).encode()))).hexdigest(),
     )  # fmt: skip
-    try:
-        with broker.database.write() as session:
-            mine = select(func.count()).where(EvaluationSet.party_id == party.id)
-            if (session.scalar(mine) or 0) >= broker.settings.max_evaluations_per_buyer:
-                raise Conflict(
-                    f"a buyer has at most {broker.settings.max_evaluations_per_buyer} sets of her own: remove one"
-                )
+    with broker.database.write() as session:
+        session.get_one(PartyRow, party.id, with_for_update=True)  # she adds her sets one after another
+        known, most = session.get(EvaluationSet, row.id), broker.settings.max_evaluations_per_buyer
+        if known is None:
+            if how_many(session, EvaluationSet.party_id == party.id) >= most:
+                raise Conflict(f"a buyer has at most {most} sets of her own: remove one")
             session.add(row)
             session.flush()
             note(session, party, "evaluation.add", row.id, detail=f"{row.examples} examples")
-    except IntegrityError:  # the key came back
-        with broker.database.read() as session:
-            known = session.get_one(EvaluationSet, row.id)
-        if known.sha256 != row.sha256 or known.name != row.name:
-            raise KeyReused("this idempotency key belongs to another set") from None
-        row = known
-    return as_wire(wire.EvaluationSet, row)
+        elif (known.sha256, known.name) != (row.sha256, row.name):
+            raise KeyReused("this idempotency key belongs to another set")
+    return as_wire(wire.EvaluationSet, known or row)
 
 
 def list_sets(broker: Broker, party: Party) -> wire.EvaluationPage:
@@ -87,7 +81,7 @@ def remove_set(broker: Broker, party: Party, set_id: str) -> None:
         if row is None or row.party_id != party.id:
             raise NotFound("evaluation set", set_id)
         named = TaskRow.spec["broker"]["evaluation"].as_string() == set_id
-        if session.scalar(select(func.count()).where(TaskRow.buyer_id == party.id, named)):
+        if how_many(session, TaskRow.buyer_id == party.id, named):
             raise Conflict("a task was posted with this set: its terms name it")
         session.delete(row)
         note(session, party, "evaluation.remove", set_id)

@@ -33,6 +33,7 @@ from flmarket.broker.tables import (
     Slot,
     TaskRow,
     as_wire,
+    how_many,
 )
 from flmarket.client import wire
 from flmarket.errors import FlmarketError
@@ -144,7 +145,6 @@ def listing(broker: Broker, party: Party | None, task_id: str) -> wire.Listing:
             .order_by(RoundRow.index.desc())
             .limit(_LAST)
         ).all()
-        free = select(func.count()).where(Slot.task_id == task_id, Slot.party_id.is_(None))
         left = row.escrow_micros - row.spent_micros - row.refunded_micros
         return as_wire(
             wire.Listing,
@@ -153,7 +153,7 @@ def listing(broker: Broker, party: Party | None, task_id: str) -> wire.Listing:
             terms_hash=terms_hash(text),
             mine=party is not None and row.buyer_id == party.id,
             open=row.state in PLAYABLE and order_of(row.spec).broker.open and row.spec["kind"] == "auction",
-            places_free=session.scalar(free) or 0,
+            places_free=how_many(session, Slot.task_id == task_id, Slot.party_id.is_(None)),
             locked_micros=left,
             rounds_looked_at=len(last),
             rounds_delivered=sum(1 for winners, delivered in last if delivered and delivered == winners),

@@ -9,7 +9,7 @@ from flmarket import aggregation, auctions, populations
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.office.runs import runs_of_tasks
 from flmarket.broker.requests import FLOWER, TaskRequest, order_of, public_terms, pure_perturbations
-from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire
+from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, how_many
 from flmarket.client import wire
 from flmarket.ledger import AwardState
 from flmarket.market import kinds
@@ -46,13 +46,13 @@ def _sums(broker: Broker) -> tuple[int, int, int, int, int, int, int]:
     look at every award there is, so they are worked out rarely."""
     with broker.database.read() as session:
         by_state = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
-        settled = session.scalar(select(func.count()).where(RoundRow.state == "settled")) or 0
+        settled = how_many(session, RoundRow.state == "settled")
         delivered = select(Release.task_id, func.coalesce(func.sum(Release.price_micros), 0), func.count())
         delivered = delivered.where(Release.state == AwardState.POSTED.value).group_by(Release.task_id)
         sold = session.execute(delivered).all()
         on_flower = TaskRow.spec["broker"]["engine"].as_string() == FLOWER
         at_home = set(session.scalars(select(TaskRow.id).where(on_flower)))
-        owners = session.scalar(select(func.count()).where(PartyRow.role == "owner", PartyRow.active)) or 0
+        owners = how_many(session, PartyRow.role == "owner", PartyRow.active)
     running, finished = sum(by_state.get(state, 0) for state in PLAYABLE), by_state.get("finished", 0)
     paid, deliveries = sum(int(amount) for _, amount, _ in sold), sum(count for _, _, count in sold)
     simulated = sum(count for task, _, count in sold if task not in at_home)
@@ -85,9 +85,8 @@ def kind_of(broker: Broker, task_id: str) -> str | None:
 
 def registered_places(broker: Broker, task_id: str) -> int:
     """How many places of a task registered owners have taken; the others, if there are any, are simulated."""
-    taken = select(func.count()).where(Slot.task_id == task_id, Slot.party_id.is_not(None))
     with broker.database.read() as session:
-        return session.scalar(taken) or 0
+        return how_many(session, Slot.task_id == task_id, Slot.party_id.is_not(None))
 
 
 def catalogue(broker: Broker) -> wire.Catalogue:

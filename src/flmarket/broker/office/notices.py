@@ -23,16 +23,16 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.books import is_simulated
-from flmarket.broker.core import Broker, Party, require, require_admin
+from flmarket.broker.core import Broker, Party, require_admin
 from flmarket.broker.errors import Conflict, Forbidden, KeyReused, NotFound
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import EventName, HookRequest
-from flmarket.broker.stamps import derived_id, iso, new_id, now
-from flmarket.broker.tables import Hook, Notice, PartyRow, Slot, TaskRow, as_wire
+from flmarket.broker.stamps import derived_id, iso, keyed_id, now
+from flmarket.broker.tables import Hook, Notice, PartyRow, Slot, TaskRow, as_wire, how_many, row_of
 from flmarket.client import wire
 from flmarket.client.webhooks import PREFIX
 from flmarket.ledger import Award, AwardState
@@ -129,29 +129,23 @@ def create_hook(
 
     Mail goes where the operator says: else parties could have strangers sent mail.
     """
-    require_admin(party)
-    if party.id != party_id:
-        require(party, "operator")
+    require_admin(party, of=party_id)
     if request.kind == "email":
         if party.role != "operator":
             raise Forbidden("mail addresses are the operator's to set: ask her, or use a webhook")
         if not broker.settings.smtp_host:
             raise Conflict("this broker sends no mail: its operator has set no smtp_host")
-    hook_id = new_id("h") if key is None else derived_id("h", party.id, key)
+    hook_id = keyed_id("h", party.id, key)
     wanted = {"kind": request.kind, "address": request.address, "events": list(dict.fromkeys(request.events))}
     with broker.database.write() as session:
-        if session.get(PartyRow, party_id) is None:
-            raise NotFound("party", party_id)
+        row_of(session, PartyRow, party_id, "party")
         known = session.get(Hook, hook_id)
-        if known is not None and (known.party_id, known.kind, known.address) != (
-            party_id,
-            request.kind,
-            request.address,
-        ):
+        asked = party_id, request.kind, request.address
+        if known is not None and (known.party_id, known.kind, known.address) != asked:
             raise KeyReused("this idempotency key belongs to another hook")
         if known is None:
-            live = select(func.count()).where(Hook.party_id == party_id, Hook.removed_at.is_(None))
-            if (session.scalar(live) or 0) >= broker.settings.max_hooks_per_party:
+            live = how_many(session, Hook.party_id == party_id, Hook.removed_at.is_(None))
+            if live >= broker.settings.max_hooks_per_party:
                 raise Conflict(f"a party has at most {broker.settings.max_hooks_per_party} hooks: remove one first")
             known = Hook(id=hook_id, party_id=party_id, created_at=now(), removed_at=None, **wanted)
             session.add(known)
@@ -181,8 +175,10 @@ def try_hook(broker: Broker, party: Party, hook_id: str, *, key: str | None = No
     """Tell it something of no consequence (event `test`), to see that it works; the same `key` does it once."""
     with broker.database.write() as session:
         hook, at = _own(session, party, hook_id), now()
-        identifier = new_id("n") if key is None else derived_id("n", party.id, key)
+        identifier = keyed_id("n", party.id, key)
         row = session.get(Notice, identifier)
+        if row is not None and row.hook_id != hook.id:
+            raise KeyReused("this idempotency key belongs to another hook's trial")
         if row is None:
             body: dict[str, Any] = {"id": identifier, "event": "test", "at": iso(at), "party_id": party.id, "data": {}}
             row = _notice(identifier, hook.id, "test", body, at)
@@ -200,8 +196,8 @@ def list_notices(broker: Broker, party: Party, *, limit: int = 100) -> wire.Noti
 
 
 def _own(session: Session, party: Party, hook_id: str) -> Hook:
-    row = session.get(Hook, hook_id)
-    if row is None or row.party_id != party.id or row.removed_at is not None:
+    row = row_of(session, Hook, hook_id, "hook", of=party.id)
+    if row.removed_at is not None:
         raise NotFound("hook", hook_id)
     return row
 

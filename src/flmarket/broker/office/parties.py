@@ -17,12 +17,23 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require, require_admin
-from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, NotFound, Unauthenticated
+from flmarket.broker.errors import ANSWERED, Conflict, KeyReused, Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import reputations
 from flmarket.broker.requests import DEFAULT_CAP_TOTAL, check_visible
-from flmarket.broker.stamps import derived_id, new_id, new_secret, now
-from flmarket.broker.tables import ApiKey, PartyRow, Role, SessionRow, SignInLink, TaskRow, User, as_wire
+from flmarket.broker.stamps import keyed_id, new_secret, now
+from flmarket.broker.tables import (
+    ApiKey,
+    PartyRow,
+    Role,
+    SessionRow,
+    SignInLink,
+    TaskRow,
+    User,
+    as_wire,
+    how_many,
+    row_of,
+)
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.privacy import PureDp
@@ -45,30 +56,20 @@ def create_party(broker: Broker, party: Party | None, *, role: Role, name: str, 
             note(session, party, "party.create", row.id, detail=role)
     except IntegrityError:  # the key came back
         with broker.database.read() as session:
-            row = _party_row(session, row.id)
+            row = row_of(session, PartyRow, row.id, "party")
         if (row.role, row.name) != (role, name):
             raise KeyReused("this idempotency key belongs to another party") from None
     return as_wire(wire.Party, row)
 
 
 def _keyed_id(kind: str, caller: Party | None, key: str | None) -> str:
-    """A new id, which follows from the idempotency key if there is one."""
-    return new_id(kind) if key is None else derived_id(kind, "" if caller is None else caller.id, key)
-
-
-def get_party(broker: Broker, party_id: str) -> Party:
-    """An active party; Unauthenticated if she was closed."""
-    with broker.database.read() as session:
-        row = session.get(PartyRow, party_id)
-    if row is None or not row.active:
-        raise Unauthenticated("this party is closed")
-    return as_party(row)
+    return keyed_id(kind, "" if caller is None else caller.id, key)
 
 
 def my_view(broker: Broker, party: Party) -> wire.Party:
     """Oneself."""
     with broker.database.read() as session:
-        return as_wire(wire.Party, _party_row(session, party.id))
+        return as_wire(wire.Party, row_of(session, PartyRow, party.id, "party"))
 
 
 def list_parties(
@@ -95,7 +96,7 @@ def reputation_of(broker: Broker, party: Party, party_id: str) -> wire.Reputatio
     """The operator's: how reliably an owner delivers; None of others."""
     require(party, "operator")
     with broker.database.read() as session:
-        known = reputations(session, [party_id] if _party_row(session, party_id).role == "owner" else [])
+        known = reputations(session, [party_id] if row_of(session, PartyRow, party_id, "party").role == "owner" else [])
     return known.get(party_id)
 
 
@@ -103,7 +104,7 @@ def party_view(broker: Broker, party: Party, party_id: str) -> tuple[wire.Party,
     """The operator's: one party with her money and her keys."""
     require(party, "operator")
     with broker.database.read() as session:
-        row = _party_row(session, party_id)
+        row = row_of(session, PartyRow, party_id, "party")
     her = as_party(row)
     return as_wire(wire.Party, row), account(broker, her), list_keys(broker, her)
 
@@ -113,17 +114,18 @@ def reissue_key(broker: Broker, party: Party, party_id: str, *, key: str | None 
     The same `key` does it once: a repetition is refused."""
     require(party, "operator")
     require_admin(party)
-    at = now()
+    at, key_id = now(), _keyed_id("k", party, key)
     with broker.database.write() as session:
-        _party_row(session, party_id)
-        if key is not None and session.get(ApiKey, _keyed_id("k", party, key)) is not None:
+        _check_still_valid(session, party)
+        row_of(session, PartyRow, party_id, "party")
+        if session.get(ApiKey, key_id) is not None:
             raise Conflict("this was done already; the key was shown that once, so make another one if it is lost")
         live = ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None)
         session.execute(update(ApiKey).where(*live).values(revoked_at=at))
         session.execute(delete(SessionRow).where(SessionRow.party_id == party_id))
         session.execute(delete(SignInLink).where(SignInLink.party_id == party_id))
         note(session, party, "key.reissue", party_id)
-    return issue_key(broker, party, party_id, label="reissued", key=key)
+        return _add_key(broker, session, party, party_id, key_id, "reissued")
 
 
 def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> wire.Party:
@@ -132,7 +134,7 @@ def set_active(broker: Broker, party: Party, party_id: str, *, active: bool) -> 
     if party_id == party.id:
         raise Conflict("you cannot close or reopen yourself")
     with broker.database.write() as session:
-        row = _party_row(session, party_id)
+        row = row_of(session, PartyRow, party_id, "party")
         row.active = active
         note(session, party, "party.open" if active else "party.close", party_id)
     return as_wire(wire.Party, row)
@@ -146,7 +148,7 @@ def bind_node(broker: Broker, party: Party, party_id: str, *, node_id: str, numb
     require(party, "operator")
     try:
         with broker.database.write() as session:
-            row = _party_row(session, party_id)
+            row = row_of(session, PartyRow, party_id, "party")
             if row.role != "owner":
                 raise Conflict(f"{party_id} is no owner")
             if row.owner_number is None:
@@ -166,7 +168,7 @@ def unbind_node(broker: Broker, party: Party, party_id: str) -> wire.Party:
     """The owner takes no part in further rounds of Flower tasks; her number stays hers."""
     require(party, "operator")
     with broker.database.write() as session:
-        row = _party_row(session, party_id)
+        row = row_of(session, PartyRow, party_id, "party")
         if row.node_id is not None:
             note(session, party, "node.unbind", party_id, detail=f"node {row.node_id}")
             row.node_id = None
@@ -179,22 +181,32 @@ def issue_key(broker: Broker, party: Party | None, party_id: str, *, label: str,
     The same idempotency `key` makes one: if its answer was lost, Conflict, and a key to revoke.
     """
     if party is not None:
-        require_admin(party)
-        if party.id != party_id:
-            require(party, "operator")
-    key_id, secret = _keyed_id("k", party, key), new_secret()
-    hashed = hash_secret(broker.secrets.keys, key_id, secret)
+        require_admin(party, of=party_id)
+    key_id = _keyed_id("k", party, key)
     with broker.database.write() as session:
-        if party is not None and not may_act(session, party):
-            raise Unauthenticated("the key is not valid any more")  # revoked since the request came in
-        _party_row(session, party_id)
+        if party is not None:
+            _check_still_valid(session, party)
+        row_of(session, PartyRow, party_id, "party")
         if session.get(ApiKey, key_id) is not None:
             raise Conflict(ANSWERED)
-        valid = select(func.count()).where(ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None))
-        if (session.scalar(valid) or 0) >= broker.settings.max_keys_per_party:
-            raise Conflict(f"a party has at most {broker.settings.max_keys_per_party} valid keys: revoke one first")
-        session.add(ApiKey(id=key_id, party_id=party_id, label=label, hash=hashed, created_at=now()))
-        note(session, party, "key.create", key_id, detail=party_id)
+        valid, most = (ApiKey.party_id == party_id, ApiKey.revoked_at.is_(None)), broker.settings.max_keys_per_party
+        if how_many(session, *valid) >= most:
+            raise Conflict(f"a party has at most {most} valid keys: revoke one first")
+        return _add_key(broker, session, party, party_id, key_id, label)
+
+
+def _check_still_valid(session: Session, party: Party) -> None:
+    if not may_act(session, party):
+        raise Unauthenticated("the key is not valid any more")  # revoked since the request came in
+
+
+def _add_key(
+    broker: Broker, session: Session, party: Party | None, party_id: str, key_id: str, label: str
+) -> wire.NewKey:
+    secret = new_secret()
+    hashed = hash_secret(broker.secrets.keys, key_id, secret)
+    session.add(ApiKey(id=key_id, party_id=party_id, label=label, hash=hashed, created_at=now()))
+    note(session, party, "key.create", key_id, detail=party_id)
     return wire.NewKey(key_id, label, format_key(key_id, secret))
 
 
@@ -209,9 +221,7 @@ def revoke_key(broker: Broker, party: Party, key_id: str) -> wire.Key:
     """One's own key stops working at once, and with it every session that came from it."""
     require_admin(party)
     with broker.database.write() as session:
-        row = session.get(ApiKey, key_id)
-        if row is None or row.party_id != party.id:
-            raise NotFound("key", key_id)
+        row = row_of(session, ApiKey, key_id, "key", of=party.id)
         if row.revoked_at is None:
             row.revoked_at = now()
             session.execute(delete(SessionRow).where(SessionRow.key_id == key_id))
@@ -287,7 +297,7 @@ def deposit(
     if party is not None:
         require(party, "operator")
     with broker.database.read() as session:
-        row = _party_row(session, party_id)
+        row = row_of(session, PartyRow, party_id, "party")
     if row.role != "buyer":
         raise Conflict(f"{row.name} is no buyer: deposits are for buyers")
     identifier = _keyed_id("d", party, key)
@@ -320,13 +330,6 @@ def _valid_key(connection: Connection, key_id: str) -> tuple[str, Party] | None:
     """A key's hash and its party, if neither was revoked or closed: as the database has it now, with every request."""
     found = connection.execute(_VALID_KEY, {"key": key_id}).one_or_none()
     return None if found is None else (found.hash, Party(found.id, found.role, found.name, key_id))
-
-
-def _party_row(session: Session, party_id: str) -> PartyRow:
-    row = session.get(PartyRow, party_id)
-    if row is None:
-        raise NotFound("party", party_id)
-    return row
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------

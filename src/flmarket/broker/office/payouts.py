@@ -2,25 +2,27 @@
 
 A payout is written down, withdrawn in the ledger under its own id, and handed to the operator's payout hook (setting
 `payout_hook`, `package.module:name`), a function of one `wire.Payout`; in this order, each step durable, so that a
-repetition goes on where the last one stopped and no money leaves the books twice. A hook must honour the id the same
+repetition goes on where the last one stopped and no money leaves the books twice. One that was cut off before it was
+booked is booked by the worker: money that has left the books is always in the list. A hook must honour the id the same
 way: it is called again if the service dies before it could note that the hook was done. Without a hook, or if that
 fails, the payout waits until the operator says that it was sent.
 """
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
-from flmarket.broker.errors import Conflict, KeyReused, NotFound
+from flmarket.broker.errors import Conflict, KeyReused
 from flmarket.broker.office.notices import announce
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import check_visible
-from flmarket.broker.stamps import derived_id, new_id, now
-from flmarket.broker.tables import PartyRow, PayoutRow, as_wire
+from flmarket.broker.stamps import keyed_id, now
+from flmarket.broker.tables import PartyRow, PayoutRow, as_wire, row_of
 from flmarket.client import wire
 from flmarket.errors import SettlementError
 from flmarket.ledger import format_micros
@@ -35,28 +37,41 @@ def pay_out(
     """Withdraw money of a buyer or an owner and hand it to the hook; the same `key` pays once."""
     require(party, "operator")
     check_visible("reference", reference)
-    payout_id = new_id("w") if key is None else derived_id("w", party.id, key)
+    payout_id = keyed_id("w", party.id, key)
     with broker.database.write() as session:
-        row, who = session.get(PayoutRow, payout_id), session.get(PartyRow, party_id)
-        if who is None:
-            raise NotFound("party", party_id)
+        row_of(session, PartyRow, party_id, "party")
+        row = session.get(PayoutRow, payout_id)
         if row is not None and (row.party_id, row.amount_micros) != (party_id, amount_micros):
             raise KeyReused("this idempotency key belongs to another payout, nothing was booked")
         if row is None:
             row = PayoutRow(id=payout_id, party_id=party_id, amount_micros=amount_micros, state="new", note="")
             row.reference, row.created_at, row.sent_at = reference, now(), None
             session.add(row)
-    if row.state == "new":
-        try:
-            broker.books.ledger.withdraw(payout_id, party_id, amount_micros)
-        except SettlementError:
-            with broker.database.write() as session:
-                session.delete(session.get_one(PayoutRow, payout_id))
-                note(session, party, "payout", party_id, outcome="refused", detail=f"{amount_micros} micro-units")
-            has = format_micros(broker.books.ledger.balance(party_id))
-            raise Conflict(f"{who.name} has {has}, less than {format_micros(amount_micros)}") from None
-        _become(broker, party, payout_id, "booked", f"{amount_micros} micro-units, {payout_id}")
+    book(broker, party, payout_id)
     return _send(broker, party, payout_id)
+
+
+def book(broker: Broker, party: Party | None, payout_id: str) -> None:
+    """Withdraw what was written down, once; Conflict, and it is forgotten, if she has less."""
+    found = _view(broker, payout_id)
+    if found.state != "new":
+        return
+    try:
+        broker.books.ledger.withdraw(payout_id, found.party_id, found.amount_micros)
+    except SettlementError:
+        with broker.database.write() as session:
+            session.execute(delete(PayoutRow).where(PayoutRow.id == payout_id, PayoutRow.state == "new"))
+            said = f"{found.amount_micros} micro-units"
+            note(session, party, "payout", found.party_id, outcome="refused", detail=said)
+        has, asked = format_micros(broker.books.ledger.balance(found.party_id)), format_micros(found.amount_micros)
+        raise Conflict(f"{found.name} has {has}, less than {asked}") from None
+    _become(broker, party, payout_id, "booked", f"{found.amount_micros} micro-units, {payout_id}")
+
+
+def unbooked(session: Session, before: int) -> Sequence[str]:
+    """Payouts that were written down before a time and are not booked: whoever asked for them was cut off."""
+    cut_off = PayoutRow.state == "new", PayoutRow.created_at < before
+    return session.scalars(select(PayoutRow.id).where(*cut_off)).all()
 
 
 def get_payout(broker: Broker, party: Party, payout_id: str) -> wire.Payout:
@@ -119,9 +134,11 @@ def _send(broker: Broker, party: Party, payout_id: str) -> wire.Payout:
     return _view(broker, payout_id)
 
 
-def _become(broker: Broker, party: Party, payout_id: str, state: str, why: str) -> None:
+def _become(broker: Broker, party: Party | None, payout_id: str, state: str, why: str) -> None:
     with broker.database.write() as session:
-        row = session.get_one(PayoutRow, payout_id)
+        row = session.get_one(PayoutRow, payout_id, with_for_update=True)
+        if row.state == "sent" or (state == "booked" and row.state != "new"):
+            return  # somebody else was faster
         row.state, row.note = state, why
         row.sent_at = now() if state == "sent" else None
         if state == "sent":
@@ -132,9 +149,7 @@ def _become(broker: Broker, party: Party, payout_id: str, state: str, why: str) 
 
 def _view(broker: Broker, payout_id: str) -> wire.Payout:
     with broker.database.read() as session:
-        row = session.get(PayoutRow, payout_id)
-        if row is None:
-            raise NotFound("payout", payout_id)
+        row = row_of(session, PayoutRow, payout_id, "payout")
         return _wire(broker, row, session.get_one(PartyRow, row.party_id))
 
 

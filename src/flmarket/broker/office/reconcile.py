@@ -11,7 +11,8 @@
     release    nobody gave away more privacy than her award was for
     dispute    an award that is frozen in escrow has an open dispute, and one that was decided ended as decided, or the
                operator's credit is there
-    payout     every payout that is said to be booked is a withdrawal of that party in the ledger
+    payout     every payout that is said to be booked is a withdrawal of that party in the ledger, and every withdrawal
+               for a payout is said to be booked
 
 Of a task under way only the rounds that are over are looked at: the ledger is always ahead of the rows in the one that
 is being played. Where awards run over all rounds (`OwnerSide.lasting`) that is the task as a whole, once it is over.
@@ -25,6 +26,7 @@ from itertools import chain, islice
 from sqlalchemy import ColumnElement, Connection, Engine, and_, case, exists, func, select
 
 from flmarket.broker.books import shown_epsilon, slot_account
+from flmarket.broker.stamps import now
 from flmarket.broker.tables import DisputeRow, PartyRow, PayoutRow, Release, RoundRow, TaskRow
 from flmarket.client.wire import ENDED, Finding
 from flmarket.ledger.entry import RESOLUTIONS, EntryKind, Line, fits, loss_of, release_of
@@ -33,6 +35,7 @@ from flmarket.market import kinds
 
 RECONCILE = "reconcile"
 _MOST = 100
+_BOOKING_MS = 60_000  # in which a payout is booked
 _ENDS = [kind.value for kind in RESOLUTIONS.values()]
 
 hold, end, given = entries.alias("hold"), entries.alias("ending"), entries.alias("given")
@@ -60,6 +63,11 @@ def _payouts(connection: Connection) -> Iterator[Finding]:
     for payout, party, said, account, moved in connection.execute(query):
         if (account, moved) != (party, said):
             yield Finding("payout", payout, f"{said} micro-units of {party} are said to be out, the ledger has {moved}")
+    left = entries.c.ref.startswith("w_"), entries.c.kind == EntryKind.WITHDRAWAL.value
+    lost = select(entries.c.ref, entries.c.amount_micros).outerjoin(PayoutRow, out).where(*left)
+    lost = lost.where(entries.c.time_us < 1000 * (now() - _BOOKING_MS), func.coalesce(PayoutRow.state, "new") == "new")
+    for payout, moved in connection.execute(lost):
+        yield Finding("payout", payout, f"{moved} micro-units have left the books, and no payout says so")
 
 
 def _funding(connection: Connection) -> Iterator[Finding]:

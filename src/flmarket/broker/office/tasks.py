@@ -47,6 +47,7 @@ from flmarket.broker.tables import (
     Slot,
     TaskRow,
     as_wire,
+    how_many,
     vector,
 )
 from flmarket.client import wire
@@ -123,8 +124,8 @@ def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | 
     places = [Slot(task_id=task_id, slot=slot, records=records) for slot, records in enumerate(sizes)]
     try:
         with broker.database.write() as session:
-            active = select(func.count()).where(TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
-            if (session.scalar(active) or 0) >= broker.settings.max_tasks_per_buyer:
+            active = how_many(session, TaskRow.buyer_id == party.id, TaskRow.state.in_(ACTIVE))
+            if active >= broker.settings.max_tasks_per_buyer:
                 raise Conflict(f"a buyer has at most {broker.settings.max_tasks_per_buyer} tasks under way")
             keep_set(session, request)
             session.add(row)

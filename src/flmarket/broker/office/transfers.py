@@ -18,11 +18,11 @@ from xml.etree import ElementTree
 from sqlalchemy import select
 
 from flmarket.broker.core import Broker, Party, require, require_admin
-from flmarket.broker.errors import Conflict, NotFound
+from flmarket.broker.errors import Conflict
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import without_invisible
 from flmarket.broker.stamps import iso, now
-from flmarket.broker.tables import PartyRow, PayoutRow, as_wire
+from flmarket.broker.tables import PartyRow, PayoutRow, as_wire, row_of
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS
@@ -57,14 +57,10 @@ def checked_iban(text: str) -> str:
 
 def set_iban(broker: Broker, party: Party, party_id: str, text: str) -> wire.Party:
     """Where a party's payouts go: hers to say, or the operator's; nowhere if it is empty. The log has its end only."""
-    require_admin(party)
-    if party.id != party_id:
-        require(party, "operator")
+    require_admin(party, of=party_id)
     found = checked_iban(text) if text.strip() else None
     with broker.database.write() as session:
-        row = session.get(PartyRow, party_id)
-        if row is None:
-            raise NotFound("party", party_id)
+        row = row_of(session, PartyRow, party_id, "party")
         if row.iban != found:
             row.iban = found
             note(session, party, "bank.set", party_id, detail=f"ends with {found[-4:]}" if found else "none")

@@ -7,17 +7,17 @@ provider calls her (`issuer`, `sub`), which never changes hands. Nobody gets in 
 What would break it: a provider that calls addresses verified that are not.
 """
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from flmarket.broker.core import Broker, Party, require, require_admin
+from flmarket.broker.core import Broker, Party, require_admin
 from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.parties import as_party
 from flmarket.broker.office.sessions import SignedIn, start_session
 from flmarket.broker.requests import RightsRequest, UserRequest, check_visible
-from flmarket.broker.stamps import derived_id, new_id, now
-from flmarket.broker.tables import PartyRow, SessionRow, User, as_wire
+from flmarket.broker.stamps import keyed_id, now
+from flmarket.broker.tables import PartyRow, SessionRow, User, as_wire, how_many, row_of
 from flmarket.client import wire
 
 _MOST = 200
@@ -26,14 +26,11 @@ _STRANGER = "nobody entered you here: ask an admin of your organisation, or the 
 
 def add_user(broker: Broker, party: Party, party_id: str, request: UserRequest, *, key: str | None = None) -> wire.User:
     """Enter somebody of one's own party, or as the operator of any; the same `key` does it once."""
-    require_admin(party)
-    if party.id != party_id:
-        require(party, "operator")
+    require_admin(party, of=party_id)
     check_visible("name", request.name)
-    user_id, email = new_id("u") if key is None else derived_id("u", party.id, key), request.email.lower()
+    user_id, email = keyed_id("u", party.id, key), request.email.lower()
     with broker.database.write() as session:
-        if session.get(PartyRow, party_id) is None:
-            raise NotFound("party", party_id)
+        row_of(session, PartyRow, party_id, "party")
         row = session.get(User, user_id)
         if row is not None and (row.party_id, row.email) != (party_id, email):
             raise KeyReused("this idempotency key belongs to another person")
@@ -41,7 +38,7 @@ def add_user(broker: Broker, party: Party, party_id: str, request: UserRequest, 
             there = User.removed_at.is_(None)
             if session.scalars(select(User.id).where(User.email == email, there)).first() is not None:
                 raise Conflict("somebody with this address is entered already")
-            if (session.scalar(select(func.count()).where(User.party_id == party_id, there)) or 0) >= _MOST:
+            if how_many(session, User.party_id == party_id, there) >= _MOST:
                 raise Conflict(f"a party has at most {_MOST} people")
             row = User(id=user_id, party_id=party_id, name=request.name, email=email, rights=request.rights)
             row.created_at, row.issuer, row.subject, row.removed_at = now(), None, None, None
@@ -98,8 +95,8 @@ def sign_in_as(broker: Broker, *, issuer: str, subject: str, email: str | None) 
 
 
 def _own(session: Session, party: Party, user_id: str) -> User:
-    row = session.get(User, user_id)
-    if row is None or row.party_id != party.id or row.removed_at is not None:
+    row = row_of(session, User, user_id, "user", of=party.id)
+    if row.removed_at is not None:
         raise NotFound("user", user_id)
     if user_id == party.user_id:
         raise Conflict("you cannot do this to yourself: another admin can")

@@ -263,6 +263,13 @@ def words(event: str, data: dict[str, Any], currency: str) -> tuple[str, str]:
         if event == "award":
             return f"You won in {task}", f"{money('price_micros')} are in escrow for your update ({data['award_id']})."
         return f"You were paid for {task}", f"{money('price_micros')} are in your account ({data['award_id']})."
+    if event.startswith("dispute."):
+        what = f"{money('price_micros')} for round {data['round'] + 1} of task {data['task_id']} ({data['award_id']})."
+        if event == "dispute.opened":
+            return ("An award is disputed", f"{what} The {data['opened_by']} does not agree; the operator decides.")
+        whose = "owner" if data["decision"] == "pay" else "buyer"
+        credit = " The operator credited it from her own money." if data["credited_micros"] else ""
+        return "A dispute is decided", f"{what} Decided for the {whose}.{credit} {data['note']}"
     if event == "payout":
         return "A payout was sent to you", f"{money('amount_micros')}, {data['payout_id']} {data['reference']}".strip()
     if event in ("task.ended", "task.failed"):

@@ -31,7 +31,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnExpressionArgument, delete, select
 from sqlalchemy.orm import Session, undefer
 
 from flmarket.bids import FloatArray
@@ -43,7 +43,18 @@ from flmarket.broker.office.operator import note
 from flmarket.broker.requests import order_of
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Bid as BidRow
-from flmarket.broker.tables import Delivered, Event, Release, RoundRow, Slot, TaskRow, vector, vector_bytes
+from flmarket.broker.tables import (
+    Delivered,
+    Event,
+    PartyRow,
+    Release,
+    RoundRow,
+    Slot,
+    TaskRow,
+    how_many,
+    vector,
+    vector_bytes,
+)
 from flmarket.client.wire import ENDED
 from flmarket.engines import MemoryOwners, Spec
 from flmarket.ledger import Award, AwardState, Resolution
@@ -121,13 +132,14 @@ def settle_round(
     awards: Mapping[int, Award],
     checkpoint: bytes | None = None,
     pause_ms: int = 0,
+    lasting: bool = False,
     over: bool = False,
 ) -> list[Release] | None:
     """Awards are resolved and the model has moved; None, and nothing changed, if that was written before.
 
     `parameters` is the buyer's model now; None leaves the one that is there. `awards` are the round's, as the ledger
-    has them: those that run on are not on the statements yet, those in dispute are, with their price in
-    escrow. `over`: no round comes after this one.
+    has them. One that is pending is in dispute, and on the statements with its price in escrow; if awards are `lasting`
+    it runs on, and is not on them yet (such a one cannot be disputed). `over`: no round comes after this one.
     """
     index, at = record.index, now()
     task = session.get_one(TaskRow, task_id, with_for_update=True)
@@ -143,9 +155,11 @@ def settle_round(
     ended = []
     for owner, award in awards.items():
         k = places[owner]
-        if award.state is AwardState.PENDING and record.state[k] is AwardState.PENDING:
-            award = replace(award, reason=record.reason[k])  # it has one if it is in dispute, and ends with that
-        if (award.state is not AwardState.PENDING or award.reason) and record.state[k] is not None:
+        if award.state is AwardState.PENDING:
+            if lasting:
+                continue
+            award = replace(award, reason=record.reason[k])  # in dispute: how it would have ended
+        if record.state[k] is not None:
             sold = {"records": float(record.data_size[k]), "weight": float(record.weights[k])}
             ended.append(_release(task_id, index, owner, award, at, party_id=parties.get(owner), **sold))
     session.add_all(ended)
@@ -312,7 +326,8 @@ class SqlStore:
         with self.broker.database.write() as session:
             done = settle_round(
                 session, self.task_id, record, parties=self.parties, parameters=self.kind.buyers_model,
-                checkpoint=_packed(checkpoint), pause_ms=self.pause_ms, awards=ended, over=self.kind.done,
+                checkpoint=_packed(checkpoint), pause_ms=self.pause_ms, awards=ended, lasting=self.kind.side.lasting,
+                over=self.kind.done,
             )  # fmt: skip
             announce_caps(session, privacy)
             session.execute(delete(Delivered).where(Delivered.task_id == self.task_id))
@@ -337,6 +352,12 @@ def _packed(checkpoint: Checkpoint) -> bytes:
     return out.getvalue()
 
 
+def _standing(task_id: str) -> tuple[ColumnExpressionArgument[bool], ...]:
+    """Bids that count: not withdrawn, and of parties that are not closed, who cannot sign in to withdraw theirs."""
+    open_ = select(PartyRow.id).where(PartyRow.active)
+    return BidRow.task_id == task_id, BidRow.active, BidRow.party_id.in_(open_)
+
+
 class TaskOwners(MemoryOwners):
     """A task's owners in this process. `parties` says whose places are taken; it is read again for every round."""
 
@@ -357,7 +378,7 @@ class TaskOwners(MemoryOwners):
         if self.former is not None:
             return self._former_bids(self.former)
         with self.broker.database.read() as session:
-            standing = session.scalars(select(BidRow).where(BidRow.task_id == self.task_id, BidRow.active)).all()
+            standing = session.scalars(select(BidRow).where(*_standing(self.task_id))).all()
             taken = session.scalars(select(Slot).where(Slot.task_id == self.task_id, Slot.party_id.is_not(None))).all()
         self.parties.clear()
         self.parties.update({slot.slot: slot.party_id for slot in taken if slot.party_id is not None})
@@ -400,8 +421,7 @@ def play_round(broker: Broker, task_id: str) -> Iterator[str]:
     with broker.database.read() as session:
         task = session.get_one(TaskRow, task_id)
         row = session.get(RoundRow, (task_id, task.rounds_done))
-        count = select(func.count()).select_from(BidRow).where(BidRow.task_id == task_id, BidRow.active)
-        bids = session.scalar(count) or 0
+        bids = how_many(session, *_standing(task_id))
     order = order_of(task.spec)
     waits = order.broker.minimum_bids if not order.broker.simulated else 0
     if bids < waits and (row is None or row.state == "open"):  # before anything is loaded for it

@@ -10,8 +10,9 @@ work on each (`flower.runs`). Audits, the reconciliation of the books and the ou
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 
 from sqlalchemy import select, update
 
@@ -20,6 +21,7 @@ from flmarket.broker.core import Broker
 from flmarket.broker.database import fenced, is_transient
 from flmarket.broker.office.disputes import carry_out, unfinished
 from flmarket.broker.office.operator import WORKER
+from flmarket.broker.office.payouts import book, unbooked
 from flmarket.broker.office.reconcile import RECONCILE, reconcile
 from flmarket.broker.office.tasks import recover_posting
 from flmarket.broker.requests import FLOWER, AuditRequest, order_of
@@ -247,22 +249,13 @@ class Worker:
         with self.broker.database.read() as session:
             stuck = select(TaskRow.id).where(TaskRow.state == "funding", TaskRow.created_at < now() - _FUNDING_MS)
             query = select(TaskRow.id, TaskRow.spec).where(TaskRow.state.in_(PLAYABLE), TaskRow.next_at <= now())
-            postings, decisions = session.scalars(stuck).all(), unfinished(session, now() - _FUNDING_MS)
+            postings, before = session.scalars(stuck).all(), now() - _FUNDING_MS
+            decisions, withdrawals = unfinished(session, before), unbooked(session, before)
             due = [(row.id, row.spec["broker"]["engine"]) for row in session.execute(query.order_by(TaskRow.next_at))]
-        for task_id in postings:
-            try:
-                recover_posting(self.broker, task_id)
-            except Replaced:
-                raise
-            except Exception:  # it is still there in the next turn
-                log.exception("the posting of task %s could not be cleared up", task_id)
-        for dispute_id in decisions:
-            try:
-                carry_out(self.broker, None, dispute_id)
-            except Replaced:
-                raise
-            except Exception:  # it is still there in the next turn, or open again for the operator
-                log.exception("the decision of dispute %s could not be booked", dispute_id)
+        broker, finished = self.broker, 0
+        finished += _finish("the posting of task", postings, partial(recover_posting, broker))
+        finished += _finish("the decision of dispute", decisions, partial(carry_out, broker, None))
+        finished += _finish("the withdrawal of payout", withdrawals, partial(book, broker, None))
         due = [one for one in due if self._faults.get(one[0], (0, 0.0))[1] <= time.monotonic()]  # those that rested
         for task_id, engine in due:
             if self._stop.is_set() or not self._has_lease():
@@ -271,7 +264,7 @@ class Worker:
                 self._flower.look(task_id)
             else:
                 self._advance(task_id)
-        return bool(due or postings or decisions)
+        return bool(due or finished)
 
     def _advance(self, task_id: str) -> None:
         """One step of a task's round, or all of them if nobody wants to watch; the task's end if it is time."""
@@ -356,6 +349,20 @@ class Worker:
             with fenced(self._lease.check):
                 self._audits.requeue()
         return True
+
+
+def _finish(what: str, begun: Sequence[str], finish: Callable[[str], None]) -> int:
+    """What was begun by a service that was cut off; returns how many of it are done."""
+    done = 0
+    for identifier in begun:
+        try:
+            finish(identifier)
+            done += 1
+        except Replaced:
+            raise
+        except Exception:  # it is still there in the next turn, or was refused for good
+            log.exception("%s %s could not be finished", what, identifier)
+    return done
 
 
 def _postpone(broker: Broker, task_id: str, milliseconds: int) -> None:
