@@ -456,10 +456,10 @@ class Check(Base):
     findings: Mapped[list[dict[str, str]]] = mapped_column(JSON)
 
 
-Row = TypeVar("Row", bound=Base)
+Known = TypeVar("Known", bound=Base)
 
 
-def row_of(session: Session, table: type[Row], identifier: str, called: str, *, of: str | None = None) -> Row:
+def row_of(session: Session, table: type[Known], identifier: str, called: str, *, of: str | None = None) -> Known:
     """The row with this id; NotFound if there is none, or if it is another party's than `of`."""
     row = session.get(table, identifier)
     if row is None or of not in (None, getattr(row, "party_id", None)):

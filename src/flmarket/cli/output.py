@@ -65,8 +65,8 @@ def progress(total: int, *, quiet: bool = False) -> Iterator[Any]:
 
 
 def table(title: str, *columns: str, text: int = 1) -> Table:
-    """A table whose first `text` columns are words and whose others are numbers. What a row is about stays in one piece,
-    and nothing is cut off on a narrow screen."""
+    """A table whose first `text` columns are words and whose others are numbers; what a row is about stays in one
+    piece, and nothing is cut off on a narrow screen."""
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index < text else "right", overflow="fold", no_wrap=index == 0)
