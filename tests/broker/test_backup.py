@@ -6,6 +6,8 @@ import re
 import shutil
 import stat
 import subprocess
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from sqlalchemy import make_url
 
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Unauthenticated
-from flmarket.broker.office import ledger, offers, parties, statements, tasks
+from flmarket.broker.office import ledger, offers, parties, sessions, statements, tasks
 from flmarket.broker.settings import Settings
 from flmarket.broker.work.rounds import play_round
 from flmarket.errors import ConfigError
@@ -88,6 +90,17 @@ def test_a_market_is_put_back_and_plays_on(url, shell, tmp_path, joined, order, 
     with pytest.raises(Unauthenticated):
         parties.party_of_key(again, late)
     assert again.secrets == broker.secrets
+    cookie = sessions.sign_in(again, desk.key).cookie
+    shell("revoke")
+    with pytest.raises(Unauthenticated):
+        parties.party_of_key(again, buyer.key)
+    with pytest.raises(Unauthenticated):
+        sessions.session_of(again, cookie)
+    found = parties.party_of_key(again, desk.key)
+    (known,) = parties.list_keys(again, buyer.party).items
+    assert abs(datetime.fromisoformat(known.revoked_at).timestamp() - time.time()) < 600
+    renewed = parties.reissue_key(again, found, buyer.party.id).key
+    assert parties.party_of_key(again, renewed).id == buyer.party.id
     assert tasks.get_task(again, buyer.party, task.id).rounds_done == 1
     play(again)
     assert tasks.get_task(again, buyer.party, task.id).state == "finished"

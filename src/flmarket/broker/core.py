@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -78,47 +79,27 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "flmarket_http_requests_total", "Requests answered.", ["method", "route", "status"], registry=self.registry
-        )
-        self.latency = Histogram(
-            "flmarket_http_seconds", "Time to answer.", ["method", "route"], registry=self.registry
-        )
-        self.rounds = Counter("flmarket_rounds_total", "Rounds settled.", ["outcome"], registry=self.registry)
-        self.round_seconds = Histogram(
-            "flmarket_round_seconds", "From a round's opening to its settlement, pauses included.",
-            buckets=_ROUND_SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self.step_seconds = Histogram(
-            "flmarket_step_seconds", "Work on one step of a simulated round.", ["step"], registry=self.registry
-        )
-        self.budget = Counter(
-            "flmarket_budget_micros_total", "What rounds that are over could have cost, in micro-units.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.paid = Counter("flmarket_paid_micros_total", "Paid to owners, in micro-units.", registry=self.registry)
-        self.awards = Counter("flmarket_awards_total", "Awards that ended.", ["state"], registry=self.registry)
-        self.epsilon = Histogram(
-            "flmarket_epsilon", "What one paid award cost its owner, for one round or for all of its task.", ["per"],
-            buckets=_EPSILON, registry=self.registry,
-        )  # fmt: skip
-        self.unbounded = Counter(
-            "flmarket_unbounded_awards_total", "Paid awards whose privacy loss nothing bounds.", registry=self.registry
-        )
-        self.tasks = Gauge("flmarket_tasks", "Tasks by state.", ["state"], registry=self.registry)
-        self.escrow = Gauge(
-            "flmarket_escrow_micros", "What tasks under way still hold, in micro-units.", registry=self.registry
-        )
-        self.findings = Gauge(
-            "flmarket_books_findings", "Where books disagreed when they were last compared.", registry=self.registry
-        )
-        self.compared = Gauge(
-            "flmarket_books_compared_seconds", "When that was, since 1970; 0 for never.", registry=self.registry
-        )
-        self.notices = Counter(
-            "flmarket_notices_total", "Attempts at webhooks and mails.", ["kind", "outcome"], registry=self.registry
-        )
-        self.streams = Gauge("flmarket_event_streams", "Open event streams.", registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        histogram, gauge = partial(Histogram, registry=self.registry), partial(Gauge, registry=self.registry)
+        self.requests = counter("flmarket_http_requests_total", "Requests answered.", ["method", "route", "status"])
+        self.latency = histogram("flmarket_http_seconds", "Time to answer.", ["method", "route"])
+        self.rounds = counter("flmarket_rounds_total", "Rounds settled.", ["outcome"])
+        whole = "From a round's opening to its settlement, pauses included."
+        self.round_seconds = histogram("flmarket_round_seconds", whole, buckets=_ROUND_SECONDS)
+        self.step_seconds = histogram("flmarket_step_seconds", "Work on one step of a simulated round.", ["step"])
+        possible = "What rounds that are over could have cost, in micro-units."
+        self.budget = counter("flmarket_budget_micros_total", possible)
+        self.paid = counter("flmarket_paid_micros_total", "Paid to owners, in micro-units.")
+        self.awards = counter("flmarket_awards_total", "Awards that ended.", ["state"])
+        cost = "What one paid award cost its owner, for one round or for all of its task."
+        self.epsilon = histogram("flmarket_epsilon", cost, ["per"], buckets=_EPSILON)
+        self.unbounded = counter("flmarket_unbounded_awards_total", "Paid awards whose privacy loss nothing bounds.")
+        self.tasks = gauge("flmarket_tasks", "Tasks by state.", ["state"])
+        self.escrow = gauge("flmarket_escrow_micros", "What tasks under way still hold, in micro-units.")
+        self.findings = gauge("flmarket_books_findings", "Where books disagreed when they were last compared.")
+        self.compared = gauge("flmarket_books_compared_seconds", "When that was, since 1970; 0 for never.")
+        self.notices = counter("flmarket_notices_total", "Attempts at webhooks and mails.", ["kind", "outcome"])
+        self.streams = gauge("flmarket_event_streams", "Open event streams.")
 
     def count_round(self, row: RoundRow, ended: Iterable[Release], *, lasting: bool = False) -> None:
         """A round is over, and with it these awards; `lasting`: they are for all rounds of their task."""
@@ -201,8 +182,7 @@ class Simulations:
         for name in settings.models:
             models.admit(name)
         self._data: dict[str, DataSet] = {}
-        self._own: OrderedDict[str, DataSet] = OrderedDict()
-        self._built: OrderedDict[str, Spec] = OrderedDict()
+        self._own, self._built = Settled(_KEPT), Settled(_KEPT)
         self._lock = threading.Lock()
 
     def build(self, task_id: str, order: TaskRequest) -> Spec:
@@ -212,18 +192,14 @@ class Simulations:
             raise InvalidInput("model.name", order.model.name, f"one of {', '.join(self.models)}")
         key = order.model_dump_json(exclude={"task": {"name", "rounds", "budget_per_round"}, "broker": True})
         key += order.broker.evaluation
-        with self._lock:
-            found = self._built.get(key)
-            if found is not None:
-                self._built.move_to_end(key)
-        if found is None:
+
+        def make() -> Spec:
             self._check_model(order, data)
-            found = order.market_file(task_id).spec(data=data)
-            found.kind()  # owners, model and market fit together
-            with self._lock:
-                self._built[key] = found
-                while len(self._built) > _KEPT:
-                    self._built.popitem(last=False)
+            made = order.market_file(task_id).spec(data=data)
+            made.kind()  # owners, model and market fit together
+            return made
+
+        found = self._built.get(key, make)
         if isinstance(found, Simulation):
             task = replace(found.task, name=task_id, budget_micros=order.budget_micros, rounds=order.task.rounds)
             return replace(found, task=task)
@@ -254,16 +230,9 @@ class Simulations:
 
     def _tested_on(self, name: str, evaluation: str) -> DataSet:
         """The same with a buyer's own test records; of her own data those are all that there is here."""
-        with self._lock:
-            found = self._own.get(evaluation)
-        made = self._read_own(evaluation) if found is None else found
+        made = self._own.get(evaluation, lambda: self._read_own(evaluation))
         if made.name != name:
             raise InvalidInput("broker.evaluation", evaluation, f"a set with the columns of {name}")
-        with self._lock:
-            self._own[evaluation] = made
-            self._own.move_to_end(evaluation)
-            while len(self._own) > _KEPT:
-                self._own.popitem(last=False)
         return made
 
     def _read_own(self, evaluation: str) -> DataSet:

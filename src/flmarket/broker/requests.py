@@ -41,6 +41,7 @@ from flmarket import aggregation, auctions, populations, privacy
 from flmarket.aggregation import Trust, robust
 from flmarket.broker.errors import Conflict
 from flmarket.broker.settings import Settings
+from flmarket.broker.tables import Rights, Role
 from flmarket.engines import config
 from flmarket.errors import InvalidInput
 from flmarket.learning.data import Encoding
@@ -90,7 +91,8 @@ def _pure_of(names: tuple[str, ...]) -> tuple[str, ...]:
     return (config.RECOMMENDED, *pure)
 
 
-Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
+_LINE = r"^[^\x00-\x1f\x7f]*$"  # of text, without signs that control
+Name = Annotated[str, Field(min_length=1, max_length=80, pattern=_LINE)]
 PositiveMoney = Annotated[int, Field(ge=1, le=MAX_MONEY)]
 NonNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Epsilon = Annotated[float, Field(ge=0.001, le=50, allow_inf_nan=False)]
@@ -221,7 +223,7 @@ class TaskRequest(Request):
     task: Annotated[
         config.TaskSection,
         _Within(
-            name=(MinLen(1), MaxLen(80), Field(pattern=r"^[^\x00-\x1f\x7f]*$")),
+            name=(MinLen(1), MaxLen(80), Field(pattern=_LINE)),
             rounds=Le(MAX_ROUNDS),
             bidders_per_round=Le(MAX_OWNERS),
             budget_per_round=_Instead(Budget | None, None),
@@ -297,7 +299,7 @@ class TaskRequest(Request):
             minimum_bids=Le(MAX_OWNERS),
             round_seconds=Le(_DAY),
             deadline_seconds=Le(90 * _DAY),
-            purpose=(MaxLen(500), Field(pattern=r"^[^\x00-\x1f\x7f]*$")),
+            purpose=(MaxLen(500), Field(pattern=_LINE)),
         ),
     ] = _section()
 
@@ -439,7 +441,7 @@ class AuditRequest(Request):
 class PartyRequest(Request):
     """Somebody new."""
 
-    role: Literal["buyer", "owner", "operator"]
+    role: Role
     name: Name
 
 
@@ -458,13 +460,13 @@ class UserRequest(Request):
 
     name: Name
     email: Annotated[str, Field(max_length=254, pattern=f"^{_ADDRESSES['email']}$")]
-    rights: Literal["admin", "member", "viewer"] = "member"
+    rights: Rights = "member"
 
 
 class RightsRequest(Request):
     """What a person may do."""
 
-    rights: Literal["admin", "member", "viewer"]
+    rights: Rights
 
 
 class KeyRequest(Request):
@@ -503,7 +505,7 @@ class ColumnRequest(Request):
     """A column of one's own data: numbers, which less `offset` over `scale` become a feature; or one of `values`."""
 
     name: Name
-    unit: Annotated[str, Field(max_length=40, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    unit: Annotated[str, Field(max_length=40, pattern=_LINE)] = ""
     offset: Annotated[float, Field(ge=-1e12, le=1e12)] = 0.0
     scale: Annotated[float, Field(gt=0, le=1e12)] = 1.0
     values: Annotated[list[Name], Field(min_length=2, max_length=200)] | None = None
@@ -538,7 +540,7 @@ class EvaluationRequest(Request):
     """Records to test models on: CSV with a header, a column `label`, and the columns of the data set `data`; or, with
     `schema`, those of data that only owners' machines hold."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     name: Name
     data: Annotated[str, Field(max_length=120)] = ""
@@ -556,7 +558,7 @@ class PayoutRequest(Request):
     """Money of a buyer or an owner, to be withdrawn and sent; `reference` is for the bank."""
 
     amount_micros: PositiveMoney
-    reference: Annotated[str, Field(max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    reference: Annotated[str, Field(max_length=80, pattern=_LINE)] = ""
 
 
 Said = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")]

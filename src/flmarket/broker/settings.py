@@ -5,7 +5,6 @@ environment (`FLMARKET_` and its name in capitals), the settings file (TOML), th
 separated by commas.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from flmarket.errors import ConfigError
+from flmarket.files import read_toml
 
 
 def _separated(value: Any) -> Any:
@@ -161,14 +161,7 @@ class Settings(BaseSettings):
     @classmethod
     def read(cls, file: Path | None, given: Mapping[str, Any]) -> Self:
         """Options, environment and file together; the first problem becomes a one-line error that names the setting."""
-        values: dict[str, Any] = {}
-        if file is not None:
-            try:
-                values = tomllib.loads(file.read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError("settings file", str(file), f"a readable UTF-8 file ({error})") from None
-            except tomllib.TOMLDecodeError as error:
-                raise ConfigError(str(file), str(error), "valid TOML") from None
+        values = {} if file is None else read_toml(file, "settings file")
         try:
             return cls(**{**values, **EnvSettingsSource(cls)(), **given})
         except ValidationError as error:

@@ -132,24 +132,13 @@ class BrokerClient:
 
     def rounds(self, task_id: str) -> tuple[wire.Round, ...]:
         """All rounds so far."""
-        found: list[wire.Round] = []
-        start: int | None = 0
-        while start is not None:
-            page = _read(wire.RoundPage, self._get(f"/tasks/{_part(task_id)}/rounds", {"start": start}))
-            found += page.items
-            start = page.next
-        return tuple(found)
+        return tuple(self._pages(wire.Round, f"/tasks/{_part(task_id)}/rounds", cursor="start"))
 
     def receipts(self, task_id: str, index: int) -> tuple[Mapping[str, Any], ...]:
         """The ledger's receipts of a round, as documents that can be checked without the broker: a buyer's by
         `flmarket.ledger.SealedReceipt`, an owner's by `flmarket.ledger.Receipt`."""
-        path, found = f"/tasks/{_part(task_id)}/rounds/{int(index)}/receipts", list[wire.Receipt]()
-        start: int | None = 0
-        while start is not None:
-            page = _read(wire.ReceiptPage, self._get(path, {"start": start}))
-            found += page.items
-            start = page.next
-        return tuple(one.document for one in found)
+        path = f"/tasks/{_part(task_id)}/rounds/{int(index)}/receipts"
+        return tuple(one.document for one in self._pages(wire.Receipt, path, cursor="start"))
 
     def bill(self, task_id: str) -> wire.Bill:
         """What was paid for."""
@@ -254,11 +243,11 @@ class BrokerClient:
         headers = {"Idempotency-Key": key or str(uuid.uuid4())}
         return self._request(method, path, body=body, headers=headers).json()
 
-    def _pages(self, kind: type[T], path: str) -> Iterator[T]:
+    def _pages(self, kind: type[T], path: str, *, cursor: str = "before") -> Iterator[T]:
         page = self._get(path)
         yield from (_read(kind, one) for one in page["items"])
         while page["next"] is not None:
-            page = self._get(path, {"before": page["next"]})
+            page = self._get(path, {cursor: page["next"]})
             yield from (_read(kind, one) for one in page["items"])
 
     def _request(

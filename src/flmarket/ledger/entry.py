@@ -126,14 +126,7 @@ class Entry:
         """The entry that `to_dict` wrote; other fields or types are refused. Whether the hash fits is not checked."""
         if not isinstance(data, Mapping) or data.keys() != _FIELDS.keys():
             raise InvalidInput("entry", data, "an object with exactly " + ", ".join(_FIELDS))
-        for name, accepted in _FIELDS.items():
-            if type(data[name]) not in accepted:
-                raise InvalidInput(f"entry.{name}", data[name], "text, a whole number or null, as this field has")
-        kind = _KINDS.get(data["kind"])
-        if kind is None:
-            raise InvalidInput("entry.kind", data["kind"], "one of " + ", ".join(_KINDS))
-        line = Line(kind, *(data[name] for name in Line.__slots__[1:]))
-        return cls(data["seq"], data["time_us"], line, data["previous"], data["hash"])
+        return cls.from_row(tuple(data[name] for name in ROW))
 
 
 _KINDS = {kind.value: kind for kind in EntryKind}

@@ -48,8 +48,8 @@ class _WatchedStore(FailingStore):
 class Server:
     """One task's server: what is left of it after a crash is its folder."""
 
-    def __init__(self, world: NodeWorld, spec: Spec, kind: str, folder: Path) -> None:
-        self.world, self.spec, self.kind_name, self.folder = world, spec, kind, folder
+    def __init__(self, world: NodeWorld, spec: Spec, folder: Path) -> None:
+        self.world, self.spec, self.folder = world, spec, folder
         self.rounds: Rounds | None = None
         self.over = False
         self._steps: Generator[str, None, None] | None = None
@@ -205,7 +205,7 @@ class NodeWorld:
         kind, name = draw.choice(world.KINDS), f"t{self.begun}"
         spec = world.market(draw, kind, name, self.swarm.owners)
         new_task(self.ledger, name)
-        self.servers[name] = Server(self, spec, kind, self.folder / name)
+        self.servers[name] = Server(self, spec, self.folder / name)
         self.tell("buyer", f"posts {name}, {kind}, {spec.kind().rounds} rounds")
 
     def _step(self, server: Server) -> None:

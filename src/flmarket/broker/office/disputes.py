@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
@@ -80,8 +80,7 @@ def list_disputes(
             last = session.scalars(one, hers).one_or_none()
             if last is None:
                 raise NotFound("dispute", before)
-            same = (DisputeRow.opened_at == last.opened_at) & (DisputeRow.id < last.id)
-            query = query.where((DisputeRow.opened_at < last.opened_at) | same)
+            query = query.where(tuple_(DisputeRow.opened_at, DisputeRow.id) < (last.opened_at, last.id))
         rows = session.execute(query, hers).all()
         if is_open is not False and before is None and len(rows) <= limit:  # all of them are here
             undone = sum(row[0].state in _OPEN for row in rows)

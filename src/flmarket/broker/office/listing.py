@@ -8,7 +8,7 @@ it if she said so (`broker.named`).
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +64,9 @@ def make_terms(broker: Broker, task: TaskRow, order: TaskRequest, buyer: str) ->
     measured = "" if examples is None else f", {examples:,} examples"
     tested = f"test part of {order.data.registered}, held by the buyer{measured}"
     if order.broker.evaluation:
-        tested = f"{order.broker.evaluation}, the buyer’s own{measured}, SHA-256 {_digest(broker, order)}"
+        own = _own(broker, order)
+        digest = "unknown" if own is None else own.sha256
+        tested = f"{order.broker.evaluation}, the buyer’s own{measured}, SHA-256 {digest}"
     document = {
         "version": 1, "task": task.id, "name": task.name, "buyer": buyer if order.broker.named else None,
         "purpose": order.broker.purpose, "posted_at": iso(task.created_at), "deadline_at": iso(task.deadline_at),
@@ -107,11 +109,6 @@ def _columns(broker: Broker, task: TaskRow, order: TaskRequest) -> list[str]:
     row = _own(broker, order) if order.broker.evaluation else None
     units = {} if row is None or row.schema is None else {one["name"]: one["unit"] for one in row.schema["columns"]}
     return [f"{name} ({units[name]})" if units.get(name) else name for name in names]
-
-
-def _digest(broker: Broker, order: TaskRequest) -> str:
-    row = _own(broker, order)
-    return "unknown" if row is None else row.sha256
 
 
 def _own(broker: Broker, order: TaskRequest) -> EvaluationSet | None:
@@ -184,13 +181,18 @@ def public_task(broker: Broker, task_id: str) -> wire.Task:
 
 def public_events(broker: Broker, task_id: str, *, after: int | None, limit: int = 200) -> tuple[wire.Progress, ...]:
     """What happened in a task after an event (the latest if it is None), in counts and sums only; oldest first."""
-    query = select(Event).where(Event.task_id == task_id)
-    query = query.order_by(Event.id.desc()) if after is None else query.where(Event.id > after).order_by(Event.id)
     with broker.database.read() as session:
         _listed(session, task_id)
-        found = session.scalars(query.limit(limit)).all()
-    told = [as_wire(wire.Progress, one, data=_counts(one.data)) for one in found]
-    return tuple(reversed(told) if after is None else told)
+        found = events_after(session, task_id, after, limit)
+    return tuple(as_wire(wire.Progress, one, data=_counts(one.data)) for one in found)
+
+
+def events_after(session: Session, task_id: str, after: int | None, limit: int) -> Iterator[Event]:
+    """A task's events after one of them, or the latest if that is None; oldest first."""
+    query = select(Event).where(Event.task_id == task_id)
+    if after is not None:
+        return iter(session.scalars(query.where(Event.id > after).order_by(Event.id).limit(limit)).all())
+    return reversed(session.scalars(query.order_by(Event.id.desc()).limit(limit)).all())
 
 
 def _counts(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,25 +57,17 @@ def audit_log(
         named = select(PartyRow.id).where(PartyRow.name.icontains(about, autoescape=True))
         tasks = select(TaskRow.id).where(TaskRow.name.icontains(about, autoescape=True))
         people = select(User.id).where(User.name.icontains(about, autoescape=True))
-        who = (
-            AuditLog.user_id.in_(people)
-            | AuditLog.party_id.in_(named)
-            | AuditLog.target.in_(named)
-            | AuditLog.target.in_(tasks)
-        )
-        query = query.where((AuditLog.party_id == about) | (AuditLog.target == about) | who)
+        party_is = (AuditLog.party_id == about) | AuditLog.party_id.in_(named) | AuditLog.user_id.in_(people)
+        target_is = (AuditLog.target == about) | AuditLog.target.in_(named) | AuditLog.target.in_(tasks)
+        query = query.where(party_is | target_is)
     with broker.database.read() as session:
-        rows = session.scalars(query).all()[: limit + 1]
-        names = names_of(session, {one for row in rows for one in (row.party_id, row.target, row.user_id) if one})
-    told = [
-        {
-            "party": names.get(row.party_id or "", ""),
-            "about": names.get(row.target, ""),
-            "person": names.get(row.user_id or "", ""),
-        }
-        for row in rows
-    ]
-    lines = tuple(as_wire(wire.LogLine, row, **told[i]) for i, row in enumerate(rows[:limit]))
+        rows = session.scalars(query).all()
+        ids = {"party": "party_id", "about": "target", "person": "user_id"}
+        names = names_of(session, {getattr(row, column) or "" for row in rows for column in ids.values()})
+    lines = tuple(
+        as_wire(wire.LogLine, row, **{of: names.get(getattr(row, column) or "", "") for of, column in ids.items()})
+        for row in rows[:limit]
+    )
     return wire.LogPage(lines, lines[-1].id if len(rows) > limit else None)
 
 

@@ -8,8 +8,6 @@ way: it is called again if the service dies before it could note that the hook w
 fails, the payout waits until the operator says that it was sent.
 """
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +18,7 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused
 from flmarket.broker.office.notices import announce
 from flmarket.broker.office.operator import note
+from flmarket.broker.office.statements import as_csv, plain
 from flmarket.broker.requests import check_visible
 from flmarket.broker.stamps import keyed_id, now
 from flmarket.broker.tables import PartyRow, PayoutRow, as_wire, row_of
@@ -109,15 +108,16 @@ def list_payouts(
 
 def payouts_csv(broker: Broker, party: Party) -> str:
     """All of them as a table for the bank; amounts exact."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(_HEADER)
-    for one in list_payouts(broker, party, limit=100_000).items:
-        texts = [f"'{text}" if text.startswith(("=", "+", "-", "@")) else text for text in (one.name, one.reference)]
-        amount = format_micros(one.amount_micros)
-        what = (one.id, one.party_id, texts[0], one.role, one.iban or "", amount, one.currency, one.state, texts[1])
-        writer.writerow((*what, one.created_at, one.sent_at or ""))
-    return out.getvalue()
+    return as_csv(
+        _HEADER,
+        (
+            (
+                one.id, one.party_id, plain(one.name), one.role, one.iban or "", format_micros(one.amount_micros),
+                one.currency, one.state, plain(one.reference), one.created_at, one.sent_at or "",
+            )
+            for one in list_payouts(broker, party, limit=100_000).items
+        ),
+    )  # fmt: skip
 
 
 def _send(broker: Broker, party: Party, payout_id: str) -> wire.Payout:

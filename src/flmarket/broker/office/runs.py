@@ -6,18 +6,19 @@ What would break it: clocks of service and run that differ by more than the leas
 
 from collections.abc import Iterable
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import NotFound
 from flmarket.broker.requests import FLOWER
 from flmarket.broker.stamps import iso, now
-from flmarket.broker.tables import PLAYABLE, FlowerRun, PartyRow, TaskRow
+from flmarket.broker.tables import PLAYABLE, FlowerRun, PartyRow, TaskRow, how_many
 from flmarket.client import wire
 
 SUBMITTED, WORKING, ENDED = "submitted", "working", "ended"
 _MOST_NODES = 500
+HAS_NODE = PartyRow.role == "owner", PartyRow.active, PartyRow.node_id.is_not(None)  # who may play in Flower tasks
 
 
 def run_of_task(broker: Broker, session: Session, task: TaskRow, *, whole: bool = False) -> wire.FlowerRun | None:
@@ -35,8 +36,7 @@ def runs_of_tasks(
         return {}
     known = session.scalars(select(FlowerRun).where(FlowerRun.task_id.in_([task.id for task in wanted])))
     rows = {run.task_id: run for run in known}
-    bound = select(func.count()).where(PartyRow.role == "owner", PartyRow.active, PartyRow.node_id.is_not(None))
-    owners = session.scalar(bound) or 0
+    owners = how_many(session, *HAS_NODE)
     return {task.id: _view(broker, task, rows.get(task.id), owners, whole=whole) for task in wanted}
 
 
@@ -63,8 +63,8 @@ def run_detail(broker: Broker, party: Party, task_id: str) -> wire.RunDetail:
         if task is None or task.spec["broker"]["engine"] != FLOWER:
             raise NotFound("run", task_id)
         row = session.get(FlowerRun, task_id)
-        bound = select(PartyRow).where(PartyRow.role == "owner", PartyRow.active, PartyRow.node_id.is_not(None))
-        owners = session.scalars(bound.order_by(PartyRow.owner_number).limit(_MOST_NODES)).all()
+        bound = select(PartyRow).where(*HAS_NODE).order_by(PartyRow.owner_number)
+        owners = session.scalars(bound.limit(_MOST_NODES)).all()
         view = run_of_task(broker, session, task, whole=True)
         name, state = task.name, task.state
     seen = None if row is None or row.nodes is None else set(row.nodes)

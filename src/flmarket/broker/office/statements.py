@@ -4,6 +4,7 @@ plain words, always from the total of everything she gave up (`flmarket.trust`).
 import csv
 import io
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, case, func, select, true
@@ -197,19 +198,30 @@ _HELD, _CURVE = _held(), _curve()
 
 def statement_csv(broker: Broker, party: Party) -> str:
     """The same as a table in the words of the pages, where rounds count from 1; amounts in currency units, exact."""
+    return as_csv(
+        _HEADER,
+        (
+            (
+                one.at, plain(one.task_name), one.place, one.index + 1, one.epsilon, one.epsilon_total, one.records,
+                format_micros(one.price_micros), format_micros(one.paid_micros), AWARD_WORDS.get(one.state, one.state),
+                plain(one.reason), one.task_id, one.award_id,
+            )
+            for one in statement(broker, party).releases
+        ),
+    )  # fmt: skip
+
+
+def as_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as a file; what people wrote must be `plain`."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(_HEADER)
-    for one in statement(broker, party).releases:
-        amounts = (format_micros(one.price_micros), format_micros(one.paid_micros))
-        what = (one.at, _plain(one.task_name), one.place, one.index + 1, one.epsilon, one.epsilon_total, one.records)
-        state = AWARD_WORDS.get(one.state, one.state)
-        writer.writerow((*what, *amounts, state, _plain(one.reason), one.task_id, one.award_id))
+    writer.writerow(header)
+    writer.writerows(rows)
     return out.getvalue()
 
 
-def _plain(text: str) -> str:
-    """A buyer chooses the task's name; a spreadsheet must not read it as a formula, nor be turned around by it."""
+def plain(text: str) -> str:
+    """Other people's text, which a spreadsheet must not read as a formula, nor be turned around by."""
     text = without_invisible(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 

@@ -5,7 +5,6 @@ the queue. What was cut off in between is cleared up by the worker at any time: 
 and fails if not. The ledger decides which, so a slow posting that the worker gave up moves no money any more.
 """
 
-import csv
 import io
 import json
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from itertools import count
 from typing import Literal, cast
 
 import numpy as np
-from sqlalchemy import ColumnElement, and_, delete, func, select
+from sqlalchemy import ColumnElement, and_, delete, func, select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -21,7 +20,7 @@ from flmarket.bids import FloatArray
 from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import Conflict, KeyReused, NotFound
 from flmarket.broker.office.evaluations import check_set, keep_set
-from flmarket.broker.office.listing import make_terms
+from flmarket.broker.office.listing import events_after, make_terms
 from flmarket.broker.office.notices import announce_end
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.pseudonyms import (
@@ -34,7 +33,7 @@ from flmarket.broker.office.pseudonyms import (
     simulated_reputations,
 )
 from flmarket.broker.office.runs import run_of_task, runs_of_tasks
-from flmarket.broker.office.statements import credits, dispute_state
+from flmarket.broker.office.statements import as_csv, credits, dispute_state
 from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, check_visible, order_of, trust_of
 from flmarket.broker.stamps import derived_id, new_id, now
 from flmarket.broker.tables import (
@@ -205,10 +204,7 @@ def list_tasks(
             last = session.get(TaskRow, before)
             if last is None or (party.role == "buyer" and last.buyer_id != party.id):
                 raise NotFound("task", before)
-            query = query.where(
-                (TaskRow.created_at < last.created_at)
-                | ((TaskRow.created_at == last.created_at) & (TaskRow.id < before))
-            )
+            query = query.where(tuple_(TaskRow.created_at, TaskRow.id) < (last.created_at, before))
         rows = session.scalars(query).all()
         runs = runs_of_tasks(broker, session, rows[:limit], whole=party.role == "operator")
     items = tuple(_view(broker, party, row, runs.get(row.id)) for row in rows[:limit])
@@ -327,12 +323,9 @@ def bill_lines(found: wire.Bill) -> list[tuple[str, str, int]]:
 def bill_csv(broker: Broker, party: Party, task_id: str) -> str:
     """The bill as a table: a line for each round and where the rest is, exact, which add up to the deposit."""
     found = bill(broker, party, task_id)
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(("what", "updates", "amount"))
-    whole = ("deposit", "", found.escrow_micros)
-    writer.writerows((what, updates, format_micros(micros)) for what, updates, micros in (*bill_lines(found), whole))
-    return out.getvalue()
+    lines = (*bill_lines(found), ("deposit", "", found.escrow_micros))
+    amounts = ((what, updates, format_micros(micros)) for what, updates, micros in lines)
+    return as_csv(("what", "updates", "amount"), amounts)
 
 
 def receipts(
@@ -367,13 +360,10 @@ def events(
     broker: Broker, party: Party, task_id: str, *, after: int | None = 0, limit: int = 200
 ) -> tuple[wire.Progress, ...]:
     """What happened in a task after the event `after`; the latest if that is None. Oldest first."""
-    query = select(Event).where(Event.task_id == task_id)
-    query = query.order_by(Event.id.desc()) if after is None else query.where(Event.id > after).order_by(Event.id)
     with broker.database.read() as session:
         own_task(session, party, task_id)
-        found = session.scalars(query.limit(limit)).all()
-    known = reversed(found) if after is None else found
-    return tuple(as_wire(wire.Progress, one, data=buyers_data(broker, party, task_id, one.data)) for one in known)
+        found = events_after(session, task_id, after, limit)
+    return tuple(as_wire(wire.Progress, one, data=buyers_data(broker, party, task_id, one.data)) for one in found)
 
 
 def model(broker: Broker, party: Party, task_id: str, *, format: ModelFormat = "npz") -> ModelFile:

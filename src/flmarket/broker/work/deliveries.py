@@ -12,7 +12,6 @@ followed, the environment's proxies are not used, and an answer is read no furth
 import http.client
 import ipaddress
 import json
-import logging
 import smtplib
 import socket
 import ssl
@@ -29,7 +28,6 @@ from sqlalchemy import select, update
 
 from flmarket import __version__
 from flmarket.broker.core import Broker
-from flmarket.broker.database import fenced
 from flmarket.broker.office.notices import secret_of
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
@@ -38,8 +36,6 @@ from flmarket.broker.work.holders import Beside
 from flmarket.client.webhooks import sign
 from flmarket.errors import FlmarketError
 from flmarket.ledger import format_micros
-
-log = logging.getLogger("flmarket.broker")
 
 _AT_ONCE = 8
 _SECONDS = 10.0  # for a connection, and for each answer
@@ -71,7 +67,7 @@ class Deliveries(Beside):
     def ensure_running(self) -> None:
         """Start the thread if something is due and it does not run."""
         if not self.is_running() and self._due():
-            self.start(self._work, "flmarket-notices")
+            self.start(self.run, "notices")
 
     def run(self) -> int:
         """Here and now, everything that is due; returns how many attempts were made."""
@@ -82,14 +78,6 @@ class Deliveries(Beside):
                     self._note(one, error)
             attempts += len(due)
         return attempts
-
-    def _work(self) -> None:
-        try:
-            with fenced(self.check):
-                self.run()
-        except Exception:
-            if not self.stop.is_set():  # else the database was closed under it, as announced
-                log.exception("the outbox could not be emptied; it is tried again")
 
     def _due(self) -> list[_Due]:
         """Of every hook the first that is due."""

@@ -8,6 +8,7 @@ A holder that stops renewing loses the lease when it runs out, or at once if its
 `Beside` is a thread beside the worker's, which writes under the worker's lease.
 """
 
+import logging
 import os
 import secrets
 import socket
@@ -23,6 +24,8 @@ from flmarket.broker.database import Database, fenced
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Lease
 from flmarket.errors import FlmarketError
+
+log = logging.getLogger("flmarket.broker")
 
 _LONGEST = 64
 
@@ -110,22 +113,39 @@ _PATIENCE = 3.0  # seconds for a thread to stop
 
 
 class Beside:
-    """What a thread does beside the worker's; `check` says whether this process may still write."""
+    """What a thread does beside the worker's, which writes under the worker's lease: `check` says whether this process
+    still may. What fails is begun again by whoever looks next."""
+
+    failed = False  # the last time
 
     def __init__(self, broker: Broker, stop: threading.Event, check: Callable[[Connection], None]) -> None:
         self.broker, self.stop, self.check = broker, stop, check
         self._thread: threading.Thread | None = None
 
+    def ensure_running(self) -> None:
+        """Start the thread if there is work for it and it does not run."""
+        raise NotImplementedError
+
     def is_running(self) -> bool:
         """Whether the thread lives."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, work: Callable[[], None], name: str) -> None:
+    def start(self, work: Callable[[], object], name: str) -> None:
         """Do the work in a thread."""
-        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self.failed = False
+        self._thread = threading.Thread(target=self._guarded, args=(work,), name=f"flmarket-{name}", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
         """Wait a little for the thread."""
         if self._thread is not None:
             self._thread.join(_PATIENCE)
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        try:
+            with fenced(self.check):
+                work()
+        except Exception:
+            self.failed = True
+            if not self.stop.is_set():  # else the database was closed under it, as announced
+                log.exception("%s failed; it is tried again", threading.current_thread().name)

@@ -69,7 +69,6 @@ from flmarket.market import (
     Rounds,
     TooFewBids,
     award_id,
-    kinds,
     resolve_each,
 )
 from flmarket.market.owner import Owner
@@ -475,7 +474,7 @@ def ending(session: Session, task: TaskRow) -> str | None:
         return None
     if task.rounds_done >= task.rounds:
         return "finished"
-    if task.rounds_done and kinds.of(order_of(task.spec).kind).side.lasting:  # what was awarded is for all rounds
+    if task.rounds_done and order_of(task.spec).lasting:  # what was awarded is for all rounds
         return None
     if task.cancel_requested:
         return "cancelled"
@@ -485,9 +484,8 @@ def ending(session: Session, task: TaskRow) -> str | None:
 def open_awards(broker: Broker, task_id: str) -> dict[int, Award]:
     """The awards of the task's round under way by owner, as the ledger has them."""
     with broker.database.read() as session:
-        index = session.get_one(TaskRow, task_id).rounds_done
-        lasting = kinds.of(order_of(session.get_one(TaskRow, task_id).spec).kind).side.lasting
-        first = 0 if lasting else index
+        task = session.get_one(TaskRow, task_id)
+        first = 0 if order_of(task.spec).lasting else task.rounds_done
         row = session.get(RoundRow, (task_id, first), options=[undefer(RoundRow.opened)])
         bidders = row.opened["bidders"] if row is not None and row.opened is not None else []
     return broker.books.round_awards({owner: award_id(task_id, first, owner) for owner in bidders})
@@ -516,4 +514,4 @@ def end_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:
         note(session, None, f"task.{state}", task_id, outcome="failed" if error else "ok", detail=error)
     if void is not None:
         row, ended = void
-        broker.metrics.count_round(row, ended, lasting=kinds.of(order_of(task.spec).kind).side.lasting)
+        broker.metrics.count_round(row, ended, lasting=order_of(task.spec).lasting)

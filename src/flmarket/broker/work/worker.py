@@ -31,7 +31,6 @@ from flmarket.broker.work.deliveries import Deliveries
 from flmarket.broker.work.flower.runs import FlowerRuns, give_up
 from flmarket.broker.work.holders import Beside, Held, Replaced
 from flmarket.broker.work.rounds import INTERNAL, begin, end_task, ending, play_round
-from flmarket.client.wire import Finding
 from flmarket.errors import FlmarketError
 from flmarket.market import TooFewBids
 
@@ -58,42 +57,33 @@ class StandingCheck(Beside):
         """Start the thread if it is time and it does not run."""
         if time.monotonic() >= self._due and not self.is_running():
             self._due = time.monotonic() + _CHECK_SECONDS
-            self.start(self._work, "flmarket-reconcile")
+            self.start(self.run, "reconcile")
 
-    def run(self) -> tuple[Finding, ...]:
+    def run(self) -> None:
         """Here and now."""
         began = time.monotonic()
         found = reconcile(self.broker.database.engine)
-        with fenced(self.check), self.broker.database.write() as session:
+        with self.broker.database.write() as session:
             session.merge(Check(name=RECONCILE, at=now(), findings=[asdict(one) for one in found]))
         self._due = time.monotonic() + max(_CHECK_SECONDS, (time.monotonic() - began) / _CHECK_SHARE)
-        return found
-
-    def _work(self) -> None:
-        try:
-            for one in self.run():
-                log.error("the books do not agree: %s %s: %s", one.rule, one.subject, one.message)
-        except Exception:
-            if not self.stop.is_set():  # else the database was closed under it, as announced
-                log.exception("the books could not be reconciled; it is tried again")
+        for one in found:
+            log.error("the books do not agree: %s %s: %s", one.rule, one.subject, one.message)
 
 
 class AuditRuns(Beside):
     """Audits one after the other, with progress that can be read. The thread lives while there are some, and stops at
     its next sign of progress; what it leaves is begun again."""
 
-    _cut_off = False
-
     def ensure_running(self) -> None:
         """Start the thread if there is work and it does not run."""
         if self.is_running():
             return
-        if self._cut_off:
+        if self.failed:
             with fenced(self.check):
                 self.requeue()
-            self._cut_off = False
+            self.failed = False
         if self._next() is not None:
-            self.start(self._work, "flmarket-audits")
+            self.start(self.run_all, "audits")
 
     def requeue(self) -> None:
         """What a former worker had begun is begun again."""
@@ -104,15 +94,6 @@ class AuditRuns(Beside):
         """Run all audits that wait, here and now."""
         while (audit_id := self._next()) is not None and not self.stop.is_set():
             self._run(audit_id)
-
-    def _work(self) -> None:
-        try:
-            with fenced(self.check):
-                self.run_all()
-        except Exception:
-            self._cut_off = True
-            if not self.stop.is_set():  # else the database was closed under it, as announced
-                log.exception("the audit thread failed; what it was at is begun again")
 
     def _next(self) -> str | None:
         with self.broker.database.read() as session:
@@ -168,8 +149,8 @@ class Worker:
         self._thread = threading.Thread(target=self._loop, name="flmarket-worker", daemon=True)
         self._renewal = threading.Thread(target=self._renew, name="flmarket-lease", daemon=True)
         self._audits = AuditRuns(broker, self._stop, self._lease.check)
-        self._check = StandingCheck(broker, self._stop, self._lease.check)
-        self._deliveries = Deliveries(broker, self._stop, self._lease.check)
+        check, deliveries = (kind(broker, self._stop, self._lease.check) for kind in (StandingCheck, Deliveries))
+        self._besides: tuple[Beside, ...] = self._audits, check, deliveries
         self._flower = FlowerRuns(broker)
 
     def start(self) -> None:
@@ -184,9 +165,8 @@ class Worker:
         for thread in (self._thread, self._renewal):
             if thread.is_alive():
                 thread.join()
-        self._audits.join()
-        self._check.join()
-        self._deliveries.join()
+        for beside in self._besides:
+            beside.join()
         self._flower.join()
         try:
             self._lease.give_back()
@@ -221,9 +201,8 @@ class Worker:
             try:
                 busy = self.step()
                 if self._lease_until:
-                    self._audits.ensure_running()
-                    self._check.ensure_running()
-                    self._deliveries.ensure_running()
+                    for beside in self._besides:
+                        beside.ensure_running()
             except Exception:  # the database may be away for a while; the queue is not lost
                 log.exception("the worker's turn failed; it tries again")
                 self._rounds.clear()

@@ -21,6 +21,7 @@ from sqlalchemy.orm import undefer
 
 from flmarket.broker.core import Broker
 from flmarket.broker.database import is_transient
+from flmarket.broker.office.runs import HAS_NODE
 from flmarket.broker.requests import order_of
 from flmarket.broker.tables import PartyRow, RoundRow, Slot, TaskRow
 from flmarket.broker.work.flower.files import RunFile, task_folder
@@ -177,7 +178,7 @@ class TaskServer:
 
     def _seat_owners(self) -> dict[int, int]:
         """Every owner with a node has a place, under her number; returns whose node is whose."""
-        query = select(PartyRow).where(PartyRow.active, PartyRow.role == "owner", PartyRow.node_id.is_not(None))
+        query = select(PartyRow).where(*HAS_NODE)
         known = {}
         with self.broker.database.write() as session:
             for party in session.scalars(query):
