@@ -39,7 +39,7 @@ from flmarket.auctions.learned import LearnedAuction, PaperAuction
 from flmarket.audit import STRENGTHS, AuditReport, audit, first_best
 from flmarket.bids import Auction, BidProfile, FloatArray, Guarantees, Outcome
 from flmarket.engines.config import MarketConfig
-from flmarket.errors import FlmarketError, MissingDependency
+from flmarket.errors import FlmarketError, MissingDependency, needed
 from flmarket.experiments import bound_summary
 from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, from_checks, judged, line, missing, trend
 from flmarket.files import write_files
@@ -276,12 +276,10 @@ def audited(job: Job, auction: Auction, population: str) -> list[AuditReport]:
 
 def measured_by_the_papers(job: Job, auction: PaperAuction, preset_name: str, population: str) -> list[PapersMetric]:
     """The papers' own search and metric on one of their networks, on fresh profiles for each seed."""
-    try:
+    with needed("torch"):
         from flmarket.auctions.learned.training import paper_preset
         from flmarket.auctions.learned.training.market import Source
         from flmarket.auctions.learned.training.papers import by_the_papers
-    except ModuleNotFoundError as error:
-        raise MissingDependency(str(error.name), "torch") from None
     schedule, each = paper_preset(preset_name).schedule, -(-METRIC_PROFILES[job.quick] // len(job.seeds))
     drawn = [(seed, Source(population).draw(np.random.default_rng((seed, 77)), each)) for seed in job.seeds]
     return [by_the_papers(auction, schedule, *profiles, seed=seed) for seed, profiles in drawn]
@@ -418,15 +416,13 @@ def short_training(
     preset_name: str, items: int, population: str, *, quick: bool, seed: int
 ) -> tuple[PaperAuction, float, float]:
     """A paper's network with M = `items`, trained briefly: the auction, its regret and its payments below cost."""
-    try:
+    with needed("torch"):
         import torch
 
         from flmarket.auctions.learned.training import paper_preset
         from flmarket.auctions.learned.training.market import Source
         from flmarket.auctions.learned.training.papers import PaperTrainer
         from flmarket.auctions.learned.training.trainer import measure
-    except ModuleNotFoundError as error:
-        raise MissingDependency(str(error.name), "torch") from None
     chosen = paper_preset(preset_name)
     epochs, batches, profiles, misreports = SHORT[quick]
     schedule = replace(chosen.schedule, epochs=epochs, batches=batches, profiles=profiles, misreports=misreports)

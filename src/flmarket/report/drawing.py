@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from flmarket.errors import MissingDependency
+from flmarket.errors import needed
 
 LIGHT = {
     "paper": "#ffffff",
@@ -94,10 +94,8 @@ _STYLE: dict[str, Any] = {
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
     """Our settings on top of matplotlib's defaults, for as long as one figure is drawn and saved."""
-    try:
+    with needed("app", "matplotlib"):
         import matplotlib
-    except ImportError:
-        raise MissingDependency("matplotlib", "app") from None
     with matplotlib.rc_context(), warnings.catch_warnings():
         # a label in a script that DejaVu lacks is drawn as boxes in the PNG only; no reason to fail a report
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
