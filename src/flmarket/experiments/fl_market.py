@@ -21,8 +21,6 @@ be compared. Regret is that of a gauge, a fixed list of lies, over the owner's f
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -42,7 +40,7 @@ from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError, MissingDependency, needed
 from flmarket.experiments import bound_summary
 from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, from_checks, judged, line, missing, trend
-from flmarket.files import write_files
+from flmarket.files import csv_text, write_files
 from flmarket.learning import DataSet
 from flmarket.report import Curve
 from flmarket.report.curves import Bar, BarSet, write_bars
@@ -396,20 +394,19 @@ def _posted(found: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.float64]
 
 
 def _csv(reports: Mapping[str, Sequence[AuditReport]]) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(
-        ("mechanism", "seed", "mean_regret", "median_regret", "max_regret", "owners_with_gain", "regret_size_lies",
-         "ir_mean", "ir_worst", "over_budget")
+    columns = (
+        "mechanism", "seed", "mean_regret", "median_regret", "max_regret", "owners_with_gain", "regret_size_lies",
+        "ir_mean", "ir_worst", "over_budget",
     )  # fmt: skip
+    table = []
     for name, report in ((name, one) for name, rows in reports.items() for one in rows):
         overall, size = report.truthful.overall, report.truthful.by_dimension["data_size"]
-        writer.writerow(
+        table.append(
             (name, report.seed, overall.mean_regret_over_cost, overall.median_regret_over_cost,
              overall.max_regret_over_cost, overall.owners_with_gain, size.mean_regret_over_cost,
              report.rational.mean_loss_over_cost, report.rational.worst, report.budget.profiles_over)
         )  # fmt: skip
-    return buffer.getvalue()
+    return csv_text(columns, table)
 
 
 def short_training(
