@@ -93,7 +93,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import wrightomega
 
-from flmarket.bids import EXACT, NONE, FloatArray, Guarantees, checked_array
+from flmarket.bids import EXACT, NONE, FloatArray, Guarantees, checked_array, slices
 from flmarket.errors import InvalidInput
 from flmarket.privacy.events import checked_number
 from flmarket.registry import Registry
@@ -386,9 +386,7 @@ def best_deviations(
     before = np.concatenate(([0.0], np.cumsum(profile)[:-1]))
     others = before + np.concatenate((np.cumsum(profile[::-1])[::-1][1:], [0.0]))
     choice, best = np.empty(game.n), np.empty(game.n)
-    rows = max(1, _CHUNK_ENTRIES // points)
-    for start in range(0, game.n, rows):
-        part = slice(start, start + rows)
+    for part in slices(game.n, _CHUNK_ENTRIES // points):
         choice[part], best[part] = _search(game, game.privacy_values[part], others[part], amount, points)
     return choice, best
 

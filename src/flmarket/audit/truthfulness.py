@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from flmarket import auctions
 from flmarket.audit.search import DIMENSIONS, FIELDS, Hunt, Strength, random_joint, run_searches
 from flmarket.audit.trials import Awards, Menus, NotOnTheMenu, Reports, Sample, ShowsMenus, Trials, rows_at_once
-from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations
+from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations, slices
 from flmarket.errors import InvalidInput
 
 TOLERANCE = 1e-9  # of the owner's full cost; beside an allowance for rounding in sums as large as the budget
@@ -307,11 +307,10 @@ class _Search:
         some = np.tile(np.arange(n), (rows, 1)) if k == n else np.sort(rng.random((rows, n)).argpartition(k - 1)[:, :k])
         return np.repeat(np.arange(rows), k), some.ravel()
 
-    def trials(self, sample: Sample, rows: IntArray, owner: IntArray, start: int) -> Trials:
-        """One chunk of them."""
-        return Trials(
-            self.mechanism, sample.bids[rows], sample.budget[rows], owner, seed=(self.seed, start), draws=self.draws
-        )
+    def trials(self, sample: Sample, profile: IntArray, owner: IntArray, part: slice) -> Trials:
+        """Some of them."""
+        rows, seed = profile[part], (self.seed, part.start)
+        return Trials(self.mechanism, sample.bids[rows], sample.budget[rows], owner[part], seed=seed, draws=self.draws)
 
 
 def measure_truthfulness(
@@ -344,13 +343,12 @@ def _settled(search: _Search, shown: ShowsMenus, sample: Sample) -> int:
     profile, owner = search.whom(sample)
     each = len(owner) // len(sample)
     size = each * max(1, min(_CHUNK_ENTRIES // (each * sample.bids.n), rows_at_once(shown, sample)))
-    for start in range(0, len(owner), size):
-        rows, who = profile[start : start + size], owner[start : start + size]
-        trials = search.trials(sample, rows, who, start)
-        menus = Menus.of(shown, sample, rows, who)
+    for part in slices(len(owner), size):
+        trials = search.trials(sample, profile, owner, part)
+        menus = Menus.of(shown, sample, profile[part], owner[part])
         if (menus.best(trials) > trials.honest.utility + _tolerance(trials)).any():
             raise NotOnTheMenu
-        hunt = Hunt(trials, np.random.default_rng((search.seed, 113, start)), search.private, menus)
+        hunt = Hunt(trials, np.random.default_rng((search.seed, 113, part.start)), search.private, menus)
         random_joint(hunt, _SPOT)
     return len(owner)
 
@@ -363,19 +361,18 @@ def _searched(search: _Search, sample: Sample, shown: ShowsMenus | None = None) 
     joint = tuple(field for field in FIELDS if field in private) if len(private) > 1 else FIELDS
 
     size = max(1, _CHUNK_ENTRIES // n)
-    parts: list[_Part] = []
-    for start in range(0, len(owner), size):
-        those, who = profile[start : start + size], owner[start : start + size]
-        trials = search.trials(sample, those, who, start)
-        menus = None if shown is None else Menus.of(shown, sample, those, who)
-        hunt = Hunt(trials, np.random.default_rng((search.seed, 102, start)), joint, menus)
+    parts: list[_Settled] = []
+    for part in slices(len(owner), size):
+        trials = search.trials(sample, profile, owner, part)
+        menus = None if shown is None else Menus.of(shown, sample, profile[part], owner[part])
+        hunt = Hunt(trials, np.random.default_rng((search.seed, 102, part.start)), joint, menus)
         run_searches(hunt, search.strength)
         parts.append(_settle(hunt))
-        search.step(min(start + size, len(owner)) / len(owner))
+        search.step(min(part.stop, len(owner)) / len(owner))
 
-    gain = {name: np.concatenate([part.gain[name] for part in parts]) for name in DIMENSIONS}
+    gain = {name: np.concatenate([one.gain[name] for one in parts]) for name in DIMENSIONS}
     cost, payment, tolerance, sound = (
-        np.concatenate([getattr(part, field) for part in parts])
+        np.concatenate([getattr(one, field) for one in parts])
         for field in ("cost", "payment", "tolerance", "comparable")
     )
     judged = judged_dimensions(private)
@@ -419,7 +416,7 @@ def _telling(overall: FloatArray, cost: FloatArray, payment: FloatArray, sound: 
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Settled:
     """What one chunk leaves behind."""
 
     gain: dict[str, FloatArray]
@@ -435,7 +432,7 @@ def _tolerance(trials: Trials) -> FloatArray:
     return np.asarray(TOLERANCE * trials.cost + _ROUNDING * (trials.budget + trials.honest.payment))
 
 
-def _settle(hunt: Hunt) -> _Part:
+def _settle(hunt: Hunt) -> _Settled:
     """Gains that count. Random ones are measured again on fresh draws, since the search picked the luckiest."""
     trials = hunt.trials
     tolerance, gain = _tolerance(trials), {}
@@ -450,7 +447,7 @@ def _settle(hunt: Hunt) -> _Part:
                 sure = fresh.mean(axis=0) > _SURE * fresh.std(axis=0, ddof=1) / np.sqrt(len(fresh)) + tolerance
             gain[dimension] = np.where(sure & (gain[dimension] > 0), fresh.mean(axis=0), 0.0)
     reports = {dimension: best.reports for dimension, best in hunt.best.items()}
-    return _Part(gain, reports, trials.cost, trials.honest.payment, hunt.comparable, tolerance, hunt.tried)
+    return _Settled(gain, reports, trials.cost, trials.honest.payment, hunt.comparable, tolerance, hunt.tried)
 
 
 def _regret(
