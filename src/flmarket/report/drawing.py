@@ -130,6 +130,12 @@ def panel(
     return figure, axes
 
 
+def heading(figure: Any, height: float, text: str) -> None:
+    """The title of a figure that stands by itself, at its top."""
+    ink = LIGHT["ink"]
+    figure.text(0, 1 - 4 / height, text, va="top", color=ink, weight="bold", size=13, parse_math=False)
+
+
 def label(
     axes: Any, x: float, y: float, text: str, color: str, *, dx: float = 0, dy: float = 0, **options: Any
 ) -> None:
@@ -202,10 +208,10 @@ def standalone_svg(figure: Any, key: str, title: str) -> str:
     )
 
 
-def png(figure: Any, *, dpi: int = 200) -> bytes:
+def png(figure: Any) -> bytes:
     """The figure as a picture on white, without a date or version in it."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
 
 
