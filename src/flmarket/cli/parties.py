@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import io
 import json as json_module
@@ -21,7 +20,7 @@ import typer
 
 from flmarket.cli.output import answer, errors, print_json, print_path, screen, show_trust, table
 from flmarket.errors import ConfigError, InvalidInput, MissingDependency, needed
-from flmarket.files import write_file, write_files
+from flmarket.files import csv_text, write_file, write_files
 from flmarket.ledger import format_micros
 from flmarket.trust import AT_BROKER, AT_OWNERS, market_words, task_words
 
@@ -454,12 +453,11 @@ def predict(
     truth = None if label is None else _labels(records, raw, label)
     answers = found.predict(raw, checkpoint)
     named = [found.classes[k] for k in answers.tolist()]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([["class"], *([one] for one in named)])
+    text = csv_text(["class"], ([one] for one in named))
     if out is not None:
-        write_file(out, text.getvalue())
+        write_file(out, text)
     elif not json:
-        sys.stdout.write(text.getvalue())
+        sys.stdout.write(text)
     facts: dict[str, Any] = {"records": len(named), "checkpoint": checkpoint or found.about["use"]}
     if truth is not None:
         facts["accuracy"] = float(np.mean(found.right(truth, answers)))
