@@ -7,7 +7,7 @@ the number of records. Values are checked once, here, on construction; mechanism
 Notation follows FL-Market (Zheng, Cao, Yoshikawa 2021; Zheng et al., IEEE BigData 2022).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -56,6 +56,12 @@ class Guarantees:
     budget_feasible: Guarantee
     source: str
     assumes: str = ""
+
+
+def slices(length: int, step: int) -> Iterator[slice]:
+    """The parts of something this long, one after the other: `step` entries each, or one where that is none."""
+    step = max(1, step)
+    return (slice(start, start + step) for start in range(0, length, step))
 
 
 def checked_array(name: str, value: ArrayLike, *, minimum: float = 0.0) -> FloatArray:
@@ -321,7 +327,20 @@ class BidProfile:
 
     def __getitem__(self, index: Any) -> "BidProfile":
         """Select profiles or owners as one would from an array of shape (..., n)."""
-        return BidProfile(self.valuations[index], self.privacy_budget[index], self.data_size[index])
+        return self._rearranged(self.valuations[index], lambda array: np.atleast_1d(array[index]))
+
+    def _rearranged(self, valuations: Valuations, view: Callable[[FloatArray], FloatArray]) -> "BidProfile":
+        """The same, already checked values in another arrangement: no second check."""
+        made = object.__new__(BidProfile)
+        arrays = {"privacy_budget": _frozen(view(self.privacy_budget)), "data_size": _frozen(view(self.data_size))}
+        made.__dict__.update(valuations=valuations, **arrays)
+        return made
+
+    @property
+    def flat(self) -> "BidProfile":
+        """The same profiles with all batch axes in one: shape (rows, n)."""
+        shape = (-1, self.n)
+        return self._rearranged(self.valuations.reshape(shape), lambda array: array.reshape(shape))
 
     def with_reports(self, owner: IntArray, told: "BidProfile") -> "BidProfile":
         """These profiles, (rows, n), but owner k[r] of row r bids what entry r of `told`, (rows,), says.

@@ -4,6 +4,8 @@ Every error names the field, the value and what is accepted, in one line. Each c
 the command returns for it, so that scripts can tell a typing mistake from missing data or a refused release.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
 
@@ -68,6 +70,15 @@ class MissingDependency(FlmarketError):
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
         super().__init__(f"{package} is not installed; it comes with: pip install 'flmarket[{extra}]'")
+
+
+@contextmanager
+def needed(extra: str, package: str = "") -> Iterator[None]:
+    """Imports from an extra: what is not installed is a `MissingDependency`, of this package or by its own name."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependency(package or str(error.name), extra) from None
 
 
 class PrivacyBudgetExhausted(FlmarketError):

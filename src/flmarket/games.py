@@ -82,8 +82,6 @@ Each user's utility is evaluated from its definition on a grid of privacy budget
 reward (nobody wants more), and the best bracket is refined by golden section. The answer is the largest gain found, in
 the reward's currency: 0 up to rounding at an equilibrium. Only payments, costs and the others' total enter; neither
 first-order conditions nor Algorithm 2 do.
-
-`best_response_dynamics` is the naive way to an equilibrium, users replying in turn: for cross-checks on small games.
 """
 
 from collections.abc import Callable
@@ -95,7 +93,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import wrightomega
 
-from flmarket.bids import EXACT, NONE, FloatArray, Guarantees, checked_array
+from flmarket.bids import EXACT, NONE, FloatArray, Guarantees, checked_array, slices
 from flmarket.errors import InvalidInput
 from flmarket.privacy.events import checked_number
 from flmarket.registry import Registry
@@ -195,14 +193,6 @@ def noise_multiplier(rho: ArrayLike, *, rounds: int) -> FloatArray:
         return np.sqrt(times / (2.0 * budget))
 
 
-def zcdp_of_noise(sigma: ArrayLike, *, rounds: int, records: ArrayLike, clip: float = 1.0) -> FloatArray:
-    """The inverse of `noise_scale`: ρ over all rounds."""
-    m = checked_array("records", records, minimum=1.0)
-    length = checked_number("clip", clip, 1e-12, 1e12)
-    noise = checked_array("sigma", sigma, minimum=1e-300)
-    return np.asarray(2.0 * checked_number("rounds", rounds, 1, 1e12) * (length / (m * noise)) ** 2)
-
-
 NoiseAccount = Literal["printed", "averaged", "pooled"]
 
 
@@ -235,12 +225,12 @@ def linear_optimum(scaled: FloatArray, weight: float) -> float:
     )
 
 
-def searched_optimum(utility: Callable[[float], float], weight: float, *, points: int = 97) -> float:
+def searched_optimum(utility: Callable[[float], float], weight: float) -> float:
     """The best R in [0, λ/2] by grid and refinement, 0 included."""
-    grid = weight / 2 * np.logspace(-9, 0, points)
+    grid = weight / 2 * np.logspace(-9, 0, 97)
     values = np.array([utility(float(reward)) for reward in grid])
     best = int(np.argmax(values))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, points - 1)]
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
     found = minimize_scalar(
         lambda log_reward: -utility(float(np.exp(log_reward))),
         bounds=(np.log(low), np.log(high)),
@@ -396,26 +386,9 @@ def best_deviations(
     before = np.concatenate(([0.0], np.cumsum(profile)[:-1]))
     others = before + np.concatenate((np.cumsum(profile[::-1])[::-1][1:], [0.0]))
     choice, best = np.empty(game.n), np.empty(game.n)
-    rows = max(1, _CHUNK_ENTRIES // points)
-    for start in range(0, game.n, rows):
-        part = slice(start, start + rows)
+    for part in slices(game.n, _CHUNK_ENTRIES // points):
         choice[part], best[part] = _search(game, game.privacy_values[part], others[part], amount, points)
     return choice, best
-
-
-def best_response_dynamics(
-    game: Stackelberg, reward: float, *, sweeps: int = 200, tolerance: float = 1e-8
-) -> FloatArray:
-    """Users reply in turn, from an even start, until nobody moves by more than `tolerance` of the total."""
-    rho = game.cost_family.break_even(game.privacy_values, reward) / (4 * game.n)
-    for _ in range(sweeps):
-        before = rho.copy()
-        for user in range(game.n):
-            value, others = game.privacy_values[[user]], np.array([rho.sum() - rho[user]])
-            rho[user] = _search(game, value, others, reward, 33)[0][0]
-        if np.abs(rho - before).max() <= tolerance * rho.sum():
-            break
-    return rho
 
 
 def _search(

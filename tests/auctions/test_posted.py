@@ -138,7 +138,7 @@ def test_what_a_turn_knows_is_a_function_of_earlier_turns(size, seed, explorers)
     privacy, data, who = rng.uniform(0.5, 2.0, n), np.array([size], dtype=float), int(rng.integers(n))
 
     def known(rate, kind, privacy):
-        queue = mechanism_module.Queue(Valuations([kind], [rate]), privacy[None], data, explorers=explorers)
+        queue = mechanism_module.Queue(BidProfile(Valuations([kind], [rate]), privacy[None], data), explorers=explorers)
         situation = queue.situation(np.array([5.0]))
         turn = int(np.flatnonzero(queue.unsorted(np.arange(float(n)))[0].argsort() == who)[0])
         return turn, [getattr(situation, field.name) for field in dataclasses.fields(Situation)]

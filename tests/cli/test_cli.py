@@ -212,6 +212,10 @@ def test_the_reward_game_runs_from_a_file(flmarket, tmp_path):
     assert printed["spent_micros"] <= users["reward_micros"]
     assert (tmp_path / "o" / "report.html").exists()
     assert len((tmp_path / "o" / "users.csv").read_text().splitlines()) == 21
+    (tmp_path / "taken").write_text("mine")
+    refused = flmarket("run", tmp_path / "game.toml", "--out", tmp_path / "taken")
+    assert refused.returncode == 3, refused.stderr
+    assert "--out" in refused.stderr  # before a round is played: not when there is a report to write
     (tmp_path / "bad.toml").write_text(
         text.replace("[data]", "budget_factor = 1.0\n[data]") + '[mechanism]\nauction = "stackelberg"\n'
     )

@@ -68,9 +68,8 @@ def test_runs_of_one_seed_are_paired(tmp_path):
     job, quiet = Job(tmp_path, True, range(2)), replace(TINY, epsilon=1e3, rounds=1, steps=60, learning_rate=1.0)
     plain, one_out = (measure(job, replace(quiet, rule=rule), 0).accuracy for rule in ("average", "leave-one-out"))
     assert abs(plain - one_out) < 0.05
-    np.testing.assert_array_equal(
-        accuracies(job, "", [quiet, quiet], job.seeds)[quiet], [measure(job, quiet, seed).accuracy for seed in (0, 1)]
-    )
+    alone = [measure(job, quiet, seed).accuracy for seed in (0, 1)]
+    np.testing.assert_array_equal(accuracies(job, "", {"": [quiet, quiet]}, job.seeds)[""], np.array([alone, alone]).T)
 
 
 # --- verdicts

@@ -6,14 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flmarket.errors import InvalidInput, UnknownName
-from flmarket.games import (
-    Stackelberg,
-    best_deviations,
-    best_response_dynamics,
-    families,
-    linear_shares,
-    verify_equilibrium,
-)
+from flmarket.games import Stackelberg, best_deviations, families, linear_shares, verify_equilibrium
 
 TRAINING = {"records": 1000, "dimension": 1000, "learning_rate": 0.1, "rounds": 500, "weight": 20.0}
 
@@ -72,6 +65,18 @@ def test_nobody_gains_by_deviating(values, reward, cost):
     assert outcome.participants.sum() >= 2
     ordered = np.argsort(values, kind="stable")
     assert (np.diff(rho[ordered]) <= 1e-9 * rho.sum()).all()
+
+
+def best_response_dynamics(played, reward):
+    """The naive way: users reply in turn, from an even start, until nobody moves."""
+    rho = played.cost_family.break_even(played.privacy_values, reward) / (4 * played.n)
+    for _ in range(200):
+        before = rho.copy()
+        for user in range(played.n):
+            rho[user] = best_deviations(played, rho, reward=reward)[0][user]
+        if np.abs(rho - before).max() <= 1e-8 * rho.sum():
+            break
+    return rho
 
 
 @pytest.mark.parametrize("cost", ["linear", "quadratic", "exponential"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flmarket.errors import InvalidInput
 from flmarket.experiments.stack import PAPER_SETTINGS, against_users, against_value_range
-from flmarket.games import Stackelberg, noise_multiplier, noise_scale, zcdp_of_noise
+from flmarket.games import Stackelberg, noise_multiplier, noise_scale
 
 ACCOUNTS = ["printed", "averaged", "pooled"]
 
@@ -151,7 +151,8 @@ def test_noise_for_a_budget():
     rho = np.array([0.0, 0.01, 2.0])
     sigma = noise_scale(rho, rounds=500, records=[10, 100, 1000], clip=2.0)
     assert sigma[0] == np.inf
-    np.testing.assert_allclose(zcdp_of_noise(sigma[1:], rounds=500, records=[100, 1000], clip=2.0), rho[1:])
+    moved = 2 * 2.0 / np.array([100, 1000])  # by one record, the mean of m gradients of at most 2
+    np.testing.assert_allclose(500 * moved**2 / (2 * sigma[1:] ** 2), rho[1:])
     # per round: Gaussian of multiplier z costs 1/(2z²)
     np.testing.assert_allclose(500 / (2 * noise_multiplier(rho[1:], rounds=500) ** 2), rho[1:])
     np.testing.assert_allclose(game([1.0, 2.0]).noise_scale([0.1, 0.0]), [0.1, np.inf])

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import EXACT, NONE, BidProfile, FloatArray, Guarantees, IntArray, Outcome, checked_budget
+from flmarket.bids import EXACT, NONE, BidProfile, FloatArray, Guarantees, IntArray, Outcome, checked_budget, slices
 
 Rule = Callable[[FloatArray, FloatArray, FloatArray], tuple[NDArray[np.bool_], FloatArray]]
 
@@ -26,9 +26,7 @@ def clear(rule: Rule, bids: BidProfile, weight: FloatArray, budget: ArrayLike) -
     limit = checked_budget(budget, bids.shape[:-1]).reshape(-1, 1)
     cost, weight = bids.full_cost.reshape(-1, n), weight.reshape(-1, n)
     wins, payment = np.empty(cost.shape, dtype=bool), np.empty(cost.shape)
-    rows = max(1, _CHUNK_ENTRIES // n)
-    for start in range(0, len(cost), rows):
-        part = slice(start, start + rows)
+    for part in slices(len(cost), _CHUNK_ENTRIES // n):
         wins[part], payment[part] = rule(cost[part], weight[part], limit[part])
     wins, payment = wins.reshape(bids.shape), payment.reshape(bids.shape)
     return Outcome(np.where(wins, bids.privacy_budget, 0.0), payment)

@@ -25,7 +25,7 @@ from flmarket.audit.search import FIELDS, STRENGTHS, Strength
 from flmarket.audit.trials import Sample, Trials, crafted_ties, draw, run_checked
 from flmarket.audit.truthfulness import Example, Truthfulness, measure_truthfulness
 from flmarket.audit.yardsticks import Efficiency, measure_efficiency, rate_law
-from flmarket.bids import Auction, BidProfile, FloatArray, Guarantee, Outcome
+from flmarket.bids import Auction, BidProfile, FloatArray, Guarantee, Outcome, slices
 from flmarket.errors import InvalidInput
 from flmarket.files import jsonable
 
@@ -153,11 +153,11 @@ def check_rules(
 
 
 def _count(mechanism: Auction, sample: Sample, *, seed: int, draws: int) -> Tally:
-    tally, size = Tally(), max(1, _CHUNK_ENTRIES // sample.bids.n)
-    for start in range(0, len(sample), size):
-        part = sample[start : start + size]
+    tally = Tally()
+    for rows in slices(len(sample), _CHUNK_ENTRIES // sample.bids.n):
+        part = sample[rows]
         for drawn in range(draws):
-            rng = np.random.default_rng((seed, 103, start, drawn))
+            rng = np.random.default_rng((seed, 103, rows.start, drawn))
             tally.add(part.bids, part.budget, run_checked(mechanism, part.bids, part.budget, rng))
     return tally
 

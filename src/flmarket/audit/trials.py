@@ -66,17 +66,11 @@ def draw(
     if not 0 <= low <= high < np.inf:
         raise InvalidInput("budget_factor", budget_factor, "two finite numbers 0 ≤ low ≤ high")
     if isinstance(population, BidProfile):
-        given = flat(population)
+        given = population.flat
         bids = given[np.arange(profiles) % given.shape[0]]
     else:
         bids = populations.get(population).sample(rng, profiles, owners)
     return Sample(bids, rng.uniform(low, high, profiles) * bids.full_cost.sum(axis=-1))
-
-
-def flat(bids: BidProfile) -> BidProfile:
-    """The same profiles with all batch axes in one: shape (profiles, n)."""
-    shape = (-1, bids.n)
-    return BidProfile(bids.valuations.reshape(shape), bids.privacy_budget.reshape(shape), bids.data_size.reshape(shape))
 
 
 def crafted_ties(sample: Sample, rng: Generator) -> Sample:

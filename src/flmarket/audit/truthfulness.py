@@ -33,7 +33,6 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ from numpy.typing import NDArray
 from flmarket import auctions
 from flmarket.audit.search import DIMENSIONS, FIELDS, Hunt, Strength, random_joint, run_searches
 from flmarket.audit.trials import Awards, Menus, NotOnTheMenu, Reports, Sample, ShowsMenus, Trials, rows_at_once
-from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations
+from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations, slices
 from flmarket.errors import InvalidInput
 
 TOLERANCE = 1e-9  # of the owner's full cost; beside an allowance for rounding in sums as large as the budget
@@ -288,6 +287,32 @@ def judged_dimensions(private: tuple[str, ...]) -> tuple[str, ...]:
     return (*single, "joint") if len(single) > 1 else single
 
 
+@dataclass(frozen=True)
+class _Search:
+    """What is searched, how hard, for lies about what, and with which draws; `step` is told the share done."""
+
+    mechanism: Auction
+    name: str
+    strength: Strength
+    private: tuple[str, ...]
+    seed: int
+    draws: int
+    step: Callable[[float], None]
+
+    def whom(self, sample: Sample) -> tuple[IntArray, IntArray]:
+        """(profile, owner) of all who are searched."""
+        rng = np.random.default_rng((self.seed, 101))
+        rows, n = sample.bids.shape
+        k = min(n, self.strength.owners_per_profile)
+        some = np.tile(np.arange(n), (rows, 1)) if k == n else np.sort(rng.random((rows, n)).argpartition(k - 1)[:, :k])
+        return np.repeat(np.arange(rows), k), some.ravel()
+
+    def trials(self, sample: Sample, profile: IntArray, owner: IntArray, part: slice) -> Trials:
+        """Some of them."""
+        rows, seed = profile[part], (self.seed, part.start)
+        return Trials(self.mechanism, sample.bids[rows], sample.budget[rows], owner[part], seed=seed, draws=self.draws)
+
+
 def measure_truthfulness(
     mechanism: Auction,
     name: str,
@@ -300,104 +325,98 @@ def measure_truthfulness(
     step: Callable[[float], None] = lambda _: None,
 ) -> Truthfulness:
     """Search every owner of every profile (a random choice of owners where there are very many)."""
-    look = partial(_search, mechanism, name, strength=strength, private=private, seed=seed, draws=draws, step=step)
+    search = _Search(mechanism, name, strength, private, seed, draws, step)
     if not isinstance(mechanism, ShowsMenus) or draws > 1 or "data_size" in private:
-        return look(sample)
+        return _searched(search, sample)
     searched = np.arange(0, len(sample), min(_EVERY, -(-len(sample) // _LEAST)))
     others = sample[np.setdiff1d(np.arange(len(sample)), searched)] if len(searched) < len(sample) else None
     try:
-        exact = 0 if others is None else _settled(mechanism, others, strength, private, seed=seed)
-        found = look(sample[searched], shown=True)
+        exact = 0 if others is None else _settled(search, mechanism, others)
+        found = _searched(search, sample[searched], mechanism)
     except NotOnTheMenu:
-        return look(sample)
+        return _searched(search, sample)
     return replace(found, search=replace(found.search, by_menu=exact))
 
 
-def _settled(mechanism: ShowsMenus, sample: Sample, strength: Strength, private: tuple[str, ...], *, seed: int) -> int:
+def _settled(search: _Search, shown: ShowsMenus, sample: Sample) -> int:
     """How many owners get the best of their menus by the truth, and by some lies nothing that is not on it: all."""
-    profile, owner = _whom(sample, strength, seed=seed)
+    profile, owner = search.whom(sample)
     each = len(owner) // len(sample)
-    size = each * max(1, min(_CHUNK_ENTRIES // (each * sample.bids.n), rows_at_once(mechanism, sample)))
-    for start in range(0, len(owner), size):
-        rows, who = profile[start : start + size], owner[start : start + size]
-        trials = Trials(mechanism, sample.bids[rows], sample.budget[rows], who, seed=(seed, start))
-        menus = Menus.of(mechanism, sample, rows, who)
+    size = each * max(1, min(_CHUNK_ENTRIES // (each * sample.bids.n), rows_at_once(shown, sample)))
+    for part in slices(len(owner), size):
+        trials = search.trials(sample, profile, owner, part)
+        menus = Menus.of(shown, sample, profile[part], owner[part])
         if (menus.best(trials) > trials.honest.utility + _tolerance(trials)).any():
             raise NotOnTheMenu
-        hunt = Hunt(trials, np.random.default_rng((seed, 113, start)), private, menus)
+        hunt = Hunt(trials, np.random.default_rng((search.seed, 113, part.start)), search.private, menus)
         random_joint(hunt, _SPOT)
     return len(owner)
 
 
-def _whom(sample: Sample, strength: Strength, *, seed: int) -> tuple[IntArray, IntArray]:
-    """(profile, owner) of all who are searched."""
-    rng = np.random.default_rng((seed, 101))
-    rows, n = sample.bids.shape
-    k = min(n, strength.owners_per_profile)
-    owner = np.tile(np.arange(n), (rows, 1)) if k == n else np.sort(rng.random((rows, n)).argpartition(k - 1)[:, :k])
-    return np.repeat(np.arange(rows), k), owner.ravel()
-
-
-def _search(
-    mechanism: Auction,
-    name: str,
-    sample: Sample,
-    *,
-    strength: Strength,
-    private: tuple[str, ...],
-    seed: int,
-    draws: int,
-    step: Callable[[float], None],
-    shown: bool = False,
-) -> Truthfulness:
+def _searched(search: _Search, sample: Sample, shown: ShowsMenus | None = None) -> Truthfulness:
     """Run every search; where menus are `shown`, see that everything anybody gets is on hers."""
     rows, n = sample.bids.shape
-    profile, owner = _whom(sample, strength, seed=seed)
-    k = len(owner) // rows
+    profile, owner = search.whom(sample)
+    k, private = len(owner) // rows, search.private
     joint = tuple(field for field in FIELDS if field in private) if len(private) > 1 else FIELDS
 
     size = max(1, _CHUNK_ENTRIES // n)
-    parts: list[_Part] = []
-    for start in range(0, len(owner), size):
-        chunk = slice(start, start + size)
-        trials = Trials(
-            mechanism,
-            sample.bids[profile[chunk]],
-            sample.budget[profile[chunk]],
-            owner[chunk],
-            seed=(seed, start),
-            draws=draws,
-        )
-        menus = None
-        if shown and isinstance(mechanism, ShowsMenus):
-            menus = Menus.of(mechanism, sample, profile[chunk], owner[chunk])
-        hunt = Hunt(trials, np.random.default_rng((seed, 102, start)), joint, menus)
-        run_searches(hunt, strength)
+    parts: list[_Settled] = []
+    for part in slices(len(owner), size):
+        trials = search.trials(sample, profile, owner, part)
+        menus = None if shown is None else Menus.of(shown, sample, profile[part], owner[part])
+        hunt = Hunt(trials, np.random.default_rng((search.seed, 102, part.start)), joint, menus)
+        run_searches(hunt, search.strength)
         parts.append(_settle(hunt))
-        step(min(start + size, len(owner)) / len(owner))
+        search.step(min(part.stop, len(owner)) / len(owner))
 
-    gain = {name: np.concatenate([part.gain[name] for part in parts]) for name in DIMENSIONS}
-    cost, payment = (np.concatenate([getattr(part, field) for part in parts]) for field in ("cost", "payment"))
-    tolerance = np.concatenate([part.tolerance for part in parts])
+    gain = {name: np.concatenate([one.gain[name] for one in parts]) for name in DIMENSIONS}
+    cost, payment, tolerance, sound = (
+        np.concatenate([getattr(one, field) for one in parts])
+        for field in ("cost", "payment", "tolerance", "comparable")
+    )
     judged = judged_dimensions(private)
     overall = np.max([gain[dimension] for dimension in judged], axis=0)
     by_search: dict[str, dict[str, int]] = {}
-    for (dimension, search), number in sorted(parts[0].tried.items()):
-        by_search.setdefault(dimension, {})[search] = number
+    for (dimension, tried), number in sorted(parts[0].tried.items()):
+        by_search.setdefault(dimension, {})[tried] = number
     each = sum(parts[0].tried.values())
-    worst = _worst(mechanism, name, sample, profile, owner, size, parts, judged, overall, cost, seed=seed, draws=draws)
+
+    pick = _telling(overall, cost, payment, sound)
+    row, who = int(profile[pick]), owner[pick : pick + 1]
+    if overall.any():
+        # judged goes from simple to joint: a lie about one thing that is almost as good makes the better example
+        dimension = next(one for one in judged if gain[one][pick] >= _SIMPLER * overall[pick])
+        reports = parts[pick // size].reports[dimension].row(pick % size)
+    else:  # differences of a last digit are no lie worth showing: show the truth
+        dimension = judged[0]
+        reports = Trials(search.mechanism, sample.bids[row : row + 1], sample.budget[row : row + 1], who).truth
+    worst = describe(
+        search.mechanism, search.name, sample.bids[row : row + 1], float(sample.budget[row]), int(who[0]), reports,
+        dimension, seed=search.seed, draws=search.draws,
+    )  # fmt: skip
     return Truthfulness(
         judged,
         _regret(overall, cost, payment, tolerance, (rows, k)),
         {name: _regret(gain[name], cost, payment, tolerance, (rows, k)) for name in DIMENSIONS},
         worst,
-        SearchLog(strength.name, rows, k, each, each * rows * k, draws, by_search),
+        SearchLog(search.strength.name, rows, k, each, each * rows * k, search.draws, by_search),
         tuple(np.divide(overall, cost, out=np.zeros_like(cost), where=cost > 0).reshape(rows, k).max(axis=-1).tolist()),
     )
 
 
+def _telling(overall: FloatArray, cost: FloatArray, payment: FloatArray, sound: NDArray[np.bool_]) -> int:
+    """Whose example is shown: the largest gain over cost; where nothing gains, a winner's, to show what lying does."""
+    if overall.any():
+        return int(np.divide(overall, cost, out=np.zeros_like(overall), where=cost > 0).argmax())
+    surplus = payment - cost
+    winners = np.flatnonzero((surplus > 0) & (cost > 0) & sound)
+    # paid about half as much again as her cost: room to lie, and a critical bid near enough to see
+    return int(winners[np.abs(surplus[winners] / cost[winners] - 0.5).argmin()]) if winners.size else 0
+
+
 @dataclass(frozen=True)
-class _Part:
+class _Settled:
     """What one chunk leaves behind."""
 
     gain: dict[str, FloatArray]
@@ -413,7 +432,7 @@ def _tolerance(trials: Trials) -> FloatArray:
     return np.asarray(TOLERANCE * trials.cost + _ROUNDING * (trials.budget + trials.honest.payment))
 
 
-def _settle(hunt: Hunt) -> _Part:
+def _settle(hunt: Hunt) -> _Settled:
     """Gains that count. Random ones are measured again on fresh draws, since the search picked the luckiest."""
     trials = hunt.trials
     tolerance, gain = _tolerance(trials), {}
@@ -428,7 +447,7 @@ def _settle(hunt: Hunt) -> _Part:
                 sure = fresh.mean(axis=0) > _SURE * fresh.std(axis=0, ddof=1) / np.sqrt(len(fresh)) + tolerance
             gain[dimension] = np.where(sure & (gain[dimension] > 0), fresh.mean(axis=0), 0.0)
     reports = {dimension: best.reports for dimension, best in hunt.best.items()}
-    return _Part(gain, reports, trials.cost, trials.honest.payment, hunt.comparable, tolerance, hunt.tried)
+    return _Settled(gain, reports, trials.cost, trials.honest.payment, hunt.comparable, tolerance, hunt.tried)
 
 
 def _regret(
@@ -446,46 +465,6 @@ def _regret(
         float(gain.sum() / payment.sum()) if payment.sum() > 0 else 0.0,
         float(gains.any(axis=-1).mean()),
         float(gains.mean()),
-    )
-
-
-def _worst(
-    mechanism: Auction,
-    name: str,
-    sample: Sample,
-    profile: IntArray,
-    owner: IntArray,
-    chunk: int,
-    parts: list[_Part],
-    judged: tuple[str, ...],
-    overall: FloatArray,
-    cost: FloatArray,
-    *,
-    seed: int,
-    draws: int,
-) -> Example:
-    """The largest gain over cost; where nothing gains, an owner who wins, to show what lying does to her."""
-    ratio = np.divide(overall, cost, out=np.zeros_like(overall), where=cost > 0)
-    if overall.any():
-        pick = int(ratio.argmax())
-    else:
-        surplus = np.concatenate([part.payment for part in parts]) - cost
-        sound = np.concatenate([part.comparable for part in parts])
-        winners = np.flatnonzero((surplus > 0) & (cost > 0) & sound)
-        # paid about half as much again as her cost: room to lie, and a critical bid near enough to see
-        pick = int(winners[np.abs(surplus[winners] / cost[winners] - 0.5).argmin()]) if winners.size else 0
-    part, at = parts[pick // chunk], pick % chunk
-    # judged goes from simple to joint: a lie about one thing that is almost as good makes the better example
-    dimension = next(d for d in judged if part.gain[d][at] >= _SIMPLER * overall[pick])
-    row = int(profile[pick])
-    one = sample.bids[row : row + 1]
-    if not overall.any():  # differences of a last digit are no lie worth showing: show the truth
-        dimension = judged[0]
-        reports = Trials(mechanism, one, sample.budget[row : row + 1], owner[pick : pick + 1]).truth
-    else:
-        reports = part.reports[dimension].row(at)
-    return describe(
-        mechanism, name, one, float(sample.budget[row]), int(owner[pick]), reports, dimension, seed=seed, draws=draws
     )
 
 

@@ -57,8 +57,8 @@ from scipy.special import lambertw
 
 from flmarket import populations
 from flmarket.aggregation import OptAggr, SecureOpt, Trust, error_bound
-from flmarket.audit.trials import Sample, flat, run_checked
-from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations, checked_budget
+from flmarket.audit.trials import Sample, run_checked
+from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations, checked_budget, slices
 from flmarket.errors import InvalidInput
 from flmarket.populations import Population
 from flmarket.sampling.distributions import Uniform
@@ -152,7 +152,7 @@ def first_best(
     bids: BidProfile, budget: ArrayLike, *, rng: Generator | None = None, trust: Trust = "local"
 ) -> tuple[FloatArray, FloatArray]:
     """Privacy losses of shape (..., n) and the error bound they reach; the rng picks pairs in long profiles."""
-    limit, rows = checked_budget(budget, bids.shape[:-1]).reshape(-1), flat(bids)
+    limit, rows = checked_budget(budget, bids.shape[:-1]).reshape(-1), bids.flat
     epsilon = rows.privacy_budget.copy()
     value = optimal_bound(epsilon, rows.data_size, trust)
     short = np.flatnonzero(rows.full_cost.sum(axis=-1) > limit)  # the others buy everything: ERR falls in every ε
@@ -352,11 +352,10 @@ def bayesian_bound(
     `budget` must not depend on rates. The price of money μ of a profile is the best one for `draws` other rates of the
     same owners, so that it depends on public facts only; more draws make the bound a little tighter.
     """
-    limit, rows = checked_budget(budget, bids.shape[:-1]).reshape(-1), flat(bids)
+    limit, rows = checked_budget(budget, bids.shape[:-1]).reshape(-1), bids.flat
     _rates(rows)
-    found, step = np.empty(len(limit)), max(1, _CHUNK // (bids.n * draws))
-    for start in range(0, len(limit), step):
-        part = slice(start, start + step)
+    found = np.empty(len(limit))
+    for part in slices(len(limit), _CHUNK // (bids.n * draws)):
         some, money = rows[part], limit[part]
         drawn = law.virtual_cost(law.sample(rng, (len(money), draws, bids.n)))
         mine = law.virtual_cost(some.valuations.rate)[:, None]

@@ -25,7 +25,7 @@ from flmarket.audit import Attack, AuditReport, ClaimVerdict, SamplingAudit, att
 from flmarket.audit.attacks import PROFILES
 from flmarket.bids import Auction, Guarantee
 from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
-from flmarket.errors import ConfigError, InvalidInput, MissingDependency
+from flmarket.errors import ConfigError, InvalidInput, needed
 from flmarket.learning import adversaries
 from flmarket.registry import imported
 from flmarket.report.audit_page import write_audit, write_sampling_audit
@@ -342,10 +342,8 @@ def run_torture(
     """Run it, say how far it got, and end with 1 if a promise was not kept."""
     if world not in (None, "nodes", "service"):
         raise InvalidInput("world", world, "nodes or service")
-    try:
+    with needed("flower,broker"):
         from flmarket.simulator import Total, run_seed, torture
-    except ModuleNotFoundError as error:
-        raise MissingDependency(str(error.name), "flower,broker") from None
     if run is not None:
         found = run_seed(run, world=world)
         print(found.told())

@@ -2,7 +2,7 @@
 
 import shlex
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def demo_config(**changes: Any) -> MarketConfig:
 
 def run_demo(out: Path, rounds: int | None, seed: int, as_json: bool) -> None:
     """The market of README on data bundled with scikit-learn."""
+    _takes_files(out)
     config = demo_config(seed=seed, **({"rounds": rounds} if rounds else {}))
     command = f"flmarket demo --seed {seed}" + (f" --rounds {rounds}" if rounds else "")
     _play(config.simulation(), out, as_json, story=DEMO_STORY, command=command)
@@ -59,6 +60,7 @@ def run_demo(out: Path, rounds: int | None, seed: int, as_json: bool) -> None:
 
 def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None, as_json: bool) -> None:
     """The market of a TOML file."""
+    _takes_files(out)
     config = MarketConfig.load(market)
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
@@ -70,10 +72,14 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
     _play(config.spec(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
 
 
-def _play(spec: Spec, out: Path, as_json: bool, *, story: str | None, command: str) -> None:
-    """An auction, or a kind of one's own."""
+def _takes_files(out: Path) -> None:
+    """Whether what a run leaves can be written there is known before it begins."""
     if out.exists() and not out.is_dir():
         raise ConfigError("--out", str(out), "a folder")
+
+
+def _play(spec: Spec, out: Path, as_json: bool, *, story: str | None, command: str) -> None:
+    """An auction, or a kind of one's own."""
     kind, trust = spec.kind(), OWNERS_HERE
     about = f"{kind.rounds} rounds, {kind.name}"
     if isinstance(spec, AuctionSpec):
@@ -84,17 +90,18 @@ def _play(spec: Spec, out: Path, as_json: bool, *, story: str | None, command: s
     if not as_json:
         errors.print(f"[bold]{spec.name}[/]: {spec.partition.owners} owners of {spec.data.name}, {about}")
     with progress(kind.rounds, quiet=as_json) as step:
-        result = run(
-            spec,
-            progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
-            finished=partial(write_model, spec, out, trust),
-        )
+        result = run(spec, progress=_told(step), finished=partial(write_model, spec, out, trust))
     path = write_report(result, out, story=story, command=command, trust=trust)
     if as_json:
         print_json(summarize(result) | {"report": str(path), "model": str(out / MODEL)} | said(trust))
     else:
         show_run(result, path, trust)
         print_path("model      ", out / MODEL)
+
+
+def _told(step: Callable[[str], None]) -> Callable[[Any], None]:
+    """Each round's accuracy, for a progress bar."""
+    return lambda record: step(f"round {record.index + 1}: accuracy {record.metrics['accuracy']:.3f}")
 
 
 def write_model(spec: Spec, out: Path, trust: TrustWords, rounds: Rounds) -> None:
@@ -117,10 +124,7 @@ def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: 
     training = config.stackelberg_training(data_dir=data_dir, base=base)
     trust = in_sums(RECORDS_HERE, training.trust)
     with progress(training.rounds, quiet=as_json) as step:
-        played = training.run(
-            progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
-            finished=partial(write_model, training, out, trust),
-        )
+        played = training.run(progress=_told(step), finished=partial(write_model, training, out, trust))
     result = played.market_result()
     largest = float(played.epsilon.max(initial=0.0))
     story = (
@@ -222,10 +226,7 @@ def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: boo
             f"{dimension(training.model):,} parameters"
         )
     with progress(training.rounds, quiet=as_json) as step:
-        trained = training.run(
-            progress=lambda r: step(f"round {r.index + 1}: accuracy {r.metrics['accuracy']:.3f}"),
-            finished=partial(write_model, training, out, trust),
-        )
+        trained = training.run(progress=_told(step), finished=partial(write_model, training, out, trust))
     if not trained.rounds:
         raise InvalidInput("joint.budget", training.budget, "enough for at least one client")
     result = trained.market_result()
@@ -289,8 +290,6 @@ def run_sampled(
     config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path
 ) -> None:
     """Train, write report.html, summary.json and clients.csv, and show the run in a few lines."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError("--out", str(out), "a folder")
     training = config.sampled_training(data_dir=data_dir, base=base)
     if not as_json:
         errors.print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import io
 import json as json_module
@@ -20,8 +19,8 @@ import numpy as np
 import typer
 
 from flmarket.cli.output import answer, errors, print_json, print_path, screen, show_trust, table
-from flmarket.errors import ConfigError, InvalidInput, MissingDependency
-from flmarket.files import write_file, write_files
+from flmarket.errors import ConfigError, InvalidInput, MissingDependency, needed
+from flmarket.files import csv_text, write_file, write_files
 from flmarket.ledger import format_micros
 from flmarket.trust import AT_BROKER, AT_OWNERS, market_words, task_words
 
@@ -45,15 +44,13 @@ def serve(
 
     `given` are the settings that have an option of their own, `more` any others as "name=value".
     """
-    try:
+    with needed("broker"):
         import uvicorn
 
         from flmarket.broker.app import create_app
         from flmarket.broker.core import Broker
         from flmarket.broker.settings import Settings
         from flmarket.broker.work.flower.files import check_connection
-    except ImportError as error:
-        raise MissingDependency(error.name or "fastapi", "broker") from None
     settings = Settings.read(settings_file, {**dict(map(_pair, more)), **given})
     if demo and host not in _LOCAL:
         raise ConfigError("--host", host, "this machine only (127.0.0.1) for the demo, whose keys are printed")
@@ -92,10 +89,8 @@ def serve(
 
 def show_settings() -> None:
     """Print a settings file with every setting and its default."""
-    try:
+    with needed("broker"):
         from flmarket.broker.settings import Settings
-    except ImportError as error:
-        raise MissingDependency(error.name or "pydantic-settings", "broker") from None
     print(Settings.template())
 
 
@@ -375,10 +370,8 @@ def cap(
 
 
 def _client(url: str, key: str) -> BrokerClient:
-    try:
+    with needed("client"):
         from flmarket.client import BrokerClient
-    except ImportError as error:
-        raise MissingDependency(error.name or "httpx", "client") from None
     if not key:
         raise ConfigError("--key", "", "your API key, as --key or in FLMARKET_KEY")
     return BrokerClient(url, key)
@@ -460,12 +453,11 @@ def predict(
     truth = None if label is None else _labels(records, raw, label)
     answers = found.predict(raw, checkpoint)
     named = [found.classes[k] for k in answers.tolist()]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([["class"], *([one] for one in named)])
+    text = csv_text(["class"], ([one] for one in named))
     if out is not None:
-        write_file(out, text.getvalue())
+        write_file(out, text)
     elif not json:
-        sys.stdout.write(text.getvalue())
+        sys.stdout.write(text)
     facts: dict[str, Any] = {"records": len(named), "checkpoint": checkpoint or found.about["use"]}
     if truth is not None:
         facts["accuracy"] = float(np.mean(found.right(truth, answers)))
@@ -502,10 +494,8 @@ def export(
             np.savez(buffer, allow_pickle=False, **found.weights(checkpoint))
             write_file(out, buffer.getvalue())
     elif out.suffix == ".safetensors":
-        try:
+        with needed("app", "safetensors"):
             from safetensors.numpy import save
-        except ImportError:
-            raise MissingDependency("safetensors", "app") from None
         write_file(out, save({name: np.ascontiguousarray(part) for name, part in found.weights(checkpoint).items()}))
     elif out.exists() and not out.is_dir():
         raise ConfigError("--out", str(out), "a folder, or a file that ends in .safetensors or .npz")

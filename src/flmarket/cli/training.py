@@ -14,7 +14,7 @@ from flmarket.auctions.posted import LINEAR, NetworkMenu, read_menu
 from flmarket.bids import BidProfile
 from flmarket.cli.audit import figures_for_weights
 from flmarket.cli.output import print_json, print_path, progress, screen
-from flmarket.errors import InvalidInput, MissingDependency
+from flmarket.errors import InvalidInput, needed
 from flmarket.populations import get as get_population
 from flmarket.populations import read_bids
 
@@ -36,10 +36,8 @@ def train_menu(
     populations: Sequence[str], bids: Path | None, options: MenuOptions, seed: int, out: Path, as_json: bool
 ) -> None:
     """Fit a posted menu; it is written as training goes on, so that an interrupted run goes on with --start."""
-    try:
+    with needed("torch"):
         import torch
-    except ImportError:
-        raise MissingDependency("torch", "torch") from None
     from flmarket.auctions.learned.training.market import Source
     from flmarket.auctions.posted.training import Objective, Trainer
 
@@ -137,10 +135,8 @@ def train_network(
     as_json: bool,
 ) -> None:
     """Train a network; weights, provenance, metrics and a checkpoint are written after every epoch."""
-    try:
+    with needed("torch"):
         import torch
-    except ImportError:
-        raise MissingDependency("torch", "torch") from None
     from flmarket.auctions.learned.training import FORMER_PRESETS, PAPER_PRESETS, paper_preset, preset
     from flmarket.auctions.learned.training.market import Source
 

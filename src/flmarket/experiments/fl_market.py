@@ -21,8 +21,6 @@ be compared. Regret is that of a gauge, a fixed list of lies, over the owner's f
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -39,10 +37,10 @@ from flmarket.auctions.learned import LearnedAuction, PaperAuction
 from flmarket.audit import STRENGTHS, AuditReport, audit, first_best
 from flmarket.bids import Auction, BidProfile, FloatArray, Guarantees, Outcome
 from flmarket.engines.config import MarketConfig
-from flmarket.errors import FlmarketError, MissingDependency
+from flmarket.errors import FlmarketError, MissingDependency, needed
 from flmarket.experiments import bound_summary
 from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, from_checks, judged, line, missing, trend
-from flmarket.files import write_files
+from flmarket.files import csv_text, write_files
 from flmarket.learning import DataSet
 from flmarket.report import Curve
 from flmarket.report.curves import Bar, BarSet, write_bars
@@ -276,12 +274,10 @@ def audited(job: Job, auction: Auction, population: str) -> list[AuditReport]:
 
 def measured_by_the_papers(job: Job, auction: PaperAuction, preset_name: str, population: str) -> list[PapersMetric]:
     """The papers' own search and metric on one of their networks, on fresh profiles for each seed."""
-    try:
+    with needed("torch"):
         from flmarket.auctions.learned.training import paper_preset
         from flmarket.auctions.learned.training.market import Source
         from flmarket.auctions.learned.training.papers import by_the_papers
-    except ModuleNotFoundError as error:
-        raise MissingDependency(str(error.name), "torch") from None
     schedule, each = paper_preset(preset_name).schedule, -(-METRIC_PROFILES[job.quick] // len(job.seeds))
     drawn = [(seed, Source(population).draw(np.random.default_rng((seed, 77)), each)) for seed in job.seeds]
     return [by_the_papers(auction, schedule, *profiles, seed=seed) for seed, profiles in drawn]
@@ -398,35 +394,32 @@ def _posted(found: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.float64]
 
 
 def _csv(reports: Mapping[str, Sequence[AuditReport]]) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(
-        ("mechanism", "seed", "mean_regret", "median_regret", "max_regret", "owners_with_gain", "regret_size_lies",
-         "ir_mean", "ir_worst", "over_budget")
+    columns = (
+        "mechanism", "seed", "mean_regret", "median_regret", "max_regret", "owners_with_gain", "regret_size_lies",
+        "ir_mean", "ir_worst", "over_budget",
     )  # fmt: skip
+    table = []
     for name, report in ((name, one) for name, rows in reports.items() for one in rows):
         overall, size = report.truthful.overall, report.truthful.by_dimension["data_size"]
-        writer.writerow(
+        table.append(
             (name, report.seed, overall.mean_regret_over_cost, overall.median_regret_over_cost,
              overall.max_regret_over_cost, overall.owners_with_gain, size.mean_regret_over_cost,
              report.rational.mean_loss_over_cost, report.rational.worst, report.budget.profiles_over)
         )  # fmt: skip
-    return buffer.getvalue()
+    return csv_text(columns, table)
 
 
 def short_training(
     preset_name: str, items: int, population: str, *, quick: bool, seed: int
 ) -> tuple[PaperAuction, float, float]:
     """A paper's network with M = `items`, trained briefly: the auction, its regret and its payments below cost."""
-    try:
+    with needed("torch"):
         import torch
 
         from flmarket.auctions.learned.training import paper_preset
         from flmarket.auctions.learned.training.market import Source
         from flmarket.auctions.learned.training.papers import PaperTrainer
         from flmarket.auctions.learned.training.trainer import measure
-    except ModuleNotFoundError as error:
-        raise MissingDependency(str(error.name), "torch") from None
     chosen = paper_preset(preset_name)
     epochs, batches, profiles, misreports = SHORT[quick]
     schedule = replace(chosen.schedule, epochs=epochs, batches=batches, profiles=profiles, misreports=misreports)

@@ -31,6 +31,7 @@ from flmarket.experiments.items import (
     Item,
     Job,
     Reproduction,
+    drawn_for,
     from_checks,
     judged,
     line,
@@ -56,12 +57,9 @@ PRINTED_TABLE = {
 }
 
 
-def fig5(job: Job) -> tuple[Item, ...]:
+@drawn_for(POPULATIONS)
+def fig5(job: Job, level: str) -> Item:
     """Error bound against the budget."""
-    return tuple(_fig5(job, level) for level in POPULATIONS)
-
-
-def _fig5(job: Job, level: str) -> Item:
     population, stem = POPULATIONS[level], f"flm21-fig5-{level}"
     bids = fl.profiles(job, population)
     budgets = [k * bids.full_cost.mean(axis=-1) for k in MULTIPLES]
@@ -153,12 +151,9 @@ def _large_budgets(by: Curves) -> Check:
     return Check.of("large-budgets", claim, judged(dict(lead), above=0.0))
 
 
-def fig6(job: Job) -> tuple[Item, ...]:
+@drawn_for(POPULATIONS)
+def fig6(job: Job, level: str) -> Item:
     """Error bound against the number of owners, at one budget: an owner's mean cost."""
-    return tuple(_fig6(job, level) for level in POPULATIONS)
-
-
-def _fig6(job: Job, level: str) -> Item:
     population, stem = POPULATIONS[level], f"flm21-fig6-{level}"
     entrants = fl.contenders(population, ENTRANTS)
     points: dict[int, dict[tuple[str, str], list[FloatArray]]] = {d: {} for d in DIMENSIONS.values()}
@@ -228,12 +223,9 @@ def _more_owners(whole: Curves, key: str, dimension: int, best: fl.BoundCurve) -
     )
 
 
-def fig7(job: Job) -> tuple[Item, ...]:
+@drawn_for(POPULATIONS)
+def fig7(job: Job, level: str) -> Item:
     """The error bound of the paper's MURBA against M; every model gets the same short training."""
-    return tuple(_fig7(job, level) for level in POPULATIONS)
-
-
-def _fig7(job: Job, level: str) -> Item:
     population, stem = POPULATIONS[level], f"flm21-fig7-{level}"
     bids = fl.profiles(job, population)
     budget = [5.0 * bids.full_cost.mean(axis=-1)]

@@ -18,7 +18,7 @@ import numpy as np
 from flmarket.bids import Auction, BidProfile, FloatArray
 from flmarket.engines.config import MarketConfig
 from flmarket.experiments import fl_market as fl
-from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, Reproduction, from_checks, judged
+from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, Reproduction, drawn_for, from_checks, judged
 from flmarket.learning import DataSet, load
 
 Curves = Mapping[tuple[str, str], fl.BoundCurve]  # by auction and rule
@@ -47,12 +47,9 @@ def _profiles(job: Job, population: str) -> tuple[BidProfile, list[FloatArray]]:
     return bids, [factor * bids.full_cost.sum(axis=-1) for factor in FACTORS]
 
 
-def fig7(job: Job) -> tuple[Item, ...]:
+@drawn_for(POPULATIONS)
+def fig7(job: Job, split: str) -> Item:
     """Error bound against the budget factor, every auction with both aggregations."""
-    return tuple(_fig7(job, split) for split in POPULATIONS)
-
-
-def _fig7(job: Job, split: str) -> Item:
     population, stem = POPULATIONS[split], f"flm22-fig7-{split}"
     job.step(f"error bounds on {population}")
     bids, budgets = _profiles(job, population)
@@ -136,12 +133,9 @@ def _standing(by: Curves, least: fl.BoundCurve) -> str:
     return f"Mean over B̄ = {at} with OptAggr: {order}; first best {least.mean[common].mean():.2f}."
 
 
-def fig8(job: Job) -> tuple[Item, ...]:
+@drawn_for(POPULATIONS)
+def fig8(job: Job, split: str) -> Item:
     """How often nobody sells."""
-    return tuple(_fig8(job, split) for split in POPULATIONS)
-
-
-def _fig8(job: Job, split: str) -> Item:
     population, stem = POPULATIONS[split], f"flm22-fig8-{split}"
     job.step(f"invalid gradients on {population}")
     bids, budgets = _profiles(job, population)

@@ -36,14 +36,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import wraps
 from math import ceil, inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betaincinv, stdtrit
+from scipy.special import stdtrit
 
+from flmarket.audit.privacy import rate_at_least, rate_at_most
 from flmarket.files import write_files
 from flmarket.report import Curve, CurveSet, write_curves
 
@@ -82,9 +84,7 @@ class Estimate:
             return -inf, inf
         tail = (1 - level) / 2
         if self.yes is not None:
-            no = self.runs - self.yes
-            low = float(betaincinv(self.yes, no + 1, tail)) if self.yes else 0.0
-            return low, float(betaincinv(self.yes + 1, no, 1 - tail)) if no else 1.0
+            return rate_at_least(self.yes, self.runs, tail), rate_at_most(self.yes, self.runs, tail)
         reach = float(stdtrit(self.runs - 1, 1 - tail)) * self.se
         return self.mean - reach, self.mean + reach
 
@@ -252,6 +252,11 @@ class Job:
 
 
 Reproduction = Callable[[Job], "Item | tuple[Item, ...]"]
+
+
+def drawn_for(each: Iterable[str]) -> Callable[[Callable[[Job, str], Item]], Callable[[Job], tuple[Item, ...]]]:
+    """Of a function that makes one item, the unit of work that makes it for each of these."""
+    return lambda one: wraps(one)(lambda job: tuple(one(job, which) for which in each))
 
 
 def line(

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -260,27 +261,16 @@ QUICK = {
 }
 
 
-def figure_3_mnist(job: Job) -> Item:
-    """Accuracy against ε on MNIST, with a convolutional network; softmax regression in quick runs."""
-    return _figure_3(job, "mnist")
-
-
-def figure_3_cifar10(job: Job) -> Item:
-    """The same on the CIFAR-10 subset; softmax regression in quick runs."""
-    return _figure_3(job, "cifar10")
-
-
-def _figure_3(job: Job, name: str) -> Item:
+def figure_3(job: Job, name: str) -> Item:
+    """Accuracy against ε on MNIST or the CIFAR-10 subset, with a network; softmax regression in quick runs."""
     scale = (QUICK if job.quick else FULL)[name]
     settings = {label: [replace(one, epsilon=e) for e in scale.epsilons] for label, one in methods(scale.base).items()}
     last = {
-        label: replace(one, epsilon=scale.epsilons[-1])
+        label: [replace(one, epsilon=scale.epsilons[-1])]
         for label, one in at_the_end(scale.base, peers=scale.peers).items()
     }
-    everything = [*(one for line_ in settings.values() for one in line_), *last.values()]
-    found = accuracies(job, f"accuracy against ε on {name}", everything, job.seeds)
-    accuracy = {label: np.stack([found[one] for one in line_], axis=1) for label, line_ in settings.items()}
-    harder = {label: found[one][:, None] for label, one in last.items()}
+    everything = accuracies(job, f"accuracy against ε on {name}", settings | last, job.seeds)
+    accuracy, harder = ({label: everything[label] for label in some} for some in (settings, last))
     stem, x = f"jdp-fig3-{name}", np.log10(scale.epsilons)
     title = f"{name}, {scale.base.clients} clients, one adversary"
     curves = [line(label, x, values) for label, values in accuracy.items()]
@@ -296,7 +286,7 @@ def _figure_3(job: Job, name: str) -> Item:
     checks = [
         order_check(accuracy, scale.epsilons),
         gap_check("gap", "One dirty-label adversary of 20", accuracy, ATTACKED, OURS),
-        gap_check("boosted", f"One whose step is {BOOST:g} times as long", accuracy | harder, BOOSTED, OURS_BOOSTED),
+        gap_check("boosted", f"One whose step is {BOOST:g} times as long", everything, BOOSTED, OURS_BOOSTED),
     ]
     if scale.base.model == SOFTMAX.model:
         checks[1:] = [_not_the_network(check) for check in checks[1:]]
@@ -317,10 +307,10 @@ def _figure_3(job: Job, name: str) -> Item:
             "epsilon_per_round": [one.epsilon_per_round for one in account],
             "accuracy": {label: values.mean(axis=0).tolist() for label, values in accuracy.items()},
             "at_the_largest": {label: float(values.mean()) for label, values in harder.items()},
-            "accuracy_by_seed": {label: values.tolist() for label, values in (accuracy | harder).items()},
+            "accuracy_by_seed": {label: values.tolist() for label, values in everything.items()},
             "adversary_left_out": kept_out,
         },
-        note=_noise_note(scale, account, accuracy | harder, kept_out),
+        note=_noise_note(scale, account, everything, kept_out),
     )
 
 
@@ -408,12 +398,10 @@ def figure_4(job: Job) -> tuple[Item, ...]:
     base = replace(SOFTMAX, rounds=5) if job.quick else SOFTMAX
     epsilons, clients = (1.0, 2.0, 4.0, 8.0, 16.0), (5, 10, 20, 40) if job.quick else (5, 10, 20, 40, 80)
     lines = methods(base)
-    by_epsilon = [replace(lines[OURS], epsilon=e) for e in epsilons]
     by_clients = {label: [replace(lines[label], clients=m) for m in clients] for label in (NO_ATTACK, ATTACKED, OURS)}
-    everything = [*by_epsilon, *(one for line_ in by_clients.values() for one in line_)]
-    found = accuracies(job, "against clients", everything, job.runs(1, 4))
-    against_epsilon = np.stack([found[one] for one in by_epsilon], axis=1)
-    against = {label: np.stack([found[one] for one in line_], axis=1) for label, line_ in by_clients.items()}
+    settings = {"ε": [replace(lines[OURS], epsilon=e) for e in epsilons]} | by_clients
+    against = accuracies(job, "against clients", settings, job.runs(1, 4))
+    against_epsilon = against.pop("ε")
     return (
         _trend_item(
             job,
@@ -463,11 +451,11 @@ def figure_5(job: Job) -> Item:
     base = replace(attacked, rounds=4) if job.quick else attacked
     sizes = (5, 10, 15, 20, 30)
     groups = [replace(base, rule="partition", options=(("size", size),)) for size in sizes]
-    alone = replace(base, rule="leave-one-out")
-    found = accuracies(job, "grouping", [*groups, alone], job.runs(2, 4))
-    values = np.stack([found[one] for one in groups], axis=1)
-    lines = {"groups": values, "leave-one-out": np.repeat(found[alone][:, None], len(sizes), axis=1)}
-    lead = {f"over groups of {size}": _points(found[alone] - row) for size, row in zip(sizes, values.T, strict=True)}
+    alone = [replace(base, rule="leave-one-out")] * len(sizes)
+    lines = accuracies(job, "grouping", {"groups": groups, "leave-one-out": alone}, job.runs(2, 4))
+    values = lines["groups"]
+    gaps = (lines["leave-one-out"] - values).T
+    lead = {f"over groups of {size}": _points(gap) for size, gap in zip(sizes, gaps, strict=True)}
     checks = (
         Check.of("size", "Accuracy grows with the size of the groups.", trend(values, +1)),
         Check.of("leave-one-out", "Leave-one-out is better than any partition.", judged(lead, above=0.0, unit=POINTS)),
@@ -508,9 +496,7 @@ def several_adversaries(job: Job) -> tuple[Item, ...]:
             label: [replace(one, adversary=attack if f else None, adversaries=f) for f in numbers]
             for label, one in rules.items()
         }
-        everything = [one for line_ in lines.values() for one in line_]
-        found = accuracies(job, f"{attack} adversaries", everything, job.seeds)
-        accuracy = {label: np.stack([found[one] for one in line_], axis=1) for label, line_ in lines.items()}
+        accuracy = accuracies(job, f"{attack} adversaries", lines, job.seeds)
         items.append(_adversaries_item(job, attack, numbers, accuracy, out, base.clients))
     return tuple(items)
 
@@ -615,8 +601,8 @@ def choice_privacy(job: Job) -> Item:
 
 ITEMS: dict[str, Reproduction] = {
     "fig2": figure_2,
-    "fig3-mnist": figure_3_mnist,
-    "fig3-cifar10": figure_3_cifar10,
+    "fig3-mnist": partial(figure_3, name="mnist"),
+    "fig3-cifar10": partial(figure_3, name="cifar10"),
     "fig4": figure_4,
     "fig5": figure_5,
     "adversaries": several_adversaries,

@@ -15,7 +15,7 @@ with `tuning`, which measures on training records that no client holds, and with
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,14 +107,14 @@ class Measured:
     epsilon_total: float
 
 
-def accuracies(job: Job, title: str, settings: Sequence[Setting], runs: range) -> dict[Setting, FloatArray]:
-    """Accuracy of every setting and seed, (runs,) each; seed by seed, so that an early look is a fair one."""
-    found: dict[Setting, list[float]] = {setting: [] for setting in settings}  # each once
+def accuracies(job: Job, title: str, lines: Mapping[str, Sequence[Setting]], runs: range) -> dict[str, FloatArray]:
+    """Accuracy of every line's settings, (runs, settings) each; seed by seed, so that an early look is a fair one."""
+    found: dict[Setting, list[float]] = {setting: [] for line in lines.values() for setting in line}  # each once
     for done, seed in enumerate(runs):
         for place, setting in enumerate(found):
             job.step(f"{title}: run {done * len(found) + place + 1} of {len(runs) * len(found)}")
             found[setting].append(measure(job, setting, seed).accuracy)
-    return {setting: np.array(values) for setting, values in found.items()}
+    return {label: np.stack([np.array(found[one]) for one in line], axis=1) for label, line in lines.items()}
 
 
 def measure(job: Job, setting: Setting, seed: int) -> Measured:

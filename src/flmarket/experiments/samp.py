@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -281,17 +282,8 @@ def prior(job: Job) -> Item:
     )
 
 
-def fig2(job: Job) -> tuple[Item, ...]:
-    """Training loss with uniform costs."""
-    return _losses(job, "uniform")
-
-
-def fig3(job: Job) -> tuple[Item, ...]:
-    """Training loss with exponential costs."""
-    return _losses(job, "exponential")
-
-
-def _losses(job: Job, family: Family) -> tuple[Item, ...]:
+def losses(job: Job, family: Family) -> tuple[Item, ...]:
+    """Training loss with costs of a family."""
     found: dict[str, tuple[DataSet, str]] = {}
     for names in _scale(job).data_sets:
         data, note = _first_there(job, names)
@@ -430,4 +422,10 @@ def _three(value: Mapping[str, float]) -> str:
     return " / ".join(f"{value[name]:.3g}" for name in ("complete", "optimal", "uniform"))
 
 
-ITEMS: dict[str, Reproduction] = {"fig1": fig1, "fig4": fig4, "prior": prior, "fig2": fig2, "fig3": fig3}
+ITEMS: dict[str, Reproduction] = {
+    "fig1": fig1,
+    "fig4": fig4,
+    "prior": prior,
+    "fig2": partial(losses, family="uniform"),
+    "fig3": partial(losses, family="exponential"),
+}

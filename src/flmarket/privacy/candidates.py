@@ -65,7 +65,7 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from scipy.special import betainc, betaincinv, betaln, ndtr, ndtri, xlog1py, xlogy
 
-from flmarket.bids import FloatArray, IntArray
+from flmarket.bids import FloatArray, IntArray, slices
 from flmarket.privacy.noise import NoiseSource
 
 _PAIRS = ((2.0, 128), (8.0, 1280), (np.inf, 8192))  # how many pairs of candidates up to which ε
@@ -247,9 +247,8 @@ def choose(units: FloatArray, cap: Cap, epsilon: FloatArray, source: NoiseSource
     for pairs in np.unique(cap.pairs).tolist():
         listed = pairs == 1 or size <= _LISTED_DIMENSION
         members = np.flatnonzero(cap.pairs == pairs)
-        step = max(1, _BLOCK // max(size, pairs * size if listed else pairs))
-        for first in range(0, members.size, step):
-            rows = members[first : first + step]
+        for part in slices(members.size, _BLOCK // max(size, pairs * size if listed else pairs)):
+            rows = members[part]
             everything = np.arange(rows.size)
             frame = (_Listed if listed else _Rotated).draw(source.generator(), (rows.size, pairs, size), normal)
             scores = frame.scores(units[rows])

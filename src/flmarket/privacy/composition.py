@@ -42,7 +42,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfcx, ndtr, ndtri
 
 from flmarket.bids import FloatArray, checked_array
-from flmarket.errors import InvalidInput, MissingDependency
+from flmarket.errors import InvalidInput, needed
 from flmarket.privacy.events import (
     ROUNDING_ALLOWANCE,
     ApproxDp,
@@ -376,11 +376,9 @@ def numerical_epsilon(counts: Mapping[Event, int], *, delta: float, interval: fl
     factor 2 of the sensitivity 2·clip. This is why no neighbouring relation is passed on: dp-accounting's
     `RdpAccountant(REPLACE_ONE)` returns the add/remove ε for plain Gaussian events.
     """
-    try:
+    with needed("secure", "dp-accounting"):
         from dp_accounting.pld import common
         from dp_accounting.pld import privacy_loss_distribution as pld
-    except ImportError:
-        raise MissingDependency("dp-accounting", "secure") from None
     if not counts:
         return 0.0
     if not 0 < delta < 1:

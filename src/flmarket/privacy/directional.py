@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
-from flmarket.bids import FloatArray, checked_array
+from flmarket.bids import FloatArray, checked_array, slices
 from flmarket.errors import InvalidInput
 from flmarket.privacy.candidates import (
     Cap,
@@ -143,9 +143,7 @@ class Directional:
         radius = _radius(ball)
         slope, height = _on_a_sphere(ball, plan.lift, coin(rng, (1 - radius) / 2), radius)
         out = np.empty_like(ball)
-        step = max(1, _BLOCK // ball.shape[1])
-        for first in range(0, len(ball), step):
-            rows = slice(first, first + step)
+        for rows in slices(len(ball), _BLOCK // ball.shape[1]):
             noise = rng.standard_normal(ball[rows].shape)
             extra = rng.standard_normal(height[rows].shape) * plan.lift[rows]
             overlap = slope[rows] * np.einsum("ij,ij->i", noise, ball[rows]) + extra * height[rows]

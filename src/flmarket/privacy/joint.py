@@ -136,13 +136,8 @@ class JointPrivacy:
     client_total: float
     record_per_round: float
     record_total: float
-    paper_per_round: float  # ε_L + ε_E as asked for
+    paper_per_round: float  # ε_L + ε_E as asked for; the paper states no composition over rounds
     unit: Literal["client", "record"] = "client"
-
-    @property
-    def paper_total(self) -> float:
-        """The paper's per-round sum times the rounds; it states no composition over rounds."""
-        return self.rounds * self.paper_per_round
 
     def sentences(self) -> tuple[str, ...]:
         """What is protected against whom, for a page."""

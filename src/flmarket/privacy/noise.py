@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flmarket.bids import FloatArray
-from flmarket.errors import InvalidInput, MissingDependency
+from flmarket.errors import InvalidInput, needed
 
 
 @runtime_checkable
@@ -195,10 +195,8 @@ class SecureNoise:
 
 
 def _opendp() -> Any:
-    try:
+    with needed("secure", "opendp"):
         import opendp.prelude as dp
-    except ImportError:
-        raise MissingDependency("opendp", "secure") from None
     dp.enable_features("contrib")
     return dp
 

@@ -4,6 +4,7 @@ Its picture shows what one owner gains or loses as her report moves away from th
 the same parts for one client, and what the scheme spends.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,34 +156,19 @@ def _difference(truth: Bid, lie: Bid) -> str:
 
 def write_audit(report: AuditReport, path: Name, *, command: str | None = None) -> Path:
     """Write one HTML file that needs nothing else, whole or not at all; returns its path."""
-    target = Path(path)
-    chart, caption = gain_chart(report.worst)
-    page = render(
-        "audit.html.j2",
-        trust=BIDS_ONLY,
-        title=report.mechanism,
-        report=report,
-        chart=chart,
-        caption=caption,
-        tale=tell(report.worst),
-        command=command,
-    )
-    return write_files(target.parent, {target.name: page}) / target.name
+    shown = {"title": report.mechanism, "report": report, "tale": tell(report.worst), "command": command}
+    return _written(path, "audit.html.j2", *gain_chart(report.worst), shown)
 
 
 def write_sampling_audit(found: SamplingAudit, path: Name, *, command: str | None = None) -> Path:
     """Write one HTML file that needs nothing else, whole or not at all; returns its path."""
+    shown = {"title": found.scheme, "found": found, "command": command}
+    return _written(path, "sampled_audit.html.j2", *_lie_chart(found), shown)
+
+
+def _written(path: Name, template: str, chart: str, caption: str, shown: Mapping[str, Any]) -> Path:
     target = Path(path)
-    chart, caption = _lie_chart(found)
-    page = render(
-        "sampled_audit.html.j2",
-        trust=BIDS_ONLY,
-        title=found.scheme,
-        found=found,
-        chart=chart,
-        caption=caption,
-        command=command,
-    )
+    page = render(template, trust=BIDS_ONLY, chart=chart, caption=caption, **shown)
     return write_files(target.parent, {target.name: page}) / target.name
 
 

@@ -234,11 +234,14 @@ def money_margin(largest: float) -> float:
     return 28 + 6.5 * len(f"{largest:,.0f}")
 
 
+def evenly(number: int, most: int) -> IntArray:
+    """Places among so many, evenly spaced, first and last included; all where they are not more than `most`."""
+    return np.linspace(0, number - 1, min(number, most)).round().astype(np.int64)
+
+
 def thin(x: NDArray[Any], *lines: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Evenly spaced points, first and last included, once there are more than a screen can show."""
-    if len(x) <= _MAX_POINTS:
-        return x, *lines
-    keep = np.linspace(0, len(x) - 1, _MAX_POINTS).round().astype(int)
+    """Evenly spaced points once there are more than a screen can show."""
+    keep = evenly(len(x), _MAX_POINTS)
     return x[keep], *(line[keep] for line in lines)
 
 
@@ -264,8 +267,7 @@ def privacy(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
         alone = "No owner gave up any privacy in this run."
         return figure, "Updates left without noise: whoever sold any has no bound." if largest else alone
     order = np.argsort(-total, kind="stable")
-    if len(order) > _MAX_DRAWN:
-        order = order[np.linspace(0, len(order) - 1, _MAX_DRAWN).round().astype(int)]
+    order = order[evenly(len(order), _MAX_DRAWN)]
     shown, limit = total[order], cap[order]
     over = shown > limit * (1 + 1e-9)
     _bars(axes, np.where(over, 0.0, shown), "teal")
@@ -320,8 +322,7 @@ def pay(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
         axes.set_axis_off()
         return figure, "No owner was paid in this run."
     order = np.flatnonzero(active)
-    if len(order) > _MAX_DRAWN:
-        order = order[np.linspace(0, len(order) - 1, _MAX_DRAWN).round().astype(int)]
+    order = order[evenly(len(order), _MAX_DRAWN)]
     axes.plot(
         sold[order], paid[order], linestyle="", marker="o", markersize=6, color=LIGHT["plum"], alpha=0.55,
         markeredgewidth=0,

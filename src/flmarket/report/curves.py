@@ -12,7 +12,7 @@ import numpy as np
 
 from flmarket.errors import InvalidInput
 from flmarket.files import Name, csv_text, write_files
-from flmarket.report.drawing import LIGHT, SERIES, log_ticks, panel, png, spread, standalone_svg, styled
+from flmarket.report.drawing import LIGHT, SERIES, heading, log_ticks, panel, png, spread, standalone_svg, styled
 from flmarket.report.formatting import significant
 
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.8)), (0, (6, 2, 1.5, 2)))
@@ -78,10 +78,7 @@ def draw_curves(curve_set: CurveSet, *, log_y: bool = False, titled: bool = True
         top=52 if titled else 32, head=24 if titled else 0,
     )  # fmt: skip
     if titled:
-        figure.text(
-            0, 1 - 4 / height, curve_set.title, va="top", color=LIGHT["ink"], weight="bold",
-            size=13, parse_math=False,
-        )  # fmt: skip
+        heading(figure, height, curve_set.title)
     usable = _limits(axes, curves, log_y)
     ends = []
     for place, curve in enumerate(curves):
@@ -196,9 +193,7 @@ def _draw_bars(bar_set: BarSet) -> Any:
     figure, axes = panel(
         "", bar_set.x_label, width=400 + left + right, height=height, left=left, right=right, top=44, head=24
     )
-    figure.text(
-        0, 1 - 4 / height, bar_set.title, va="top", color=LIGHT["ink"], weight="bold", size=13, parse_math=False
-    )  # fmt: skip
+    heading(figure, height, bar_set.title)
     finite = [bar.value for bar in bar_set.bars if bar.value == bar.value]
     axes.set_xlim(min(0.0, *finite, 0.0), 1.04 * (max((*finite, 0.0)) or 1.0))
     axes.grid(visible=False)

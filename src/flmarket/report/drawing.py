@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from flmarket.errors import MissingDependency
+from flmarket.errors import needed
 
 LIGHT = {
     "paper": "#ffffff",
@@ -94,10 +94,8 @@ _STYLE: dict[str, Any] = {
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
     """Our settings on top of matplotlib's defaults, for as long as one figure is drawn and saved."""
-    try:
+    with needed("app", "matplotlib"):
         import matplotlib
-    except ImportError:
-        raise MissingDependency("matplotlib", "app") from None
     with matplotlib.rc_context(), warnings.catch_warnings():
         # a label in a script that DejaVu lacks is drawn as boxes in the PNG only; no reason to fail a report
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -130,6 +128,12 @@ def panel(
     figure.text(0, 1 - (4 + head) / height, unit, va="top", color=muted, parse_math=False)
     figure.text(1 - right / width, 2 / height, x_label, ha="right", va="bottom", color=muted, parse_math=False)
     return figure, axes
+
+
+def heading(figure: Any, height: float, text: str) -> None:
+    """The title of a figure that stands by itself, at its top."""
+    ink = LIGHT["ink"]
+    figure.text(0, 1 - 4 / height, text, va="top", color=ink, weight="bold", size=13, parse_math=False)
 
 
 def label(
@@ -204,10 +208,10 @@ def standalone_svg(figure: Any, key: str, title: str) -> str:
     )
 
 
-def png(figure: Any, *, dpi: int = 200) -> bytes:
+def png(figure: Any) -> bytes:
     """The figure as a picture on white, without a date or version in it."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
 
 

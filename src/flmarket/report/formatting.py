@@ -76,6 +76,6 @@ def adding_up(total_micros: int, parts: Mapping[str, int]) -> list[tuple[str, st
     return [*shown, ("rounded down in these", money(missing * step, places))] if missing else shown
 
 
-def count(number: int, noun: str, plural: str | None = None) -> str:
+def count(number: int, noun: str) -> str:
     """'1 owner', '1,200 owners'."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flmarket.errors import MissingDependency
+from flmarket.errors import needed
 from flmarket.files import Name, write_files
 from flmarket.ledger import AwardState, format_micros
 from flmarket.privacy import Uncapped, epsilon_of_rho
@@ -328,10 +328,8 @@ def render(template: str, *, trust: TrustWords, **context: Any) -> str:
 
     Every page says, under its story, where records and noise are and what is private (`trust`).
     """
-    try:
+    with needed("app", "jinja2"):
         import jinja2
-    except ImportError:
-        raise MissingDependency("jinja2", "app") from None
     from flmarket import __version__
 
     environment = jinja2.Environment(

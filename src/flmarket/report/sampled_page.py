@@ -14,7 +14,7 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.files import Name, csv_text, write_files
 from flmarket.ledger import MICROS, format_micros
-from flmarket.report.charts import Chart, Drawing, drawn, end_labels, money_margin, round_axis, thin
+from flmarket.report.charts import Chart, Drawing, drawn, end_labels, evenly, money_margin, round_axis, thin
 from flmarket.report.drawing import LIGHT, label, log_ticks, panel, thousands
 from flmarket.report.formatting import count, finite_or_none, money, money_decimals, percent, significant
 from flmarket.report.html import Check, heading, render, said, strict_json
@@ -78,8 +78,7 @@ def _bound(run: "Run") -> tuple[Any, str]:
 
 def _by_cost(run: "Run") -> "tuple[FloatArray, list[Client]]":
     ranked = sorted(run.clients, key=lambda client: (client.cost, client.client))
-    if len(ranked) > _MAX_DRAWN:
-        ranked = [ranked[i] for i in np.linspace(0, len(ranked) - 1, _MAX_DRAWN).round().astype(int)]
+    ranked = [ranked[i] for i in evenly(len(ranked), _MAX_DRAWN)]
     return np.array([client.cost for client in ranked]), ranked
 
 

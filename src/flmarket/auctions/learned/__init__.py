@@ -25,7 +25,7 @@ from flmarket.auctions.learned.mechanism import LearnedAuction
 from flmarket.auctions.learned.network import Settings, first_parameters
 from flmarket.auctions.learned.papers import FAMILY, SHAPES, PaperAuction, PaperSettings
 from flmarket.auctions.learned.papers import first_parameters as paper_parameters
-from flmarket.errors import ConfigError, MissingDependency, UnknownName
+from flmarket.errors import ConfigError, UnknownName, needed
 
 __all__ = [
     "DEFAULTS", "FORMER_NAMES", "PAPERS", "LearnedAuction", "PaperAuction", "PaperSettings", "Settings",
@@ -132,10 +132,8 @@ def load(auction: str, weights: str, *, name: str | None = None) -> LearnedAucti
 
 
 def _read(path: Path) -> tuple[Settings | PaperSettings, dict[str, Any], dict[str, Any]]:
-    try:
+    with needed("app", "safetensors"):
         from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise MissingDependency("safetensors", "app") from None
     try:
         with safe_open(path, framework="np") as file:
             about = file.metadata() or {}
@@ -181,10 +179,8 @@ def save(
     provenance: Mapping[str, Any],
 ) -> None:
     """Write weights, and the provenance beside them as JSON."""
-    try:
+    with needed("app", "safetensors"):
         from safetensors.numpy import save_file
-    except ImportError:
-        raise MissingDependency("safetensors", "app") from None
     about = {"settings": json.dumps(settings.to_dict()), "provenance": json.dumps(dict(provenance))}
     arrays = {key: np.asarray(value, dtype=np.float32, order="C") for key, value in parameters.items()}
     save_file(arrays, path, metadata=about)

@@ -29,6 +29,7 @@ from flmarket.bids import (
     Outcome,
     Valuations,
     checked_budget,
+    slices,
 )
 from flmarket.errors import InvalidInput
 
@@ -194,14 +195,9 @@ class LearnedAuction:
         return forward(np, self.settings, self.parameters, inputs), inputs, epsilon
 
     def _chunks(self, bids: BidProfile, money: FloatArray) -> Any:
-        n = bids.n
-        flat = BidProfile(
-            bids.valuations.reshape((-1, n)), bids.privacy_budget.reshape(-1, n), bids.data_size.reshape(-1, n)
-        )
-        rows = max(1, _CHUNK_ENTRIES // (n * (self.settings.items + 1)))
-        for start in range(0, len(money), rows):
-            part = slice(start, start + rows)
-            some = flat[part] if len(money) > rows else flat
+        flat = bids.flat
+        for part in slices(len(money), _CHUNK_ENTRIES // (bids.n * (self.settings.items + 1))):
+            some = flat[part]
             yield *self.offers(some, money[part]), some, money[part]
 
     def _deterministic(self, bids: BidProfile, money: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.bids import APPROXIMATE, EXACT, BidProfile, FloatArray, Guarantees, Outcome, checked_budget
+from flmarket.bids import APPROXIMATE, EXACT, BidProfile, FloatArray, Guarantees, Outcome, checked_budget, slices
 from flmarket.errors import ConfigError, InvalidInput
 
 FAMILY = "paper"  # marks the settings in a weight file
@@ -182,14 +182,9 @@ class PaperAuction:
 
     def lottery(self, bids: BidProfile, money: FloatArray) -> tuple[FloatArray, FloatArray]:
         """z (rows, n, M+1) and the fractions of the budget (rows, n), for budgets (rows,)."""
-        n = bids.n
-        flat = BidProfile(
-            bids.valuations.reshape((-1, n)), bids.privacy_budget.reshape(-1, n), bids.data_size.reshape(-1, n)
-        )
-        rows, parts = max(1, _CHUNK_ENTRIES // self.settings.inputs), []
-        for start in range(0, len(money), rows):
-            part = slice(start, start + rows)
-            seen = inputs_of(self.settings, flat[part] if len(money) > rows else flat, money[part])
+        flat, parts = bids.flat, []
+        for part in slices(len(money), _CHUNK_ENTRIES // self.settings.inputs):
+            seen = inputs_of(self.settings, flat[part], money[part])
             logits, pay = outputs(np, self.settings, self.parameters, seen)
-            parts.append((_softmax(logits), _softmax(pay)[:, :n]))
+            parts.append((_softmax(logits), _softmax(pay)[:, : bids.n]))
         return np.concatenate([z for z, _ in parts]), np.concatenate([share for _, share in parts])

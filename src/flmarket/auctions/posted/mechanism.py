@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.auctions.posted.menu import CATALOGUE, AnyMenu, NetworkMenu, Sales, Situation, load_menu
-from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, Outcome, Valuations, checked_budget
+from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, Outcome, checked_budget, slices
 from flmarket.errors import InvalidInput
 
 DEFAULT_MENU = "general"
@@ -61,17 +61,12 @@ class PostedAuction:
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear one auction or a batch; deterministic."""
-        n = bids.n
-        money = checked_budget(budget, bids.shape[:-1]).reshape(-1)
+        money, flat = checked_budget(budget, bids.shape[:-1]).reshape(-1), bids.flat
         if isinstance(self.menu, NetworkMenu) and self.menu.seen is not None:
             self.menu.seen.warn_if_unlike(bids)
-        valuations, privacy = bids.valuations.reshape((-1, n)), bids.privacy_budget.reshape(-1, n)
-        size = bids.data_size.reshape(-1, n)
-        epsilon, payment = np.empty(size.shape), np.empty(size.shape)
-        rows = max(1, _CHUNK_ENTRIES // (n * CATALOGUE.size))
-        for start in range(0, len(size), rows):
-            part = slice(start, start + rows)
-            queue = Queue(valuations[part], privacy[part], size[part], explorers=self.menu.explorers)
+        epsilon, payment = np.empty(flat.shape), np.empty(flat.shape)
+        for part in slices(len(money), _CHUNK_ENTRIES // (bids.n * CATALOGUE.size)):
+            queue = Queue(flat[part], explorers=self.menu.explorers)
             epsilon[part], payment[part] = self.serve(queue, money[part])
         return Outcome(epsilon.reshape(bids.shape), payment.reshape(bids.shape))
 
@@ -80,7 +75,7 @@ class PostedAuction:
 
         For audits: the best item of her menu is the most that any report can bring her. `bids` has shape (rows, n).
         """
-        queue = Queue(bids.valuations, bids.privacy_budget, bids.data_size, explorers=self.menu.explorers)
+        queue = Queue(bids, explorers=self.menu.explorers)
         epsilon = CATALOGUE[queue.catalogue]
         shown = np.empty((*queue.size.shape, epsilon.size))
         self.serve(queue, checked_budget(budget, bids.shape[:-1]), shown=shown)
@@ -134,26 +129,20 @@ class Queue:
     row has no second axis.
     """
 
-    def __init__(
-        self,
-        valuations: Valuations,
-        privacy_budget: FloatArray,
-        size: FloatArray,
-        *,
-        explorers: int = 0,
-        levels: slice = slice(None),
-    ) -> None:
-        self._rows, n = size.shape
+    def __init__(self, bids: BidProfile, *, explorers: int = 0, levels: slice = slice(None)) -> None:
+        """`bids` has shape (rows, n)."""
+        self._rows, n = bids.shape
+        size = bids.data_size
         # nobody sells more than the largest privacy budget: the rest of the catalogue need not be priced
-        useful = int(CATALOGUE.searchsorted(privacy_budget.max(), side="right"))
+        useful = int(CATALOGUE.searchsorted(bids.privacy_budget.max(), side="right"))
         self.catalogue = slice(levels.start, max(useful, 1), levels.step)
         self._epsilon = CATALOGUE[self.catalogue]
         order = np.argsort(-size.T, axis=0, kind="stable")
-        if first := min(explorers, n // 4):  # the smallest come first
-            order = np.concatenate((order[-first:], order[:-first]))
+        if early := min(explorers, n // 4):  # the smallest come first
+            order = np.concatenate((order[-early:], order[:-early]))
         self._index: tuple[Any, IntArray] = (np.arange(self._rows), order) if self._rows > 1 else (0, order[:, 0])
-        self.size, self._privacy = size[self._index], privacy_budget[self._index]
-        self._valuations = valuations[self._index]
+        self.size, self._privacy = size[self._index], bids.privacy_budget[self._index]
+        self._valuations = bids.valuations[self._index]
         self.rest = _or_one(self.size[::-1].cumsum(axis=0)[::-1])  # of this owner and all after her
         # short queues are priced once; a long one turn by turn, to bound the memory
         one_by_one = n <= MAX_STEPS
@@ -278,28 +267,21 @@ class PostedPrivateSizes:
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear one auction or a batch; deterministic. The outcome says how many records each sells."""
-        n = bids.n
-        money = checked_budget(budget, bids.shape[:-1]).reshape(-1)
-        valuations, privacy = bids.valuations.reshape((-1, n)), bids.privacy_budget.reshape(-1, n)
-        size = bids.data_size.reshape(-1, n)
-        out = np.empty((3, *size.shape))
-        rows = max(1, _PRIVATE_CHUNK // CATALOGUE.size)
-        for start in range(0, len(size), rows):
-            part = slice(start, start + rows)
-            out[:, part] = self._serve(valuations[part], privacy[part], size[part], money[part])
+        money, flat = checked_budget(budget, bids.shape[:-1]).reshape(-1), bids.flat
+        out = np.empty((3, *flat.shape))
+        for part in slices(len(money), _PRIVATE_CHUNK // CATALOGUE.size):
+            out[:, part] = self._serve(flat[part], money[part])
         epsilon, payment, records = (values.reshape(bids.shape) for values in out)
         return Outcome(epsilon, payment, records=records)
 
-    def _serve(
-        self, valuations: Valuations, privacy: FloatArray, size: FloatArray, money: FloatArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        rows, n = size.shape
-        epsilon, payment, records = np.zeros(size.shape), np.zeros(size.shape), np.zeros(size.shape)
+    def _serve(self, bids: BidProfile, money: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        rows, n = bids.shape
+        epsilon, payment, records = np.zeros((3, rows, n))
         left = np.arange(n, 0, -1.0)
         # mean size so far: the prior counts as one more owner
-        expected = (self.prior_size + np.cumsum(size, axis=-1) - size) / np.arange(1.0, n + 1)
+        expected = (self.prior_size + np.cumsum(bids.data_size, axis=-1) - bids.data_size) / np.arange(1.0, n + 1)
         share = np.broadcast_to(1.0 / left[:, None], (n, rows))
-        spoken = _before((size * valuations.per_record(privacy)).T)
+        spoken = _before(bids.full_cost.T)
         with np.errstate(over="ignore"):
             situation = Situation(
                 share_of_rest=share,
@@ -307,8 +289,8 @@ class PostedPrivateSizes:
                 rest=np.broadcast_to(left[:, None] / n, (n, rows)),
                 next_share=np.where(left[:, None] > 1, share, 0.0),
                 concentration=share,
-                value_per_record=Situation.typical(valuations.per_record(1.0).T),
-                privacy_budget=Situation.typical(privacy.T),
+                value_per_record=Situation.typical(bids.valuations.per_record(1.0).T),
+                privacy_budget=Situation.typical(bids.privacy_budget.T),
                 full_cost=spoken / np.maximum(money, 1e-300),
             )
         pricing, sales = self.menu.pricing(situation), Sales(*[np.zeros(rows)] * 3)
@@ -317,21 +299,21 @@ class PostedPrivateSizes:
             with np.errstate(divide="ignore", over="ignore"):  # see `Pricing.offers`
                 price = pricing.offers(owner, np.log(per_record), sales, 0.0)
             allowed = money * (1.0 / left[owner]) ** self.menu.reserve
-            chosen = _best_choice(valuations[:, owner], privacy[:, owner], size[:, owner], price, allowed)
+            chosen = _best_choice(bids[:, owner], price, allowed)
             epsilon[:, owner], payment[:, owner], records[:, owner] = chosen
             money, sales = np.maximum(money - chosen[1], 0.0), sales.after(np.full(rows, 1.0 / n), chosen[0])
         return epsilon, payment, records
 
 
 def _best_choice(
-    valuations: Valuations, privacy: FloatArray, size: FloatArray, price: FloatArray, allowed: FloatArray
+    owners: BidProfile, price: FloatArray, allowed: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(ε, payment, records) that each owner likes best, (0, 0, 0) where nothing is worth its cost."""
-    rows = len(size)
-    value = valuations.reshape((rows, 1)).per_record(CATALOGUE)
+    """(ε, payment, records) that each of these likes best, (0, 0, 0) where nothing is worth its cost."""
+    rows = owners.n
+    value = owners.valuations.reshape((rows, 1)).per_record(CATALOGUE)
     fits = np.divide(allowed[:, None], price, out=np.full(price.shape, np.inf), where=price > 0)
-    sold = np.minimum(size[:, None], fits)
-    margin = np.where((privacy[:, None] >= CATALOGUE) & (sold > 0), price - value, -np.inf)
+    sold = np.minimum(owners.data_size[:, None], fits)
+    margin = np.where((owners.privacy_budget[:, None] >= CATALOGUE) & (sold > 0), price - value, -np.inf)
     with np.errstate(invalid="ignore"):
         surplus = np.where(np.isfinite(margin), margin * sold, -np.inf)
     pick, row = CATALOGUE.size - 1 - surplus[:, ::-1].argmax(axis=-1), np.arange(rows)

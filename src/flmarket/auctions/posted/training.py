@@ -245,7 +245,7 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor, Queue]:
         """Mean ε and chance of a sale of everybody in order of service, (n, rows)."""
         unit, explorers = self._shape.unit, self._shape.explorers
-        queue = Queue(bids.valuations, bids.privacy_budget, bids.data_size, explorers=explorers, levels=levels)
+        queue = Queue(bids, explorers=explorers, levels=levels)
         situation = queue.situation(budget)
         catalogue = CATALOGUE[queue.catalogue]
         basis = np.maximum(0.0, _tents(catalogue)) @ _heights()

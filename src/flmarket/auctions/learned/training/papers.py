@@ -38,7 +38,7 @@ from flmarket.aggregation import OptAggr, error_bound
 from flmarket.auctions.learned.papers import PaperAuction, PaperSettings, first_parameters, inputs_of, outputs
 from flmarket.auctions.learned.training import PaperPreset, PaperSchedule
 from flmarket.auctions.learned.training.market import Source, conventional_bound, optimal_bound, read_checkpoint
-from flmarket.bids import Auction, BidProfile, FloatArray, Kind
+from flmarket.bids import Auction, BidProfile, FloatArray, Kind, slices
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.files import whole_file
 
@@ -225,13 +225,9 @@ def search(
     steps: int | None = None,
 ) -> torch.Tensor:
     """The papers' search: the last of J steps of gradient ascent from the truth; (n, K, M+1)."""
-    rows = len(batch.x)
-    found = []
-    for start in range(0, rows, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        some = batch.rows(part)
-        found.append(_climb(settings, schedule, parameters, some, schedule.misreports if steps is None else steps))
-    return torch.cat(found, dim=1)
+    steps = schedule.misreports if steps is None else steps
+    parts = (batch.rows(part) for part in slices(len(batch.x), _CHUNK))
+    return torch.cat([_climb(settings, schedule, parameters, part, steps) for part in parts], dim=1)
 
 
 def _softmax(x: torch.Tensor) -> torch.Tensor:
