@@ -87,7 +87,8 @@ def missing_task_in_an_id():
 
 @bug("service", "bill", "once", "ends", "escrow", "paid", "money")
 def unfenced_lease():
-    return [(database, "respect_fence", lambda engine: None)]
+    """Neither the broker's own transactions nor the ledger's look whether somebody else has taken over."""
+    return [(database, "_check_fence", lambda session: None), (broker_books, "respect_fence", lambda engine: None)]
 
 
 @bug("nodes", "charged")
