@@ -82,8 +82,7 @@ class Database:
             settings = {"timeout": _BUSY_SECONDS, "check_same_thread": False, "cached_statements": _STATEMENTS}
             self.engine = create_engine(url, connect_args=settings, **SQLITE_POOL)
             event.listen(self.engine, "connect", _sqlite_settings)
-            for step, how in _SQLITE_STEPS.items():
-                setattr(self.engine.dialect, step, how)
+            _plain_steps(self.engine.dialect)
         else:
             self.engine = create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
         # what a transaction reads is of one moment; SQLite has no other way
@@ -266,23 +265,22 @@ def _sqlite_settings(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
-def _plainly(words: str, connection: Connection, name: str) -> None:
-    """A step of a savepoint, without having it compiled anew each time."""
-    try:
-        connection.connection.cursor().execute(f"{words} {name}")
-    except sqlite3.Error as error:
-        raise exc.OperationalError(words, None, error) from error
+def _plain_steps(dialect: Any) -> None:
+    """Transactions and savepoints begin and end by plain statements. With an event for that SQLAlchemy would look for
+    listeners at every step of every statement, and savepoints would be compiled anew each time."""
 
+    def begin(connection: PoolProxiedConnection) -> None:
+        writes = connection.info.pop(_WRITES, False)
+        dialect.do_execute(connection.cursor(), "BEGIN IMMEDIATE" if writes else "BEGIN", ())
 
-def _sqlite_begin(connection: PoolProxiedConnection) -> None:
-    """Instead of an event: with one, SQLAlchemy looks for listeners at every step of every statement."""
-    writes = connection.info.pop(_WRITES, False)
-    connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+    def step(words: str, connection: Connection, name: str) -> None:
+        try:
+            dialect.do_execute(connection.connection.cursor(), f"{words} {name}", ())
+        except sqlite3.Error as error:
+            raise exc.OperationalError(words, None, error) from error
 
-
-_SQLITE_STEPS = {
-    "do_begin": _sqlite_begin,
-    "do_savepoint": partial(_plainly, "SAVEPOINT"),
-    "do_release_savepoint": partial(_plainly, "RELEASE"),
-    "do_rollback_to_savepoint": partial(_plainly, "ROLLBACK TO"),
-}
+    dialect.do_begin, dialect.do_savepoint = begin, partial(step, "SAVEPOINT")
+    dialect.do_release_savepoint, dialect.do_rollback_to_savepoint = (
+        partial(step, "RELEASE"),
+        partial(step, "ROLLBACK TO"),
+    )
