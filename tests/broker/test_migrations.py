@@ -1,5 +1,8 @@
 """The migrations make the tables that the code uses, on both databases, and keep what older versions stored."""
 
+import io
+
+import numpy as np
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -15,7 +18,7 @@ from flmarket.broker.office import disputes, offers, statements, tasks
 from flmarket.broker.office.reconcile import reconcile
 from flmarket.broker.requests import DecisionRequest, DisputeRequest, order_of
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import ApiKey, Base, PartyRow, TaskRow
+from flmarket.broker.tables import ApiKey, Base, PartyRow, RoundRow, TaskRow
 from flmarket.broker.work.rounds import SqlStore
 from flmarket.broker.work.worker import Worker
 
@@ -143,6 +146,35 @@ def test_a_market_of_the_second_version_goes_on(url, joined, order, cheap_bid, m
     assert (done.state, done.rounds_done) == ("cancelled", 2)
     assert reconcile(again.database.engine) == ()
     again.close()
+
+
+@pytest.mark.parametrize("former", ["a round without its plan", "a checkpoint without notes"])
+def test_a_task_that_another_version_began_otherwise_ends_with_its_money_back(
+    small, joined, order, cheap_bid, monkeypatch, former
+):
+    buyer, owner = joined(small, "buyer").party, joined(small, "owner").party
+    before = small.books.ledger.balance(buyer.id)
+    task = tasks.post_task(small, buyer, order())
+    offers.place_bid(small, owner, task.id, cheap_bid())
+    with monkeypatch.context() as patch:
+        cut(patch, SqlStore, "save_round", after=False, skip=1)
+        with pytest.raises(PowerCut):
+            Worker(small).run_until_idle()
+    with small.database.write() as session:
+        session.execute(text("UPDATE broker_leases SET expires_at = 0"))
+        row = session.get_one(RoundRow, (task.id, 1))
+        if former == "a round without its plan":
+            row.opened = {name: value for name, value in row.opened.items() if name != "plan"}
+        else:
+            saved, out = np.load(io.BytesIO(session.get_one(TaskRow, task.id).checkpoint)), io.BytesIO()
+            np.savez(out, **{name: saved[name] for name in saved.files if name != "notes"})
+            session.get_one(TaskRow, task.id).checkpoint = out.getvalue()
+    Worker(small).run_until_idle()
+    done = tasks.get_task(small, buyer, task.id)
+    assert done.state == "failed"
+    assert "cannot be played on" in done.error
+    assert before - small.books.ledger.balance(buyer.id) == done.spent_micros > 0
+    assert reconcile(small.database.engine) == ()
 
 
 def test_tasks_keep_the_auction_that_they_were_posted_with(url):
