@@ -36,7 +36,7 @@ from flmarket.broker.work import rounds
 from flmarket.broker.work import worker as worker_module
 from flmarket.broker.work.flower.tenancy import Replaced, Tenancy
 from flmarket.broker.work.rounds import SqlStore
-from flmarket.broker.work.worker import Worker
+from flmarket.broker.work.worker import StandingCheck, Worker
 from flmarket.cli import main
 from flmarket.ledger import AwardState, LedgerUnavailable, SqlLedger
 
@@ -666,11 +666,12 @@ def test_the_operator_sees_what_the_standing_check_found(market, serve):
     market.play()
     worker = Worker(market.broker)
     assert worker._has_lease()
-    worker._check.run()
+    check = StandingCheck(market.broker, threading.Event(), worker._lease.check)
+    check.run()
     view = operator.status(market.broker, market.desk)
     assert (view.reconciled_at is not None, view.findings) == (True, ())
     market.broker.books.ledger.deposit("late", task_id, 7)
-    worker._check.run()
+    check.run()
     (finding,) = operator.status(market.broker, market.desk).findings
     assert (finding.rule, finding.subject) == ("escrow", task_id)
     link = sessions.link_path(sessions.make_link(market.broker, market.desk.id))
