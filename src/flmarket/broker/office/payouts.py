@@ -102,8 +102,11 @@ def list_payouts(
         query = query.where(PayoutRow.created_at < before)
     with broker.database.read() as session:
         rows = session.execute(query).all()
-    items = tuple(_wire(broker, row, who) for row, who in rows[:limit])
-    return wire.PayoutPage(items, rows[limit - 1][0].created_at if len(rows) > limit else None)
+    shown, more = rows[:limit], len(rows) > limit
+    if more:  # the next page begins before a moment: whatever was made in one is on one page
+        shown = [one for one in shown if one[0].created_at > rows[limit][0].created_at] or shown
+    items = tuple(_wire(broker, row, who) for row, who in shown)
+    return wire.PayoutPage(items, shown[-1][0].created_at if more else None)
 
 
 def payouts_csv(broker: Broker, party: Party) -> str:
