@@ -664,7 +664,9 @@ def test_money_that_is_left_with_an_ended_task_is_found(market):
 def test_the_operator_sees_what_the_standing_check_found(market, serve):
     task_id = market.post()
     market.play()
-    check = StandingCheck(market.broker, threading.Event(), lambda connection: None)
+    worker = Worker(market.broker)
+    assert worker._has_lease()
+    check = StandingCheck(market.broker, threading.Event(), worker._lease.check)
     check.run()
     view = operator.status(market.broker, market.desk)
     assert (view.reconciled_at is not None, view.findings) == (True, ())

@@ -30,11 +30,11 @@ from flmarket.broker.core import Broker
 from flmarket.broker.errors import Unauthenticated
 from flmarket.broker.office import explore, ledger, offers, parties, sessions, statements, tasks
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import ApiKey, Slot
-from flmarket.broker.work.rounds import Winner, award_round, open_round, settle_round, take_bids
+from flmarket.broker.tables import ApiKey, RoundRow, Slot
+from flmarket.broker.work.rounds import SqlStore, award_round, open_round
 from flmarket.broker.work.worker import Worker
 from flmarket.ledger import Award, AwardState, LedgerCorrupt, Receipt, Release, Resolution
-from flmarket.market import RoundRecord, award_id
+from flmarket.market import Checkpoint, RoundRecord, award_id
 from flmarket.privacy import PureDp
 
 _spec = importlib.util.spec_from_file_location("broker_conftest", Path(__file__).parents[1] / "broker" / "conftest.py")
@@ -378,8 +378,8 @@ def _sell_on_flower(broker, buyer, owner, order, bid):
     with broker.database.write() as session:
         session.add(Slot(task_id=task.id, slot=number, records=bid["records"], party_id=owner.id))
         open_round(session, task.id, 0)
-        take_bids(session, task.id, 0, {"bidders": [number]}, 10**8)
-        award_round(session, task.id, 0, [Winner.of(number, award)])
+        session.get_one(RoundRow, (task.id, 0)).budget_micros = 10**8
+        award_round(session, task.id, 0, {number: award})
     release = Release(award.id, "privunit-g", PureDp(bid["epsilon"]))
     reason = f"refused: {owner.id} has spent 2.718281 of 31.41592"
     books.resolve_many([Resolution(award.id, AwardState.VOIDED, reason, release)])
@@ -396,11 +396,8 @@ def _sell_on_flower(broker, buyer, owner, order, bid):
         budget_micros=10**8,
         error_bound=np.inf,
     )
-    with broker.database.write() as session:
-        settle_round(
-            session, task.id, record, parties={number: owner.id}, parameters=None,
-            awards={number: books.award(award.id)},
-        )  # fmt: skip
+    kind = broker.simulations.build(task.id, order(engine="flower", rounds=2)).kind(buyer=task.id)
+    SqlStore(broker, task.id, kind, {number: owner.id}).save_round(record, Checkpoint(1, one, [], {}))
     return task.id
 
 

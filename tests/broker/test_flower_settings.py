@@ -10,7 +10,7 @@ import pytest
 from flmarket.broker.errors import Conflict
 from flmarket.broker.office import operator, parties
 from flmarket.broker.settings import Settings
-from flmarket.broker.work.flower.files import RunFile, check_connection
+from flmarket.broker.work.flower.files import check_connection, load_in_run, save_for_run
 from flmarket.broker.work.holders import may_run, new_holder
 from flmarket.errors import ConfigError
 
@@ -43,11 +43,11 @@ def test_the_databases_password_stays_off_the_superlink(tmp_path, monkeypatch):
     settings = Settings(
         database_url="postgresql+psycopg://u:hush@host/db", flower_folder=tmp_path.relative_to(tmp_path)
     )
-    path = RunFile.of(settings).save("t_1")
+    path = save_for_run(settings, "t_1")
     assert "hush" in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert RunFile.load(path).settings().database_url == settings.database_url
-    relative = RunFile.of(Settings(database_url="sqlite:///b.db")).settings()
+    assert load_in_run(path).database_url == settings.database_url
+    relative = load_in_run(save_for_run(Settings(database_url="sqlite:///b.db"), "t_2"))
     assert relative.database_url == f"sqlite:///{tmp_path}/b.db"
     assert relative.flower_folder == tmp_path / "flmarket-flower"
 

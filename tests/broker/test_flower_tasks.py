@@ -500,7 +500,7 @@ def test_a_run_says_why_it_ended(stage, monkeypatch):
         raise RuntimeError("inner secret")
 
     with monkeypatch.context() as patch:
-        swap(patch, rounds_module, "take_bids", broken)
+        swap(patch, SqlStore, "save_plan", broken)
         with pytest.raises(RuntimeError, match="inner secret"):
             one.play()
     assert (one.run().state, one.run().holder) == ("ended", "")

@@ -1,5 +1,8 @@
-"""The migrations make the tables that the code uses, on both databases; and they can be taken back."""
+"""The migrations make the tables that the code uses, on both databases, and keep what older versions stored."""
 
+import io
+
+import numpy as np
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -15,17 +18,75 @@ from flmarket.broker.office import disputes, offers, statements, tasks
 from flmarket.broker.office.reconcile import reconcile
 from flmarket.broker.requests import DecisionRequest, DisputeRequest, order_of
 from flmarket.broker.settings import Settings
-from flmarket.broker.tables import Base, PartyRow, TaskRow
+from flmarket.broker.tables import ApiKey, Base, PartyRow, RoundRow, TaskRow
 from flmarket.broker.work.rounds import SqlStore
 from flmarket.broker.work.worker import Worker
 
 
-def migrate(database, revision, direction=command.upgrade):
+def migrate(database, revision):
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     with database.engine.begin() as connection:
         config.attributes["connection"] = connection
-        direction(config, revision)
+        command.upgrade(config, revision)
+
+
+def tables_of(connection):
+    """The broker's tables as they are in the database, those that others refer to first."""
+    found = MetaData()
+    found.reflect(connection, only=lambda name, _: name.startswith("broker_") and name != "broker_version")
+    return {table.name: table for table in found.sorted_tables}
+
+
+def take_back(database, revision, folder):
+    """As an older version has it: what that one had no place for is gone."""
+    then = Database(f"sqlite:///{folder}/then.db")
+    migrate(then, revision)
+    with then.engine.connect() as connection:
+        old = tables_of(connection)
+    then.close()
+    with database.engine.begin() as connection:
+        for name, table in reversed(tables_of(connection).items()):
+            if name not in old:
+                table.drop(connection)
+                continue
+            if name == "broker_tasks" and revision < "0006":
+                for row in connection.execute(select(table.c.id, table.c.spec)).all():
+                    connection.execute(table.update().where(table.c.id == row.id).values(spec=flat(row.spec)))
+            for index in table.indexes:
+                if index.name not in {one.name for one in old[name].indexes}:
+                    index.drop(connection)
+            for column in set(table.columns.keys()) - set(old[name].columns.keys()):
+                connection.execute(text(f"ALTER TABLE {name} DROP COLUMN {column}"))
+        connection.execute(text(f"UPDATE broker_version SET version_num = '{revision}'"))
+
+
+def flat(order):
+    """An order in the broker's own keys, as before version 0006; what those could not say is lost."""
+    task, owners, broker = order["task"], order["owners"], order["broker"]
+
+    def only(section, *keys):
+        return {key: section[key] for key in keys}
+
+    return {
+        "name": task["name"],
+        "engine": broker["engine"],
+        "data": only(order["data"], "owners", "partition", "sigma", "minimum", "concentration")
+        | {"name": order["data"]["name"] or "breast-cancer"},
+        "owners": only(owners, "valuations", "dropout", "faulty")
+        | only(broker, "simulated", "open", "minimum_bids")
+        | {key: {"low": owners[key][0], "high": owners[key][1]} for key in ("rate", "privacy_budget")}
+        | {"privacy_cap_total": min(owners["privacy_cap"] or 10_000.0, 10_000.0)},
+        "mechanism": only(order["mechanism"], "auction", "aggregation", "perturbation", "clip"),
+        "training": only(order["training"], "local_steps", "batch_size", "local_learning_rate", "average")
+        | {"learning_rate": task["learning_rate"]},
+        "rounds": task["rounds"],
+        "bidders_per_round": task["bidders_per_round"],
+        "budget_micros_per_round": round(task["budget_per_round"] * 1_000_000),
+        "round_seconds": broker["round_seconds"],
+        "deadline_seconds": broker["deadline_seconds"],
+        "seed": order["seed"],
+    }
 
 
 def test_migrations_and_models_agree(url):
@@ -41,13 +102,11 @@ def test_migrations_and_models_agree(url):
         options = {"version_table": "broker_version", "include_object": only_ours}
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, Base.metadata) == []
-    migrate(database, "base", command.downgrade)
-    assert not ours & set(inspect(database.engine).get_table_names())
     database.close()
 
 
 def test_a_market_of_the_first_version_is_kept(url):
-    """Parties whom other rows refer to stay as they are, there and back."""
+    """Parties whom other rows refer to stay as they are."""
     database = Database(url)
     migrate(database, "0001")
     with database.engine.begin() as connection:
@@ -57,14 +116,11 @@ def test_a_market_of_the_first_version_is_kept(url):
     with database.read() as session:
         party = session.get_one(PartyRow, "p_1")
         assert (party.name, party.node_id, party.owner_number) == ("Anna", None, None)
-    migrate(database, "0001", command.downgrade)
-    with database.engine.begin() as connection:
-        assert connection.execute(text("SELECT id, name FROM broker_parties")).all() == [("p_1", "Anna")]
-        assert connection.execute(text("SELECT party_id FROM broker_keys")).all() == [("p_1",)]
+        assert session.scalars(select(ApiKey.party_id)).all() == ["p_1"]
     database.close()
 
 
-def test_a_market_of_the_second_version_goes_on(url, joined, order, cheap_bid, monkeypatch):
+def test_a_market_of_the_second_version_goes_on(url, joined, order, cheap_bid, monkeypatch, tmp_path):
     """Cut off in a round whose buyer then cancels, taken back to the tables of that version, and opened again."""
     broker = Broker.open(Settings(database_url=url, run_worker=False))
     buyer, owner = joined(broker, "buyer").party, joined(broker, "owner").party
@@ -77,7 +133,7 @@ def test_a_market_of_the_second_version_goes_on(url, joined, order, cheap_bid, m
     tasks.cancel_task(broker, buyer, task.id)
     broker.close()
     database = Database(url)
-    migrate(database, "0002", command.downgrade)
+    take_back(database, "0002", tmp_path)
     assert "broker_checks" not in inspect(database.engine).get_table_names()
     assert "token" not in {column["name"] for column in inspect(database.engine).get_columns("broker_leases")}
     with database.engine.begin() as connection:
@@ -90,6 +146,35 @@ def test_a_market_of_the_second_version_goes_on(url, joined, order, cheap_bid, m
     assert (done.state, done.rounds_done) == ("cancelled", 2)
     assert reconcile(again.database.engine) == ()
     again.close()
+
+
+@pytest.mark.parametrize("former", ["a round without its plan", "a checkpoint without notes"])
+def test_a_task_that_another_version_began_otherwise_ends_with_its_money_back(
+    small, joined, order, cheap_bid, monkeypatch, former
+):
+    buyer, owner = joined(small, "buyer").party, joined(small, "owner").party
+    before = small.books.ledger.balance(buyer.id)
+    task = tasks.post_task(small, buyer, order())
+    offers.place_bid(small, owner, task.id, cheap_bid())
+    with monkeypatch.context() as patch:
+        cut(patch, SqlStore, "save_round", after=False, skip=1)
+        with pytest.raises(PowerCut):
+            Worker(small).run_until_idle()
+    with small.database.write() as session:
+        session.execute(text("UPDATE broker_leases SET expires_at = 0"))
+        row = session.get_one(RoundRow, (task.id, 1))
+        if former == "a round without its plan":
+            row.opened = {name: value for name, value in row.opened.items() if name != "plan"}
+        else:
+            saved, out = np.load(io.BytesIO(session.get_one(TaskRow, task.id).checkpoint)), io.BytesIO()
+            np.savez(out, **{name: saved[name] for name in saved.files if name != "notes"})
+            session.get_one(TaskRow, task.id).checkpoint = out.getvalue()
+    Worker(small).run_until_idle()
+    done = tasks.get_task(small, buyer, task.id)
+    assert done.state == "failed"
+    assert "cannot be played on" in done.error
+    assert before - small.books.ledger.balance(buyer.id) == done.spent_micros > 0
+    assert reconcile(small.database.engine) == ()
 
 
 def test_tasks_keep_the_auction_that_they_were_posted_with(url):
@@ -131,7 +216,7 @@ OLD_ORDER = {
 
 
 def test_orders_of_the_fifth_version_are_read(url):
-    """Their keys were the broker's own; what they said stays, to the micro-unit, also when it is taken back."""
+    """Their keys were the broker's own; what they said stays, to the micro-unit."""
     database = Database(url)
     migrate(database, "0005")
     with database.engine.begin() as connection:
@@ -154,10 +239,7 @@ def test_orders_of_the_fifth_version_are_read(url):
     assert (order.broker.simulated, order.broker.minimum_bids, order.broker.round_seconds) == (False, 2, 1.5)
     assert (order.mechanism.auction, order.model.name, order.data.sigma) == ("all-in", "softmax", 0.5)
     assert (row.tensors, row.dtype) == ([["weights", [10, 64]], ["biases", [10]]], "float64")
-    migrate(database, "0005", command.downgrade)
-    with database.engine.begin() as connection:
-        rows = Table("broker_tasks", MetaData(), autoload_with=connection)
-        assert connection.execute(rows.select()).one().spec == OLD_ORDER
+    assert flat(row.spec) == OLD_ORDER
     database.close()
 
 
@@ -165,13 +247,6 @@ def test_orders_of_the_fifth_version_are_read(url):
 
 REVISIONS = [one.revision for one in ScriptDirectory(str(_MIGRATIONS)).walk_revisions()][::-1]
 ORDERS = {"t_full": "dm-regretnet", "t_bare": "posted"}  # the first auction has another name since 0005
-
-
-def tables_of(connection):
-    """The broker's tables as they are in the database, those that others refer to first."""
-    found = MetaData()
-    found.reflect(connection, only=lambda name, _: name.startswith("broker_") and name != "broker_version")
-    return {table.name: table for table in found.sorted_tables}
 
 
 def fill(connection, revision, order):
@@ -299,8 +374,8 @@ def test_a_migration_that_harms_would_be_found(tmp_path, order, harm, found):
     database.close()
 
 
-def test_awards_of_before_can_be_disputed_and_count(url, joined, order, cheap_bid, play):
-    """What the eleventh version settled stays as it is, also when disputes are taken back, and counts from then on."""
+def test_awards_of_before_can_be_disputed_and_count(url, joined, order, cheap_bid, play, tmp_path):
+    """What the eleventh version settled stays as it is, and counts from then on."""
     broker = Broker.open(Settings(database_url=url, run_worker=False))
     buyer, owner, desk = (joined(broker, role).party for role in ("buyer", "owner", "operator"))
     task = tasks.post_task(broker, buyer, order(rounds=2, bidders_per_round=12)).id
@@ -310,7 +385,7 @@ def test_awards_of_before_can_be_disputed_and_count(url, joined, order, cheap_bi
     assert kept.reputation.ended == 2
     broker.close()
     database = Database(url)
-    migrate(database, "0011", command.downgrade)
+    take_back(database, "0011", tmp_path)
     assert "broker_disputes" not in inspect(database.engine).get_table_names()
     with database.engine.begin() as connection:
         assert connection.execute(text("SELECT count(*) FROM broker_releases")).scalar_one() >= 2

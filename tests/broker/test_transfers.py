@@ -190,3 +190,17 @@ def test_from_the_account_to_the_bank_on_pages(bank, serve):
         assert ANNAS in clients["operator"].get(path).text
         for client in clients.values():
             client.close()
+
+
+def test_payouts_of_one_moment_are_not_lost_between_pages(bank, monkeypatch):
+    broker, desk, anna, _ = bank
+    made = set()
+    for at, number in ((1, 1), (2, 2), (3, 3), (4, 2)):
+        monkeypatch.setattr(payouts, "now", lambda at=at: at)
+        made |= {pay(bank, anna, 10_000).id for _ in range(number)}
+    seen, before = [], None
+    while not seen or before is not None:
+        page = payouts.list_payouts(broker, desk.party, limit=4, before=before)
+        seen, before = [*seen, *(one.id for one in page.items)], page.next
+    assert len(seen) == len(made) == 8
+    assert set(seen) == made

@@ -22,7 +22,7 @@ from flmarket.broker.office.operator import WORKER
 from flmarket.broker.office.reconcile import RECONCILE
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
-from flmarket.broker.tables import ACTIVE, PLAYABLE, Check, Lease, TaskRow
+from flmarket.broker.tables import ACTIVE, PLAYABLE, Check, Lease, TaskRow, counted_by
 from flmarket.broker.web import api, pages, problems, routes, streams
 from flmarket.broker.web.auth import COOKIE_SCHEME, CurrentBroker, Gate, get_gate
 from flmarket.broker.web.middleware import BodyLimit, Observe
@@ -82,11 +82,10 @@ def metrics(request: Request, broker: CurrentBroker) -> Response:
         raise Unauthenticated("metrics are for whoever has the operator's metrics_token")
     told, states = broker.metrics, dict.fromkeys((*ACTIVE, *wire.ENDED), 0)
     told.streams.set(get_gate(request).streams.count)
-    left = func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros)
     with broker.database.read() as session:
-        for state, count in session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)):
-            states[state] = count
-        told.escrow.set(session.scalar(select(left).where(TaskRow.state.in_(PLAYABLE))) or 0)
+        states |= counted_by(session, TaskRow.state)
+        left = select(func.sum(TaskRow.left_micros)).where(TaskRow.state.in_(PLAYABLE))
+        told.escrow.set(session.scalar(left) or 0)
         books = session.get(Check, RECONCILE)
     for state, count in states.items():
         told.tasks.labels(state).set(count)

@@ -181,9 +181,8 @@ class Simulations:
             raise ConfigError("data_sets", min(twice), "every name once")
         for name in settings.models:
             models.admit(name)
-        self._data: dict[str, DataSet] = {}
+        self._data = Recent(math.inf)  # each is read once
         self._own, self._built = Settled(_KEPT), Settled(_KEPT)
-        self._lock = threading.Lock()
 
     def build(self, task_id: str, order: TaskRequest) -> Spec:
         """The simulation of an order; raises a typed error if it cannot be played."""
@@ -219,21 +218,27 @@ class Simulations:
         )
 
     def data_of(self, name: str, evaluation: str = "") -> DataSet:
-        """What a task trains and tests on; InvalidInput if there is no such thing any more."""
-        return self._tested_on(name, evaluation) if evaluation else self.offered(name)
+        """What a task trains and tests on; InvalidInput if there is no such thing any more.
+
+        With a buyer's own test records instead of the data's; of her own data those are all that there is here.
+        """
+        if not evaluation:
+            return self.offered(name)
+        made = self._own.get(evaluation, lambda: self._read_own(evaluation))
+        if made.name != name:
+            raise InvalidInput("broker.evaluation", evaluation, f"a set with the columns of {name}")
+        return made
 
     def offered(self, name: str) -> DataSet:
         """A data set that the operator offers."""
         if name not in self.data_sets:
             raise InvalidInput("data.name", name, f"one of {', '.join(self.data_sets)}")
-        return self._load(name)
+        file = self._files.get(name)
 
-    def _tested_on(self, name: str, evaluation: str) -> DataSet:
-        """The same with a buyer's own test records; of her own data those are all that there is here."""
-        made = self._own.get(evaluation, lambda: self._read_own(evaluation))
-        if made.name != name:
-            raise InvalidInput("broker.evaluation", evaluation, f"a set with the columns of {name}")
-        return made
+        def load() -> DataSet:
+            return datasets.load(name, self._settings.data_dir, download=False) if file is None else file.read()
+
+        return self._data.get(name, load)
 
     def _read_own(self, evaluation: str) -> DataSet:
         row, whole = None, (undefer(EvaluationSet.x), undefer(EvaluationSet.y))
@@ -264,14 +269,6 @@ class Simulations:
             raise InvalidInput("model", order.model.name, f"settings that it can be built with ({error})") from None
         if size > self._settings.max_dimension:
             raise InvalidInput("model", f"{size} parameters", f"at most {self._settings.max_dimension}")
-
-    def _load(self, name: str) -> DataSet:
-        with self._lock:
-            if name not in self._data:
-                file = self._files.get(name)
-                found = datasets.load(name, self._settings.data_dir, download=False) if file is None else file.read()
-                self._data[name] = found
-            return self._data[name]
 
 
 def _settled(database: Database, name: str, given: str) -> str:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import numpy as np
 from annotated_types import Le, MaxLen, MinLen
@@ -34,7 +33,6 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from flmarket import aggregation, auctions, populations, privacy
@@ -137,37 +135,34 @@ class _Within:
             if isinstance(limit, _Instead):
                 fields[name] = limit.annotation, limit.default
             elif limits:
-                fields[name] = _limited(field, limits), field.default
+                annotation: Any = field.annotation
+                for one in (*field.metadata, *limits):  # None, where it is one of the types, passes all limits
+                    annotation = Annotated[annotation, one]
+                fields[name] = annotation, field.default
         about = {"__doc__": source.__doc__, "__module__": __name__}
         schema = handler.generate_schema(create_model(source.__name__, __base__=(source, _Strict), **about, **fields))
         return schema if self._check is None else core_schema.no_info_after_validator_function(self._check, schema)
-
-
-def _limited(field: FieldInfo, limits: tuple[Any, ...]) -> Any:
-    """A field's type with further limits, all of which None passes."""
-    annotation: Any = field.annotation
-    optional = get_origin(annotation) in (Union, UnionType) and NoneType in get_args(annotation)
-    if optional:
-        annotation = Union[tuple(one for one in get_args(annotation) if one is not NoneType)]  # noqa: UP007
-    for one in (*field.metadata, *limits):
-        annotation = Annotated[annotation, one]
-    return annotation | None if optional else annotation
 
 
 def _absent(why: str) -> BeforeValidator:
     """For keys that market files have and tasks may not."""
 
     def refuse(value: Any) -> None:
-        raise ValueError(why)
+        if value is not None:
+            raise ValueError(why)
 
     return BeforeValidator(refuse, json_schema_input_type=None)
 
 
-def _whole_micros(amount: float) -> float:
-    micros = Decimal(repr(amount)) * MICROS
-    if micros != int(micros):
-        raise ValueError("an amount with at most six decimals")
-    return amount
+def _limit(holds: Callable[[Any], bool], accepted: str) -> AfterValidator:
+    """A limit that no type says."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(accepted)
+        return value
+
+    return AfterValidator(check)
 
 
 def _small_settings(section: config.ModelSection) -> config.ModelSection:
@@ -183,30 +178,20 @@ def _small_settings(section: config.ModelSection) -> config.ModelSection:
     return section
 
 
-def _small_dimension(value: Any) -> Any:
-    if value != "model" and value > MAX_DIMENSION:
-        raise ValueError(f"at most {MAX_DIMENSION}")
-    return value
-
-
-def _small_range(span: tuple[float, float]) -> tuple[float, float]:
-    if span[1] > 1e6:
-        raise ValueError("at most 1000000")
-    return span
-
-
-def _small_market(settings: dict[str, Any]) -> dict[str, Any]:
+def _few_and_short(settings: dict[str, Any]) -> bool:
     short = all(isinstance(one, str | int | float) and len(str(one)) <= 80 for one in settings.values())
-    if len(settings) > 16 or not short:
-        raise ValueError("at most 16 settings: numbers and short texts")
-    return settings
+    return short and len(settings) <= 16
 
 
 def _section() -> Any:
     return Field(default={}, validate_default=True)  # made like one that was sent
 
 
-Budget = Annotated[float, Field(gt=0, le=MAX_MONEY // MICROS), AfterValidator(_whole_micros)]
+_WHOLE_MICROS = _limit(lambda amount: Decimal(repr(amount)) * MICROS % 1 == 0, "an amount with at most six decimals")
+_SMALL_RANGE = _limit(lambda span: span[1] <= 1e6, "at most 1000000")
+_SMALL_DIMENSION = _limit(lambda size: size == "model" or size <= MAX_DIMENSION, f"at most {MAX_DIMENSION}")
+_SMALL_MARKET = _limit(_few_and_short, "at most 16 settings: numbers and short texts")
+Budget = Annotated[float, Field(gt=0, le=MAX_MONEY // MICROS), _WHOLE_MICROS]
 _NO_FILES = _absent("a data set that the operator offers: files stay where they are")
 
 
@@ -250,8 +235,8 @@ class TaskRequest(Request):
         config.OwnersSection,
         _Within(
             valuations=(MinLen(1), MaxLen(5)),
-            rate=AfterValidator(_small_range),
-            privacy_budget=AfterValidator(_small_range),
+            rate=_SMALL_RANGE,
+            privacy_budget=_SMALL_RANGE,
             bids=_absent("drawn bids, or those of registered owners: files stay where they are"),
         ),
     ] = _section()
@@ -262,7 +247,7 @@ class TaskRequest(Request):
             aggregation=_Listed(aggregation.names),
             perturbation=_Listed(pure_perturbations),
             clip=Le(1000),
-            bound_dimension=AfterValidator(_small_dimension),
+            bound_dimension=_SMALL_DIMENSION,
         ),
     ] = _section()
     model: Annotated[config.ModelSection, _Within(_small_settings, name=(MinLen(1), MaxLen(120)))] = _section()
@@ -270,12 +255,11 @@ class TaskRequest(Request):
         config.TrainingSection,
         _Within(local_steps=Le(100), local_epochs=Le(100), batch_size=Le(10_000), local_learning_rate=Le(1000)),
     ] = _section()
-    sampling: Annotated[
-        config.SamplingSection, _Within(costs=AfterValidator(_small_range), hard_cap=_Instead(Budget | None, None))
-    ] = _section()
+    sampling: Annotated[config.SamplingSection, _Within(costs=_SMALL_RANGE, hard_cap=_Instead(Budget | None, None))] = (
+        _section()
+    )
     reward: Annotated[
-        config.RewardSection,
-        _Within(privacy_values=AfterValidator(_small_range), reward=_Instead(Budget | None, None), weight=Le(1e9)),
+        config.RewardSection, _Within(privacy_values=_SMALL_RANGE, reward=_Instead(Budget | None, None), weight=Le(1e9))
     ] = _section()
     joint: Annotated[
         config.JointSection,
@@ -285,14 +269,14 @@ class TaskRequest(Request):
             budget=_Instead(Budget | None, None),
             budget_factor=_absent("joint.budget: a task's budget is set before costs are seen"),
             allow_overspending=_Instead(Literal[False], False),  # a task cannot cost more than its escrow
-            costs=AfterValidator(_small_range),
+            costs=_SMALL_RANGE,
             model=_absent("model.name, which is where it belongs"),
             threads=Le(1),
             validation=Le(100_000),
         ),
     ] = _section()
     secure: Annotated[config.SecureSection, _Within()] = _section()
-    market: Annotated[dict[str, Any], AfterValidator(_small_market)] = {}
+    market: Annotated[dict[str, Any], _SMALL_MARKET] = {}
     broker: Annotated[
         config.BrokerSection,
         _Within(

@@ -5,6 +5,7 @@ environment (`FLMARKET_` and its name in capitals), the settings file (TOML), th
 separated by commas.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -175,17 +176,10 @@ class Settings(BaseSettings):
 
     @classmethod
     def template(cls) -> str:
-        """A settings file with everything in it, as it is by default."""
+        """A settings file with everything in it, as it is by default. TOML writes such values as JSON does."""
         lines = []
         for name, field in cls.model_fields.items():
             lines.append(f"# {field.description}")
-            lines.append(f"{name} = {_toml(field.default)}" if field.default is not None else f"# {name} = …")
+            value = json.dumps(field.default, ensure_ascii=False, default=str)
+            lines.append(f"{name} = {value}" if field.default is not None else f"# {name} = …")
         return "\n".join(lines)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str | Path) else repr(value)

@@ -29,10 +29,11 @@ from sqlalchemy import (
     func,
     select,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.ext.hybrid import hybrid_property
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Mapped, Session, mapped_column
 
 from flmarket.bids import FloatArray
-from flmarket.broker.errors import NotFound
+from flmarket.broker.errors import KeyReused, NotFound
 from flmarket.broker.stamps import iso
 
 if TYPE_CHECKING:
@@ -162,6 +163,11 @@ class TaskRow(Base):
     checkpoint: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     parameters: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     __table_args__ = (Index("ix_broker_tasks_created", "created_at", "id"),)
+
+    @hybrid_property
+    def left_micros(self) -> int:
+        """What is still in escrow."""
+        return self.escrow_micros - self.spent_micros - self.refunded_micros
 
 
 class EvaluationSet(Base):
@@ -460,11 +466,27 @@ Known = TypeVar("Known", bound=Base)
 
 
 def row_of(session: Session, table: type[Known], identifier: str, called: str, *, of: str | None = None) -> Known:
-    """The row with this id; NotFound if there is none, or if it is another party's than `of`."""
+    """The row with this id; NotFound if there is none, if it was removed, or is another party's than `of`."""
     row = session.get(table, identifier)
-    if row is None or of not in (None, getattr(row, "party_id", None)):
+    removed = getattr(row, "removed_at", None) is not None
+    if row is None or removed or of not in (None, getattr(row, "party_id", None)):
         raise NotFound(called, identifier)
     return row
+
+
+def made_before(session: Session, table: type[Known], identifier: str, called: str, **asked: Any) -> Known | None:
+    """The row that was made under this id, which follows from an idempotency key; KeyReused if that was a different
+    one."""
+    row = session.get(table, identifier)
+    if row is not None and any(getattr(row, name) != value for name, value in asked.items()):
+        raise KeyReused(f"this idempotency key belongs to another {called}")
+    return row
+
+
+def counted_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, int]:
+    """How many rows there are, by what they have in a column."""
+    found: dict[str, int] = dict(session.execute(select(column, func.count()).group_by(column)).all())
+    return found
 
 
 def how_many(session: Session, *which: ColumnExpressionArgument[bool]) -> int:

@@ -175,14 +175,6 @@ class MemoryOwners:
                 answers[order.owner] = Delivered(spoilt(guard.owner, order, found, guard.owner.x[:0]))
         yield answers
 
-    @staticmethod
-    def state_of(accounts: Mapping[int, Mapping[str, object]]) -> bytes:
-        """A `state` of accounts alone (their `state_dict`), by owner."""
-        buffer = io.BytesIO()
-        books = {str(number): {"account": account, "offers": []} for number, account in accounts.items()}
-        np.savez(buffer, np.array(json.dumps({"books": books, "own": []})))
-        return buffer.getvalue()
-
     def state(self) -> bytes:
         """Accounts, standing offers and own models of those who have any."""
         books, arrays = {}, dict[str, FloatArray]()

@@ -2,13 +2,7 @@
 
 from alembic import context
 
-from flmarket.broker.tables import Base
-
-context.configure(
-    connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
-    version_table="broker_version",  # the ledger, in the same database, has its own
-    render_as_batch=True,
-)
+# the ledger, in the same database, has a version of its own
+context.configure(connection=context.config.attributes["connection"], version_table="broker_version")
 with context.begin_transaction():
     context.run_migrations()

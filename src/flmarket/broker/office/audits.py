@@ -3,11 +3,11 @@
 from sqlalchemy import select
 
 from flmarket.broker.core import Broker, Party
-from flmarket.broker.errors import KeyReused, TooMany
+from flmarket.broker.errors import TooMany
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import AuditRequest
 from flmarket.broker.stamps import keyed_id, now
-from flmarket.broker.tables import AuditJob, as_wire, how_many, row_of
+from flmarket.broker.tables import AuditJob, as_wire, how_many, made_before, row_of
 from flmarket.client import wire
 
 
@@ -15,10 +15,8 @@ def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str
     """Queue a run; the same `key` queues it once."""
     audit_id, asked = keyed_id("a", party.id, key), request.model_dump(mode="json")
     with broker.database.write() as session:
-        known = session.get(AuditJob, audit_id)
+        known = made_before(session, AuditJob, audit_id, "audit", request=asked)
         if known is not None:
-            if known.request != asked:
-                raise KeyReused("this idempotency key belongs to another audit")
             return _view(known, whole=True)
         waiting = how_many(session, AuditJob.party_id == party.id, AuditJob.state.in_(("queued", "running")))
         if waiting >= broker.settings.max_active_audits:

@@ -54,8 +54,10 @@ def open_dispute(broker: Broker, party: Party, request: DisputeRequest) -> wire.
         session.get_one(PartyRow, party.id, with_for_update=True)  # she counts her disputes one after another
         row = session.get(DisputeRow, dispute_id)
         if row is None:
-            if not pending:
-                _check_time(broker, session, award_id)
+            ended, seconds = _release_of(session, award_id), broker.settings.dispute_seconds
+            if not pending and ended is not None and ended.at + 1000 * seconds < now():
+                days = f"{seconds / 86_400:.3g} days"
+                raise Conflict(f"an award can be disputed within {days} after it has ended; these are over")
             most = broker.settings.max_disputes_per_party
             if how_many(session, DisputeRow.opened_by == party.id, DisputeRow.state.in_(_OPEN)) >= most:
                 raise Conflict(f"a party has at most {most} open disputes: wait until one of yours is decided")
@@ -173,14 +175,6 @@ def _award_of(broker: Broker, session: Session, party: Party, named: str) -> tup
     raise NotFound("award", named)
 
 
-def _check_time(broker: Broker, session: Session, award_id: str) -> None:
-    ended, seconds = _release_of(session, award_id), broker.settings.dispute_seconds
-    if ended is not None and ended.at + 1000 * seconds < now():
-        raise Conflict(
-            f"an award can be disputed within {seconds / 86_400:.3g} days after it has ended; these are over"
-        )
-
-
 def _release_of(session: Session, award_id: str) -> Release | None:
     return session.scalars(select(Release).where(Release.award_id == award_id)).first()
 
@@ -190,8 +184,7 @@ def _new(broker: Broker, session: Session, party: Party, task: TaskRow, award: A
     owner = award.owner if session.get(PartyRow, award.owner) is not None else None
     row = DisputeRow(id=dispute_id, award_id=award.id, task_id=task.id, index=award.round_index, slot=place)
     row.owner_id, row.buyer_id, row.opened_by, row.reason = owner, task.buyer_id, party.id, reason
-    row.price_micros, row.state, row.opened_at, row.decided_at = award.price_micros, "open", now(), None
-    row.decision, row.note, row.credited_micros = "", "", 0
+    row.price_micros, row.state, row.opened_at = award.price_micros, "open", now()
     session.add(row)
     session.flush()
     _tell(broker, session, row, "dispute.opened")

@@ -21,11 +21,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
-from flmarket.broker.errors import Conflict, KeyReused, NotFound
+from flmarket.broker.errors import Conflict, NotFound
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import FLOWER, OWN, EvaluationRequest, TaskRequest, check_visible
 from flmarket.broker.stamps import keyed_id, now
-from flmarket.broker.tables import EvaluationSet, PartyRow, TaskRow, as_wire, how_many, vector_bytes
+from flmarket.broker.tables import EvaluationSet, PartyRow, TaskRow, as_wire, how_many, made_before, vector_bytes
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.learning import DataSet
@@ -53,15 +53,14 @@ def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: st
     )  # fmt: skip
     with broker.database.write() as session:
         session.get_one(PartyRow, party.id, with_for_update=True)  # she adds her sets one after another
-        known, most = session.get(EvaluationSet, row.id), broker.settings.max_evaluations_per_buyer
+        known = made_before(session, EvaluationSet, row.id, "set", sha256=row.sha256, name=row.name)
         if known is None:
+            most = broker.settings.max_evaluations_per_buyer
             if how_many(session, EvaluationSet.party_id == party.id) >= most:
                 raise Conflict(f"a buyer has at most {most} sets of her own: remove one")
             session.add(row)
             session.flush()
             note(session, party, "evaluation.add", row.id, detail=f"{row.examples} examples")
-        elif (known.sha256, known.name) != (row.sha256, row.name):
-            raise KeyReused("this idempotency key belongs to another set")
     return as_wire(wire.EvaluationSet, known or row)
 
 

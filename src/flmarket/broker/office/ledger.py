@@ -6,9 +6,10 @@ log and is for everybody: whoever keeps one can tell later whether the past was 
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, literal, or_, select, union_all
+from sqlalchemy import ColumnElement, func, literal, or_, select, union_all
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
@@ -67,34 +68,23 @@ def entries(
         query = select(*_COLUMNS).where(log.c.seq >= start, log.c.seq < end).order_by(log.c.seq.desc())
         if party.role != "operator":
             query = query.where(_visible(session, party))
-        if party.role == "buyer":
-            return _buyers(broker, session, party, query, search, limit, start)
-        if search:
+        # a buyer searches what she sees, where owners have names that no database knows: it is looked through here
+        buys, own = party.role == "buyer", {party.id}
+        most = _LOOKED_AT if search and buys else limit
+        if buys:
+            own |= set(session.scalars(select(TaskRow.id).where(TaskRow.buyer_id == party.id)))
+        elif search:
             query = query.where(_matching(session, search, names=party.role == "operator"))
-        found = [_view(row) for row in session.execute(query.limit(limit))]
-    reached = found[-1].seq if len(found) >= limit else start
-    return wire.LedgerPage(tuple(found), reached or None)
+        rows = session.execute(query.limit(most)).all()
+    views = (buyers_entry(broker, _view(row), own) if buys else _view(row) for row in rows)
+    found = tuple(islice((one for one in views if not (search and buys) or _has(one, search)), limit))
+    reached = found[-1].seq if len(found) >= limit else rows[-1].seq if len(rows) >= most else start
+    return wire.LedgerPage(found, reached or None)
 
 
-def _buyers(
-    broker: Broker, session: Session, party: Party, query: Select[Any], search: str | None, limit: int, start: int
-) -> wire.LedgerPage:
-    """A buyer searches what she sees, where owners have names that no database knows: it is looked through here."""
-    own = {party.id, *session.scalars(select(TaskRow.id).where(TaskRow.buyer_id == party.id))}
-    found: list[wire.LedgerEntry] = []
-    rows = session.execute(query.limit(limit if not search else _LOOKED_AT)).all()
-    for row in rows:
-        view = buyers_entry(broker, _view(row), own)
-        texts = (view.ref, view.kind, view.debit, view.credit, view.owner)
-        if not search or any(search.lower() in text.lower() for text in texts if text):
-            found.append(view)
-            if len(found) >= limit:
-                break
-    if len(found) >= limit:
-        start = found[-1].seq
-    elif len(rows) >= _LOOKED_AT:
-        start = rows[-1].seq
-    return wire.LedgerPage(tuple(found), start or None)
+def _has(entry: wire.LedgerEntry, search: str) -> bool:
+    texts = (entry.ref, entry.kind, entry.debit, entry.credit, entry.owner)
+    return any(search.lower() in text.lower() for text in texts if text)
 
 
 def _visible(session: Session, party: Party) -> ColumnElement[bool]:

@@ -142,7 +142,6 @@ def listing(broker: Broker, party: Party | None, task_id: str) -> wire.Listing:
             .order_by(RoundRow.index.desc())
             .limit(_LAST)
         ).all()
-        left = row.escrow_micros - row.spent_micros - row.refunded_micros
         return as_wire(
             wire.Listing,
             row,
@@ -151,7 +150,7 @@ def listing(broker: Broker, party: Party | None, task_id: str) -> wire.Listing:
             mine=party is not None and row.buyer_id == party.id,
             open=row.state in PLAYABLE and order_of(row.spec).broker.open and row.spec["kind"] == "auction",
             places_free=how_many(session, Slot.task_id == task_id, Slot.party_id.is_(None)),
-            locked_micros=left,
+            locked_micros=row.left_micros,
             rounds_looked_at=len(last),
             rounds_delivered=sum(1 for winners, delivered in last if delivered and delivered == winners),
             updates_awarded=sum(winners for winners, _ in last),

@@ -9,7 +9,7 @@ from flmarket import aggregation, auctions, populations
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.office.runs import runs_of_tasks
 from flmarket.broker.requests import FLOWER, TaskRequest, order_of, public_terms, pure_perturbations
-from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, how_many
+from flmarket.broker.tables import PLAYABLE, PartyRow, Release, RoundRow, Slot, TaskRow, as_wire, counted_by, how_many
 from flmarket.client import wire
 from flmarket.ledger import AwardState
 from flmarket.market import kinds
@@ -45,7 +45,7 @@ def _sums(broker: Broker) -> tuple[int, int, int, int, int, int, int]:
     """Tasks under way and finished, rounds settled, what was paid and delivered, of that simulated, and owners. They
     look at every award there is, so they are worked out rarely."""
     with broker.database.read() as session:
-        by_state = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
+        by_state = counted_by(session, TaskRow.state)
         settled = how_many(session, RoundRow.state == "settled")
         delivered = select(Release.task_id, func.coalesce(func.sum(Release.price_micros), 0), func.count())
         delivered = delivered.where(Release.state == AwardState.POSTED.value).group_by(Release.task_id)

@@ -28,11 +28,11 @@ from sqlalchemy.orm import Session
 
 from flmarket.broker.books import is_simulated
 from flmarket.broker.core import Broker, Party, require_admin
-from flmarket.broker.errors import Conflict, Forbidden, KeyReused, NotFound
+from flmarket.broker.errors import Conflict, Forbidden
 from flmarket.broker.office.operator import note
 from flmarket.broker.requests import EventName, HookRequest
 from flmarket.broker.stamps import derived_id, iso, keyed_id, now
-from flmarket.broker.tables import Hook, Notice, PartyRow, Slot, TaskRow, as_wire, how_many, row_of
+from flmarket.broker.tables import Hook, Notice, PartyRow, Slot, TaskRow, as_wire, how_many, made_before, row_of
 from flmarket.client import wire
 from flmarket.client.webhooks import PREFIX
 from flmarket.ledger import Award, AwardState
@@ -46,15 +46,12 @@ _MOST = 10_000  # parties in one question to the database
 def announce(session: Session, event: EventName, told: Mapping[str, Mapping[str, Any]], *, subject: str) -> None:
     """Write what is to be told, within the transaction of what happened; `told` has the data by party, `subject` is
     what it is about: the same event about the same subject is told once."""
-    at = now()
     for hook in _hooks(session, told):
         if event in hook.events:
             data = told[hook.party_id]
-            about = str(data.get("award_id", subject))
-            identifier = derived_id("n", hook.id, event, about)
+            identifier = derived_id("n", hook.id, event, str(data.get("award_id", subject)))
             if session.get(Notice, identifier) is None:
-                body = {"id": identifier, "event": event, "at": iso(at), "party_id": hook.party_id, "data": dict(data)}
-                session.add(_notice(identifier, hook.id, event, body, at))
+                session.add(_notice(identifier, hook, event, data))
 
 
 def announce_awards(
@@ -107,10 +104,12 @@ def _hooks(session: Session, parties: Collection[str]) -> list[Hook]:
     return found
 
 
-def _notice(identifier: str, hook_id: str, event: str, body: dict[str, Any], at: int) -> Notice:
+def _notice(identifier: str, hook: Hook, event: str, data: Mapping[str, Any]) -> Notice:
+    at = now()
+    body = {"id": identifier, "event": event, "at": iso(at), "party_id": hook.party_id, "data": dict(data)}
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     times = {"at": at, "next_at": at, "sent_at": None}
-    return Notice(id=identifier, hook_id=hook_id, event=event, body=text, state="waiting", tries=0, error="", **times)
+    return Notice(id=identifier, hook_id=hook.id, event=event, body=text, state="waiting", tries=0, error="", **times)
 
 
 # --- who is told ------------------------------------------------------------------------------------------------------
@@ -136,18 +135,16 @@ def create_hook(
         if not broker.settings.smtp_host:
             raise Conflict("this broker sends no mail: its operator has set no smtp_host")
     hook_id = keyed_id("h", party.id, key)
-    wanted = {"kind": request.kind, "address": request.address, "events": list(dict.fromkeys(request.events))}
     with broker.database.write() as session:
         row_of(session, PartyRow, party_id, "party")
-        known = session.get(Hook, hook_id)
-        asked = party_id, request.kind, request.address
-        if known is not None and (known.party_id, known.kind, known.address) != asked:
-            raise KeyReused("this idempotency key belongs to another hook")
+        asked = {"party_id": party_id, "kind": request.kind, "address": request.address}
+        known = made_before(session, Hook, hook_id, "hook", **asked)
         if known is None:
             live = how_many(session, Hook.party_id == party_id, Hook.removed_at.is_(None))
             if live >= broker.settings.max_hooks_per_party:
                 raise Conflict(f"a party has at most {broker.settings.max_hooks_per_party} hooks: remove one first")
-            known = Hook(id=hook_id, party_id=party_id, created_at=now(), removed_at=None, **wanted)
+            events = list(dict.fromkeys(request.events))
+            known = Hook(id=hook_id, **asked, events=events, created_at=now(), removed_at=None)
             session.add(known)
             note(session, party, "hook.create", party_id, detail=f"{request.kind} {hook_id}")
     return wire.NewHook(_view(known, ""), secret_of(broker, hook_id) if request.kind == "webhook" else "")
@@ -164,24 +161,20 @@ def remove_hook(broker: Broker, party: Party, hook_id: str) -> wire.Hook:
     """Nothing more is told to it, not even what waits."""
     require_admin(party)
     with broker.database.write() as session:
-        row = _own(session, party, hook_id)
-        if row.removed_at is None:
-            row.removed_at = now()
-            note(session, party, "hook.remove", party.id, detail=hook_id)
+        row = row_of(session, Hook, hook_id, "hook", of=party.id)
+        row.removed_at = now()
+        note(session, party, "hook.remove", party.id, detail=hook_id)
     return _view(row, "")
 
 
 def try_hook(broker: Broker, party: Party, hook_id: str, *, key: str | None = None) -> wire.Notice:
     """Tell it something of no consequence (event `test`), to see that it works; the same `key` does it once."""
     with broker.database.write() as session:
-        hook, at = _own(session, party, hook_id), now()
+        hook = row_of(session, Hook, hook_id, "hook", of=party.id)
         identifier = keyed_id("n", party.id, key)
-        row = session.get(Notice, identifier)
-        if row is not None and row.hook_id != hook.id:
-            raise KeyReused("this idempotency key belongs to another hook's trial")
+        row = made_before(session, Notice, identifier, "hook's trial", hook_id=hook.id)
         if row is None:
-            body: dict[str, Any] = {"id": identifier, "event": "test", "at": iso(at), "party_id": party.id, "data": {}}
-            row = _notice(identifier, hook.id, "test", body, at)
+            row = _notice(identifier, hook, "test", {})
             session.add(row)
     broker.wake.set()
     return as_wire(wire.Notice, row)
@@ -193,13 +186,6 @@ def list_notices(broker: Broker, party: Party, *, limit: int = 100) -> wire.Noti
     query = select(Notice).where(Notice.hook_id.in_(mine)).order_by(Notice.at.desc(), Notice.id).limit(limit)
     with broker.database.read() as session:
         return wire.NoticePage(tuple(as_wire(wire.Notice, row) for row in session.scalars(query)))
-
-
-def _own(session: Session, party: Party, hook_id: str) -> Hook:
-    row = row_of(session, Hook, hook_id, "hook", of=party.id)
-    if row.removed_at is not None:
-        raise NotFound("hook", hook_id)
-    return row
 
 
 def _failing(session: Session, hook_id: str) -> str:

@@ -25,6 +25,7 @@ from flmarket.broker.tables import (
     TaskRow,
     User,
     as_wire,
+    counted_by,
 )
 from flmarket.client import wire
 from flmarket.ledger import ESCROW
@@ -89,12 +90,10 @@ def status(broker: Broker, party: Party) -> wire.Operations:
     require(party, "operator")
     at = now()
     with broker.database.read() as session:
-        tasks = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
-        audits = dict(session.execute(select(AuditJob.state, func.count()).group_by(AuditJob.state)).all())
-        roles: dict[str, int] = dict(session.execute(select(PartyRow.role, func.count()).group_by(PartyRow.role)).all())
+        tasks, audits = counted_by(session, TaskRow.state), counted_by(session, AuditJob.state)
+        roles = counted_by(session, PartyRow.role)
         due = session.scalar(select(func.min(TaskRow.next_at)).where(TaskRow.state.in_(PLAYABLE)))
-        left = func.sum(TaskRow.escrow_micros - TaskRow.spent_micros - TaskRow.refunded_micros)
-        locked = session.scalar(select(left).where(TaskRow.state.in_(PLAYABLE))) or 0
+        locked = session.scalar(select(func.sum(TaskRow.left_micros)).where(TaskRow.state.in_(PLAYABLE))) or 0
         lease, check = session.get(Lease, WORKER), session.get(Check, RECONCILE)
         flower = runs(broker, session)
         alive = lease is not None and lease.expires_at > at

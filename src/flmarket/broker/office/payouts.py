@@ -15,15 +15,16 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require
-from flmarket.broker.errors import Conflict, KeyReused
+from flmarket.broker.errors import Conflict
 from flmarket.broker.office.notices import announce
 from flmarket.broker.office.operator import note
-from flmarket.broker.office.statements import as_csv, plain
+from flmarket.broker.office.statements import plain
 from flmarket.broker.requests import check_visible
 from flmarket.broker.stamps import keyed_id, now
-from flmarket.broker.tables import PartyRow, PayoutRow, as_wire, row_of
+from flmarket.broker.tables import PartyRow, PayoutRow, as_wire, made_before, row_of
 from flmarket.client import wire
 from flmarket.errors import SettlementError
+from flmarket.files import csv_text
 from flmarket.ledger import format_micros
 from flmarket.registry import imported
 
@@ -39,11 +40,10 @@ def pay_out(
     payout_id = keyed_id("w", party.id, key)
     with broker.database.write() as session:
         row_of(session, PartyRow, party_id, "party")
-        row = session.get(PayoutRow, payout_id)
-        if row is not None and (row.party_id, row.amount_micros) != (party_id, amount_micros):
-            raise KeyReused("this idempotency key belongs to another payout, nothing was booked")
+        asked = {"party_id": party_id, "amount_micros": amount_micros}
+        row = made_before(session, PayoutRow, payout_id, "payout, nothing was booked", **asked)
         if row is None:
-            row = PayoutRow(id=payout_id, party_id=party_id, amount_micros=amount_micros, state="new", note="")
+            row = PayoutRow(id=payout_id, **asked, state="new", note="")
             row.reference, row.created_at, row.sent_at = reference, now(), None
             session.add(row)
     book(broker, party, payout_id)
@@ -102,13 +102,16 @@ def list_payouts(
         query = query.where(PayoutRow.created_at < before)
     with broker.database.read() as session:
         rows = session.execute(query).all()
-    items = tuple(_wire(broker, row, who) for row, who in rows[:limit])
-    return wire.PayoutPage(items, rows[limit - 1][0].created_at if len(rows) > limit else None)
+    shown, more = rows[:limit], len(rows) > limit
+    if more:  # the next page begins before a moment: whatever was made in one is on one page
+        shown = [one for one in shown if one[0].created_at > rows[limit][0].created_at] or shown
+    items = tuple(_wire(broker, row, who) for row, who in shown)
+    return wire.PayoutPage(items, shown[-1][0].created_at if more else None)
 
 
 def payouts_csv(broker: Broker, party: Party) -> str:
     """All of them as a table for the bank; amounts exact."""
-    return as_csv(
+    return csv_text(
         _HEADER,
         (
             (

@@ -13,7 +13,7 @@ from flmarket.broker.core import Broker, Party, require
 from flmarket.broker.errors import NotFound
 from flmarket.broker.requests import FLOWER
 from flmarket.broker.stamps import iso, now
-from flmarket.broker.tables import PLAYABLE, FlowerRun, PartyRow, TaskRow, how_many
+from flmarket.broker.tables import PLAYABLE, FlowerRun, PartyRow, TaskRow, as_wire, how_many
 from flmarket.client import wire
 
 SUBMITTED, WORKING, ENDED = "submitted", "working", "ended"
@@ -69,19 +69,12 @@ def run_detail(broker: Broker, party: Party, task_id: str) -> wire.RunDetail:
         name, state = task.name, task.state
     seen = None if row is None or row.nodes is None else set(row.nodes)
     nodes = tuple(
-        wire.RunNode(
-            one.id,
-            one.name,
-            one.owner_number or 0,
-            one.node_id or "",
-            None if seen is None else one.owner_number in seen,
-        )
+        as_wire(wire.RunNode, one, party_id=one.id, connected=None if seen is None else one.owner_number in seen)
         for one in owners
     )
-    if row is None:
-        return wire.RunDetail(task_id, name, state, view, 0, "", None, "", nodes)
-    asked_at = iso(row.submitted_at) if row.submitted_at else None
-    return wire.RunDetail(task_id, name, state, view, row.attempt, row.run_id, asked_at, row.error, nodes)
+    run = row or FlowerRun(attempt=0, run_id="", submitted_at=0, error="")
+    asked_at = iso(run.submitted_at) if run.submitted_at else None
+    return wire.RunDetail(task_id, name, state, view, run.attempt, run.run_id, asked_at, run.error, nodes)
 
 
 def _told(broker: Broker, run: FlowerRun | None, owners: int, needed: int) -> tuple[str, str]:

@@ -1,10 +1,7 @@
 """What an owner sold, earned and gave up: the statement, as values or as CSV, and her lifetime cap; and her privacy in
 plain words, always from the total of everything she gave up (`flmarket.trust`)."""
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, case, func, select, true
@@ -17,6 +14,7 @@ from flmarket.broker.requests import without_invisible
 from flmarket.broker.tables import DisputeRow, PartyRow, Release, TaskRow, as_wire
 from flmarket.client import wire
 from flmarket.errors import InvalidInput, PrivacyBudgetExhausted
+from flmarket.files import csv_text
 from flmarket.ledger import AwardState, format_micros
 from flmarket.ledger.entry import PICO, RESOLUTIONS, EntryKind, limit_of
 from flmarket.ledger.store import entries
@@ -198,7 +196,7 @@ _HELD, _CURVE = _held(), _curve()
 
 def statement_csv(broker: Broker, party: Party) -> str:
     """The same as a table in the words of the pages, where rounds count from 1; amounts in currency units, exact."""
-    return as_csv(
+    return csv_text(
         _HEADER,
         (
             (
@@ -209,15 +207,6 @@ def statement_csv(broker: Broker, party: Party) -> str:
             for one in statement(broker, party).releases
         ),
     )  # fmt: skip
-
-
-def as_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as a file; what people wrote must be `plain`."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(header)
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 def plain(text: str) -> str:

@@ -9,6 +9,7 @@ import io
 import json
 from dataclasses import dataclass
 from itertools import count
+from types import SimpleNamespace
 from typing import Literal, cast
 
 import numpy as np
@@ -33,7 +34,7 @@ from flmarket.broker.office.pseudonyms import (
     simulated_reputations,
 )
 from flmarket.broker.office.runs import run_of_task, runs_of_tasks
-from flmarket.broker.office.statements import as_csv, credits, dispute_state
+from flmarket.broker.office.statements import credits, dispute_state
 from flmarket.broker.requests import FLOWER, TaskRequest, check_playable, check_visible, order_of, trust_of
 from flmarket.broker.stamps import derived_id, new_id, now
 from flmarket.broker.tables import (
@@ -52,6 +53,7 @@ from flmarket.broker.tables import (
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
 from flmarket.errors import MissingDependency
+from flmarket.files import csv_text
 from flmarket.learning import Model, to_named
 from flmarket.ledger import AwardState, format_micros
 from flmarket.ledger.entry import EntryKind, loss_of
@@ -70,14 +72,6 @@ class ModelFile:
     name: str
     content: bytes
     media_type: str = "application/octet-stream"
-
-
-@dataclass(frozen=True)
-class _Shapes:
-    """What is left of a model when only its arrays matter: the task's row has it."""
-
-    tensors: dict[str, tuple[int, ...]]
-    dtype: str
 
 
 def post_task(broker: Broker, party: Party, request: TaskRequest, *, key: str | None = None) -> wire.Task:
@@ -302,10 +296,7 @@ def bill(broker: Broker, party: Party, task_id: str, *, lines: bool = True) -> w
         kept = int(session.scalar(disputed.where(*frozen)) or 0)
         extra = int(session.scalar(credits(DisputeRow.task_id == task_id, "refund")) or 0)
     listed = tuple(as_wire(wire.BillLine, one, deliveries=one.delivered) for one in played if one.closed_at)
-    left = row.escrow_micros - row.spent_micros - row.refunded_micros
-    return as_wire(
-        wire.Bill, row, task_id=task_id, left_micros=left, lines=listed, disputed_micros=kept, credited_micros=extra
-    )
+    return as_wire(wire.Bill, row, task_id=task_id, lines=listed, disputed_micros=kept, credited_micros=extra)
 
 
 def bill_lines(found: wire.Bill) -> list[tuple[str, str, int]]:
@@ -325,7 +316,7 @@ def bill_csv(broker: Broker, party: Party, task_id: str) -> str:
     found = bill(broker, party, task_id)
     lines = (*bill_lines(found), ("deposit", "", found.escrow_micros))
     amounts = ((what, updates, format_micros(micros)) for what, updates, micros in lines)
-    return as_csv(("what", "updates", "amount"), amounts)
+    return csv_text(("what", "updates", "amount"), amounts)
 
 
 def receipts(
@@ -421,7 +412,8 @@ def _bundle(broker: Broker, party: Party, task: TaskRow, sold: list[str]) -> Mod
 
 def model_file(task: TaskRow, parameters: FloatArray, format: ModelFormat) -> ModelFile:
     """The model's own named arrays, for NumPy or as safetensors; and what it is, in words."""
-    shapes = _Shapes({name: tuple(shape) for name, shape in task.tensors}, task.dtype)
+    # what is left of a model when only its arrays matter
+    shapes = SimpleNamespace(tensors={name: tuple(shape) for name, shape in task.tensors}, dtype=task.dtype)
     arrays = to_named(cast(Model, shapes), parameters)
     about = {"task": task.id, "name": task.name, "classes": json.dumps(task.classes), "rounds": str(task.rounds_done)}
     if format == "npz":

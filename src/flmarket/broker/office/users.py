@@ -11,13 +11,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from flmarket.broker.core import Broker, Party, require_admin
-from flmarket.broker.errors import Conflict, KeyReused, NotFound, Unauthenticated
+from flmarket.broker.errors import Conflict, Unauthenticated
 from flmarket.broker.office.operator import note
 from flmarket.broker.office.parties import as_party
 from flmarket.broker.office.sessions import SignedIn, start_session
 from flmarket.broker.requests import RightsRequest, UserRequest, check_visible
 from flmarket.broker.stamps import keyed_id, now
-from flmarket.broker.tables import PartyRow, SessionRow, User, as_wire, how_many, row_of
+from flmarket.broker.tables import PartyRow, SessionRow, User, as_wire, how_many, made_before, row_of
 from flmarket.client import wire
 
 _MOST = 200
@@ -31,9 +31,7 @@ def add_user(broker: Broker, party: Party, party_id: str, request: UserRequest, 
     user_id, email = keyed_id("u", party.id, key), request.email.lower()
     with broker.database.write() as session:
         row_of(session, PartyRow, party_id, "party")
-        row = session.get(User, user_id)
-        if row is not None and (row.party_id, row.email) != (party_id, email):
-            raise KeyReused("this idempotency key belongs to another person")
+        row = made_before(session, User, user_id, "person", party_id=party_id, email=email)
         if row is None:
             there = User.removed_at.is_(None)
             if session.scalars(select(User.id).where(User.email == email, there)).first() is not None:
@@ -96,8 +94,6 @@ def sign_in_as(broker: Broker, *, issuer: str, subject: str, email: str | None) 
 
 def _own(session: Session, party: Party, user_id: str) -> User:
     row = row_of(session, User, user_id, "user", of=party.id)
-    if row.removed_at is not None:
-        raise NotFound("user", user_id)
     if user_id == party.user_id:
         raise Conflict("you cannot do this to yourself: another admin can")
     return row

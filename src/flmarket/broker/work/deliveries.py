@@ -19,7 +19,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from email.message import EmailMessage
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +26,6 @@ from urllib.parse import urlsplit
 from sqlalchemy import select, update
 
 from flmarket import __version__
-from flmarket.broker.core import Broker
 from flmarket.broker.office.notices import secret_of
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
@@ -50,17 +48,6 @@ class NotDelivered(FlmarketError):
     """A receiver did not take a notice, or may not be asked to."""
 
 
-@dataclass(frozen=True)
-class _Due:
-    id: str
-    hook_id: str
-    kind: str
-    address: str
-    event: str
-    body: str
-    tries: int
-
-
 class Deliveries(Beside):
     """Sends what is due, several hooks at once and each of them in order. The thread lives while there is something."""
 
@@ -79,28 +66,33 @@ class Deliveries(Beside):
             attempts += len(due)
         return attempts
 
-    def _due(self) -> list[_Due]:
-        """Of every hook the first that is due."""
-        columns = (Notice.id, Notice.hook_id, Hook.kind, Hook.address, Notice.event, Notice.body, Notice.tries)
+    def _due(self) -> list[Any]:
+        """Of every hook the first that is due: rows of the notice, and of whom it is for."""
+        columns = (Notice.id, Notice.hook_id, Hook.kind, Hook.address, Notice.body, Notice.tries)
         wanted = Notice.state == "waiting", Notice.next_at <= now(), Hook.removed_at.is_(None)
         query = select(*columns).join(Hook).where(*wanted).order_by(Notice.at, Notice.id).limit(1000)
-        found: dict[str, _Due] = {}
+        found: dict[str, Any] = {}
         with self.broker.database.read() as session:
             for row in session.execute(query):
-                found.setdefault(row.hook_id, _Due(*row))
+                found.setdefault(row.hook_id, row)
         return list(found.values())
 
-    def _try(self, one: _Due) -> str:
+    def _try(self, one: Any) -> str:
         """An attempt; returns what went wrong."""
+        broker, body = self.broker, one.body.encode()
         try:
-            deliver(self.broker, one.kind, one.hook_id, one.address, one.id, one.body.encode())
+            if one.kind == "email":
+                _mail(broker.settings, one.address, one.id, json.loads(body), broker.currency)
+            else:
+                headers = sign(secret_of(broker, one.hook_id), one.id, now() // 1000, body)
+                post(one.address, body, headers, allow=broker.settings.webhook_allow)
         except NotDelivered as error:
             return str(error)
         except (OSError, http.client.HTTPException, smtplib.SMTPException, ValueError) as error:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def _note(self, one: _Due, error: str) -> None:
+    def _note(self, one: Any, error: str) -> None:
         settings, at, tries = self.broker.settings, now(), one.tries + 1
         rest = int(1000 * min(_LONGEST_REST, settings.notice_first_rest * 2 ** min(one.tries, 30)))
         state = "given up" if error and tries >= settings.notice_tries else "waiting" if error else "sent"
@@ -111,15 +103,6 @@ class Deliveries(Beside):
                 others = Notice.hook_id == one.hook_id, Notice.state == "waiting", Notice.next_at < at + rest
                 session.execute(update(Notice).where(*others).values(next_at=at + rest))
         self.broker.metrics.notices.labels(one.kind, "failed" if error else "sent").inc()
-
-
-def deliver(broker: Broker, kind: str, hook_id: str, address: str, notice_id: str, body: bytes) -> None:
-    """One attempt at one notice; raises unless it was taken."""
-    if kind == "email":
-        _mail(broker.settings, address, notice_id, json.loads(body), broker.currency)
-        return
-    headers = sign(secret_of(broker, hook_id), notice_id, now() // 1000, body)
-    post(address, body, headers, allow=broker.settings.webhook_allow)
 
 
 # --- webhooks ---------------------------------------------------------------------------------------------------------

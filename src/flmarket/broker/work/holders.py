@@ -43,11 +43,14 @@ class Held:
 
     def take(self) -> bool:
         """Take the lease or renew it; False if another process has it."""
+        self.token = self._taken()
+        return self.token > 0
+
+    def _taken(self) -> int:
         with self.database.read() as session:
             known = session.get(Lease, self.name)
         if known is not None and self._is_anothers(known):  # seen without a lock that would hold its holder up
-            self.token = 0
-            return False
+            return 0
         try:
             with fenced(None), self.database.write() as session:
                 lease = session.get(Lease, self.name, with_for_update=True)
@@ -56,16 +59,13 @@ class Held:
                     session.add(lease)
                     session.flush()
                 if self._is_anothers(lease):
-                    self.token = 0
-                    return False
+                    return 0
                 if (lease.holder, lease.token) != (self.holder, self.token):
                     lease.holder, lease.token = self.holder, lease.token + 1
                 lease.expires_at, token = now() + int(1000 * self.seconds), lease.token
         except IntegrityError:  # another process has made the row this moment
-            self.token = 0
-            return False
-        self.token = token
-        return True
+            return 0
+        return token
 
     def renew(self) -> None:
         """More time for a lease that is still this process's. It is never taken anew: what lapsed stays lapsed."""

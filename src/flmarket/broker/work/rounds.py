@@ -9,9 +9,9 @@ Awards are paid by the task's account, which holds its budget since it was poste
 simulated owner, `<task>/owner-<place>`.
 
 What a round leaves in the tables at each of its steps is the same for whichever engine plays it (`open_round` to
-`void_round`). Each of these functions works in a transaction of the caller's, and writes what pages, bills, statements
-and the live stream read. The ledger is the authority on money; these rows follow it. Repeating a step changes no row
-for the worse: a round that is settled stays so, and an event that is said twice is read as the latest.
+`void_round`): what pages, bills, statements and the live stream read. The ledger is the authority on money; these rows
+follow it. Repeating a step changes no row for the worse: a round that is settled stays so, and an event that is said
+twice is read as the latest.
 
 Rounds and tasks end in the same way for every engine (`begin` to `end_task`). A round that has been awarded is played
 to its end, whatever its buyer or the clock says meanwhile: owners may have delivered. One that has not is undone when
@@ -25,12 +25,12 @@ dispute stays in escrow beyond that, until the operator decides (`office.dispute
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import ColumnExpressionArgument, delete, select
 from sqlalchemy.orm import Session, undefer
 
@@ -57,6 +57,7 @@ from flmarket.broker.tables import (
 )
 from flmarket.client.wire import ENDED
 from flmarket.engines import MemoryOwners, Spec
+from flmarket.errors import InvalidInput
 from flmarket.ledger import Award, AwardState, Resolution
 from flmarket.market import (
     Announcement,
@@ -78,25 +79,9 @@ from flmarket.report.formatting import finite_or_none
 
 AWARDED = "awarded"
 _SHOWN = 200
-_OPEN = AwardState.PENDING
 _EXCHANGE = -1  # nobody's place: among deliveries, where a masked sum under way is kept
 INTERNAL = "an internal error; the operator's log has the details"
 _GIVEN_UP = "the round was given up"
-
-
-@dataclass(frozen=True)
-class Winner:
-    """An award as the live view shows it."""
-
-    slot: int
-    epsilon: float | None  # None if nothing bounds it
-    price_micros: int
-    loss: dict[str, Any]
-
-    @classmethod
-    def of(cls, slot: int, award: Award) -> Self:
-        """An award's, of whoever is at that place."""
-        return cls(slot, finite_or_none(shown_epsilon(award.loss)), award.price_micros, event_to_dict(award.loss))
 
 
 def open_round(session: Session, task_id: str, index: int) -> None:
@@ -106,71 +91,17 @@ def open_round(session: Session, task_id: str, index: int) -> None:
         add_event(session, task_id, index, "open", {})
 
 
-def take_bids(session: Session, task_id: str, index: int, document: dict[str, Any], budget_micros: int) -> None:
-    """Bids are in; `document` says whose (`bidders`), and whatever the engine needs to go on."""
-    row, bids = session.get_one(RoundRow, (task_id, index)), len(document["bidders"])
-    row.opened, row.state, row.bids, row.budget_micros = document, "bids", bids, budget_micros
-    add_event(session, task_id, index, "bids", {"bids": bids, "budget_micros": budget_micros})
-
-
-def award_round(session: Session, task_id: str, index: int, winners: Sequence[Winner]) -> None:
-    """Prices are in escrow."""
+def award_round(session: Session, task_id: str, index: int, awards: Mapping[int, Award]) -> None:
+    """Prices are in escrow. The live view shows whose, and for which ε: None if nothing bounds it."""
     row = session.get_one(RoundRow, (task_id, index))
-    row.state, row.winners = AWARDED, len(winners)
-    held, shown = sum(one.price_micros for one in winners), [asdict(one) for one in winners[:_SHOWN]]
-    add_event(session, task_id, index, "awards", {"awards": len(winners), "held_micros": held, "winners": shown})
-
-
-def settle_round(
-    session: Session,
-    task_id: str,
-    record: RoundRecord,
-    *,
-    parties: Mapping[int, str],
-    parameters: NDArray[np.float64] | None,
-    awards: Mapping[int, Award],
-    checkpoint: bytes | None = None,
-    pause_ms: int = 0,
-    lasting: bool = False,
-    over: bool = False,
-) -> list[Release] | None:
-    """Awards are resolved and the model has moved; None, and nothing changed, if that was written before.
-
-    `parameters` is the buyer's model now; None leaves the one that is there. `awards` are the round's, as the ledger
-    has them. One that is pending is in dispute, and on the statements with its price in escrow; if awards are `lasting`
-    it runs on, and is not on them yet (such a one cannot be disputed). `over`: no round comes after this one.
-    """
-    index, at = record.index, now()
-    task = session.get_one(TaskRow, task_id, with_for_update=True)
-    if task.rounds_done > index:
-        return None
-    row = session.get_one(RoundRow, (task_id, index))
-    bound = record.error_bound if np.isfinite(record.error_bound) else None
-    row.state, row.closed_at = ("settled" if record.valid else "empty"), at
-    row.delivered, row.spent_micros, row.error_bound = int(record.delivered.sum()), record.spent_micros, bound
-    row.accuracy, row.loss = record.metrics.get("accuracy"), record.metrics.get("loss")
-    row.balanced_accuracy = record.metrics.get("balanced_accuracy")
-    places = {owner: k for k, owner in enumerate(record.bidders.tolist())}
-    ended = []
-    for owner, award in awards.items():
-        k = places[owner]
-        if award.state is AwardState.PENDING:
-            if lasting:
-                continue
-            award = replace(award, reason=record.reason[k])  # in dispute: how it would have ended
-        if record.state[k] is not None:
-            sold = {"records": float(record.data_size[k]), "weight": float(record.weights[k])}
-            ended.append(_release(task_id, index, owner, award, at, party_id=parties.get(owner), **sold))
-    session.add_all(ended)
-    task.rounds_done, task.spent_micros = index + 1, task.spent_micros + record.spent_micros
-    task.rounds = index + 1 if over else task.rounds
-    task.checkpoint, task.next_at = checkpoint, at + pause_ms
-    if parameters is not None:
-        task.parameters, task.accuracy, task.error_bound = vector_bytes(parameters), row.accuracy, bound
-    announce_awards(session, "payment", task, index, awards.values(), state=AwardState.POSTED)
-    told = {name: getattr(row, name) for name in ("delivered", "winners", "spent_micros", "accuracy", "error_bound")}
-    add_event(session, task_id, index, "settled", told | {"rounds_done": index + 1, "rounds": task.rounds})
-    return ended
+    row.state, row.winners = AWARDED, len(awards)
+    held = sum(one.price_micros for one in awards.values())
+    shown = [
+        {"slot": slot, "epsilon": finite_or_none(shown_epsilon(one.loss)), "price_micros": one.price_micros}
+        | {"loss": event_to_dict(one.loss)}
+        for slot, one in islice(awards.items(), _SHOWN)
+    ]
+    add_event(session, task_id, index, "awards", {"awards": len(awards), "held_micros": held, "winners": shown})
 
 
 def void_round(session: Session, task: TaskRow, awards: Mapping[int, Award]) -> tuple[RoundRow, list[Release]] | None:
@@ -235,20 +166,22 @@ class SqlStore:
         """The lease does."""
 
     def checkpoint(self) -> Checkpoint | None:
-        """After the last round that is over."""
+        """After the last round that is over; a typed error for a task that another version has begun otherwise."""
         with self.broker.database.read() as session:
             task = session.get_one(TaskRow, self.task_id, options=[undefer(TaskRow.checkpoint)])
-            done, stored = task.rounds_done, task.checkpoint
-        if stored is None:
+            row = session.get(RoundRow, (self.task_id, task.rounds_done), options=[undefer(RoundRow.opened)])
+        saved: dict[str, Any] = {}
+        if task.checkpoint is not None:
+            with np.load(io.BytesIO(task.checkpoint), allow_pickle=False) as file:
+                saved = {name: file[name] for name in file.files}
+        planned = row is None or row.opened is None or "plan" in row.opened
+        if not planned or (task.rounds_done and "notes" not in saved):
+            raise InvalidInput("task", self.task_id, "one that this version has begun: it cannot be played on")
+        if not saved:
             return None
-        with np.load(io.BytesIO(stored), allow_pickle=False) as file:
-            saved = {name: file[name] for name in file.files}
-        if "rest" in saved:  # of an earlier version: the accounts of simulated owners, all of them
-            accounts = json.loads(saved["rest"].tobytes())["accounts"]
-            owners = MemoryOwners.state_of(dict(enumerate(accounts)))
-            return Checkpoint(done, saved["parameters"], list(saved["history"]), dict(self.kind.notes), owners)
         notes, owners = json.loads(saved["notes"].tobytes()), saved["owners"].tobytes()
-        return Checkpoint(done, saved["parameters"], list(saved["history"]), notes, owners, saved.get("best"))
+        history = list(saved["history"])
+        return Checkpoint(task.rounds_done, saved["parameters"], history, notes, owners, saved.get("best"))
 
     def terms(self) -> dict[str, Any]:
         """What holds for all rounds; empty while that is not settled."""
@@ -258,18 +191,14 @@ class SqlStore:
 
     def plan(self, index: int) -> RoundPlan | None:
         """What was decided for a round, if it was; whose place is whose stands with it."""
-        opened = self.opened(index)
+        with self.broker.database.read() as session:
+            row = session.get(RoundRow, (self.task_id, index), options=[undefer(RoundRow.opened)])
+        opened = None if row is None else row.opened
         if opened is None or "plan" not in opened:
             return None
         self.parties.clear()
         self.parties.update({int(slot): party for slot, party in opened["parties"].items()})
         return RoundPlan.from_dict(json.loads(opened["plan"]))
-
-    def opened(self, index: int) -> dict[str, Any] | None:
-        """What is stored of a round under way."""
-        with self.broker.database.read() as session:
-            row = session.get(RoundRow, (self.task_id, index), options=[undefer(RoundRow.opened)])
-            return None if row is None else row.opened
 
     def deliveries(self, index: int) -> dict[int, FloatArray]:
         """Checked deliveries of a round so far."""
@@ -291,7 +220,10 @@ class SqlStore:
             "parties": {str(slot): party for slot, party in self.parties.items()},
         }  # fmt: skip
         with self.broker.database.write() as session:
-            take_bids(session, self.task_id, plan.index, document, plan.deposit_micros)
+            row = session.get_one(RoundRow, (self.task_id, plan.index))
+            row.opened, row.state, row.bids, row.budget_micros = document, "bids", len(owners), plan.deposit_micros
+            told = {"bids": row.bids, "budget_micros": row.budget_micros}
+            add_event(session, self.task_id, plan.index, "bids", told)
             if terms:
                 session.get_one(TaskRow, self.task_id).terms = json.dumps(terms)
 
@@ -315,29 +247,61 @@ class SqlStore:
             session.merge(Delivered(task_id=self.task_id, index=index, slot=_EXCHANGE, vector=state))
 
     def save_round(self, record: RoundRecord, checkpoint: Checkpoint) -> None:
-        """Everything that a round changed, in one transaction."""
-        ended = self.broker.books.round_awards(
-            {i: self.kind.award_id(record.index, i) for i in record.bidders.tolist()}
-        )
+        """Everything that a round changed, in one transaction: awards are resolved and the model has moved.
+
+        An award that is pending is in dispute, and on the statements with its price in escrow; if awards are lasting it
+        runs on, and is not on them yet (such a one cannot be disputed).
+        """
+        books, lasting = self.broker.books, self.kind.side.lasting
+        awards = books.round_awards({i: self.kind.award_id(record.index, i) for i in record.bidders.tolist()})
         with self.broker.database.read() as session:
-            told = listeners(session, [self.parties[i] for i in ended if i in self.parties])
-        privacy = self.broker.books.privacy_of(told) if told else {}
+            told = listeners(session, [self.parties[i] for i in awards if i in self.parties])
+        privacy = books.privacy_of(told) if told else {}
         with self.broker.database.write() as session:
-            done = settle_round(
-                session, self.task_id, record, parties=self.parties, parameters=self.kind.buyers_model,
-                checkpoint=_packed(checkpoint), pause_ms=self.pause_ms, awards=ended, lasting=self.kind.side.lasting,
-                over=self.kind.done,
-            )  # fmt: skip
             announce_caps(session, privacy)
             session.execute(delete(Delivered).where(Delivered.task_id == self.task_id))
+            task = session.get_one(TaskRow, self.task_id, with_for_update=True)
+            if task.rounds_done > record.index:
+                return  # it was written before
             row = session.get_one(RoundRow, (self.task_id, record.index))
-        if done is not None:
-            self.broker.metrics.count_round(row, done, lasting=self.kind.side.lasting)
+            ended = self._settle(session, task, row, record, awards)
+            task.checkpoint = _packed(checkpoint)
+        self.broker.metrics.count_round(row, ended, lasting=lasting)
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """The state alone, where the rounds that led to it are in the tables already."""
-        with self.broker.database.write() as session:
-            session.get_one(TaskRow, self.task_id).checkpoint = _packed(checkpoint)
+    def _settle(
+        self, session: Session, task: TaskRow, row: RoundRow, record: RoundRecord, awards: Mapping[int, Award]
+    ) -> list[Release]:
+        """A round's rows, as the record and the ledger have it."""
+        at, index = now(), record.index
+        bound = record.error_bound if np.isfinite(record.error_bound) else None
+        row.state, row.closed_at = ("settled" if record.valid else "empty"), at
+        row.delivered, row.spent_micros, row.error_bound = int(record.delivered.sum()), record.spent_micros, bound
+        row.accuracy, row.loss = record.metrics.get("accuracy"), record.metrics.get("loss")
+        row.balanced_accuracy = record.metrics.get("balanced_accuracy")
+        places = {owner: k for k, owner in enumerate(record.bidders.tolist())}
+        ended = []
+        for owner, award in awards.items():
+            k = places[owner]
+            if award.state is AwardState.PENDING:
+                if self.kind.side.lasting:
+                    continue
+                award = replace(award, reason=record.reason[k])  # in dispute: how it would have ended
+            if record.state[k] is not None:
+                sold = {"records": float(record.data_size[k]), "weight": float(record.weights[k])}
+                ended.append(_release(task.id, index, owner, award, at, party_id=self.parties.get(owner), **sold))
+        session.add_all(ended)
+        task.rounds_done, task.spent_micros = index + 1, task.spent_micros + record.spent_micros
+        task.rounds = index + 1 if self.kind.done else task.rounds
+        task.next_at = at + self.pause_ms
+        if self.kind.buyers_model is not None:
+            task.parameters, task.accuracy = vector_bytes(self.kind.buyers_model), row.accuracy
+            task.error_bound = bound
+        announce_awards(session, "payment", task, index, awards.values(), state=AwardState.POSTED)
+        told = {
+            name: getattr(row, name) for name in ("delivered", "winners", "spent_micros", "accuracy", "error_bound")
+        }
+        add_event(session, task.id, index, "settled", told | {"rounds_done": index + 1, "rounds": task.rounds})
+        return ended
 
 
 def _packed(checkpoint: Checkpoint) -> bytes:
@@ -363,7 +327,6 @@ class TaskOwners(MemoryOwners):
     def __init__(self, broker: Broker, task_id: str, spec: Spec, parties: dict[int, str], *, simulated: bool) -> None:
         super().__init__(spec)
         self.broker, self.task_id, self.parties, self.simulated = broker, task_id, parties, simulated
-        self.former: Mapping[str, Any] | None = None  # a round's bids as an earlier version stored them
 
     def guard(self, number: int) -> Guard:
         """A registered owner's account is her cap in the ledger and what she has spent of it, over all tasks."""
@@ -374,8 +337,6 @@ class TaskOwners(MemoryOwners):
 
     def bids(self, call: Announcement, accepts: Callable[[Bid], bool]) -> Mapping[int, Bid]:
         """Standing bids, cut to what accounts allow; a place that nobody took bids if it is simulated."""
-        if self.former is not None:
-            return self._former_bids(self.former)
         with self.broker.database.read() as session:
             standing = session.scalars(select(BidRow).where(*_standing(self.task_id))).all()
             taken = session.scalars(select(Slot).where(Slot.task_id == self.task_id, Slot.party_id.is_not(None))).all()
@@ -389,22 +350,6 @@ class TaskOwners(MemoryOwners):
         found, bidding = super().bids(call, accepts), {bid.slot for bid in standing}
         away = set(self.parties) - bidding
         return {slot: bid for slot, bid in found.items() if slot not in away and (self.simulated or slot in bidding)}
-
-    def _former_bids(self, saved: Mapping[str, Any]) -> dict[int, Bid]:
-        """The bids on which a round was cleared before it was cut off: the same awards follow from them."""
-        self.parties.clear()
-        self.parties.update({int(slot): party for slot, party in saved["parties"].items()})
-        names = ("bidders", "kind", "rate", "privacy_budget", "data_size")
-        columns = zip(*(saved[name] for name in names), strict=True)
-        empty = [((), ())] * len(saved["bidders"])
-        tables = zip(saved["grid"], saved["values"], strict=True) if "grid" in saved else empty
-        return {
-            slot: Bid(
-                owner=slot, kind=int(kind), rate=rate, privacy_budget=budget, data_size=int(size), grid=tuple(grid),
-                values=tuple(values),
-            )
-            for (slot, kind, rate, budget, size), (grid, values) in zip(columns, tables, strict=True)
-        }  # fmt: skip
 
     def _register(self, number: int, owner: Owner, cap: float | None, spent: float) -> None:
         account = PrivacyAccount(PureDp(cap or 1e-9))
@@ -435,10 +380,7 @@ def play_round(broker: Broker, task_id: str) -> Iterator[str]:
         kind, owners, broker.books.ledger, store, deposits=False, minimum_bids=waits,
         account_of=lambda owner: parties.get(owner) or slot_account(task_id, owner),
     )  # fmt: skip
-    index = rounds.resume()
-    opened = store.opened(index)
-    owners.former = opened if opened is not None and "plan" not in opened else None
-    yield from steps_with_events(broker, task_id, rounds, index)
+    yield from steps_with_events(broker, task_id, rounds, rounds.resume())
 
 
 def steps_with_events(broker: Broker, task_id: str, rounds: Rounds, index: int) -> Iterator[str]:
@@ -450,10 +392,10 @@ def steps_with_events(broker: Broker, task_id: str, rounds: Rounds, index: int) 
             if step == "open":
                 open_round(session, task_id, index)
             elif step == "awards" and session.get_one(RoundRow, (task_id, index)).state != AWARDED:
-                winners = [Winner.of(owner, award) for owner, award in rounds.awards.items() if award.state is _OPEN]
-                award_round(session, task_id, index, winners)
-                task, awards = session.get_one(TaskRow, task_id), rounds.awards.values()
-                announce_awards(session, "award", task, index, awards, state=_OPEN)
+                held = {owner: award for owner, award in rounds.awards.items() if award.state is AwardState.PENDING}
+                award_round(session, task_id, index, held)
+                task = session.get_one(TaskRow, task_id)
+                announce_awards(session, "award", task, index, held.values(), state=AwardState.PENDING)
             elif step == "updates":
                 counts = {"delivered": len(rounds.updates), "awards": len(rounds.awards)}
                 add_event(session, task_id, index, "updates", counts)

@@ -95,12 +95,3 @@ def upgrade() -> None:
         _index(table, "party_id")
     op.create_index("ix_broker_events_task", "broker_events", ["task_id", "id"])
     op.create_index("ix_broker_releases_party_at", "broker_releases", ["party_id", "at"])
-
-
-def downgrade() -> None:
-    """Take back."""
-    for table in (
-        "slots", "rounds", "releases", "events", "bids", "tasks", "sign_in_links", "sessions", "keys", "idempotency",
-        "audits", "parties", "leases", "audit_log",
-    ):  # fmt: skip
-        op.drop_table(f"broker_{table}")

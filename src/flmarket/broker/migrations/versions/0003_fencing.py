@@ -11,14 +11,7 @@ def upgrade() -> None:
     op.add_column("broker_leases", sa.Column("token", sa.BigInteger(), server_default="0", nullable=False))
     op.create_table(
         "broker_checks",
-        sa.Column("name", sa.String(length=24), nullable=False),
+        sa.Column("name", sa.String(length=24), primary_key=True),
         sa.Column("at", sa.BigInteger(), nullable=False),
         sa.Column("findings", sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint("name"),
     )
-
-
-def downgrade() -> None:
-    """Take back."""
-    op.drop_table("broker_checks")
-    op.drop_column("broker_leases", "token")

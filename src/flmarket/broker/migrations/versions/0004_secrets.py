@@ -12,18 +12,9 @@ def upgrade() -> None:
     """Apply."""
     made = op.create_table(
         "broker_secrets",
-        sa.Column("name", sa.String(length=24), nullable=False),
+        sa.Column("name", sa.String(length=24), primary_key=True),
         sa.Column("value", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("name"),
     )
     op.bulk_insert(made, [{"name": name, "value": secrets.token_bytes(32)} for name in ("keys", "pseudonyms")])
     op.execute("DELETE FROM broker_sessions")
-    op.add_column("broker_sessions", sa.Column("key_id", sa.String(length=40), nullable=True))
-    op.create_index("ix_broker_sessions_key_id", "broker_sessions", ["key_id"])
-
-
-def downgrade() -> None:
-    """Take back. Keys made or used since have hashes that only this version reads: they must be made anew."""
-    op.drop_index("ix_broker_sessions_key_id", "broker_sessions")
-    op.drop_column("broker_sessions", "key_id")
-    op.drop_table("broker_secrets")
+    op.add_column("broker_sessions", sa.Column("key_id", sa.String(length=40), nullable=True, index=True))

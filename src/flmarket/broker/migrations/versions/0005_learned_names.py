@@ -18,21 +18,11 @@ NEW_NAMES = {
 
 def upgrade() -> None:
     """Apply."""
-    _rename(NEW_NAMES)
-
-
-def downgrade() -> None:
-    """Take back."""
-    _rename({new: old for old, new in NEW_NAMES.items()})
-
-
-def _rename(names: dict[str, str]) -> None:
     tasks, bind = sa.table("broker_tasks", sa.column("id", sa.String), sa.column("spec", sa.JSON)), op.get_bind()
     for row in bind.execute(sa.select(tasks.c.id, tasks.c.spec)).all():
         spec = json.loads(row.spec) if isinstance(row.spec, str) else dict(row.spec)
         mechanism = dict(spec.get("mechanism") or {})
         name, colon, variant = str(mechanism.get("auction", "")).partition(":")
-        if name not in names:
-            continue
-        spec["mechanism"] = mechanism | {"auction": f"{names[name]}{colon}{variant}"}
-        bind.execute(sa.update(tasks).where(tasks.c.id == row.id).values(spec=spec))
+        if name in NEW_NAMES:
+            spec["mechanism"] = mechanism | {"auction": f"{NEW_NAMES[name]}{colon}{variant}"}
+            bind.execute(sa.update(tasks).where(tasks.c.id == row.id).values(spec=spec))

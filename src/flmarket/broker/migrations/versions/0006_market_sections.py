@@ -37,37 +37,13 @@ def upgrade() -> None:
     """Apply."""
     op.add_column("broker_tasks", sa.Column("tensors", sa.JSON(), server_default="[]", nullable=False))
     op.add_column("broker_tasks", sa.Column("dtype", sa.String(length=16), server_default="float64", nullable=False))
-    for task, spec in _orders():
-        outputs = task.dimension // (task.features + 1)  # all of them were softmax regressions
-        tensors = [["weights", [outputs, task.features]], ["biases", [outputs]]]
-        _update(task.id, spec=_sections(spec), tensors=tensors)
-
-
-def downgrade() -> None:
-    """Take back. What orders could not say before is lost."""
-    for task, spec in _orders():
-        _update(task.id, spec=_flat(spec))
-    op.drop_column("broker_tasks", "dtype")
-    op.drop_column("broker_tasks", "tensors")
-
-
-_tasks = sa.table(
-    "broker_tasks",
-    sa.column("id", sa.String),
-    sa.column("spec", sa.JSON),
-    sa.column("tensors", sa.JSON),
-    sa.column("features", sa.Integer),
-    sa.column("dimension", sa.Integer),
-)
-
-
-def _orders() -> list[tuple[Any, dict[str, Any]]]:
-    rows = op.get_bind().execute(sa.select(_tasks.c.id, _tasks.c.spec, _tasks.c.features, _tasks.c.dimension)).all()
-    return [(row, json.loads(row.spec) if isinstance(row.spec, str) else dict(row.spec)) for row in rows]
-
-
-def _update(task_id: str, **values: Any) -> None:
-    op.get_bind().execute(sa.update(_tasks).where(_tasks.c.id == task_id).values(**values))
+    types = {"id": sa.String, "spec": sa.JSON, "tensors": sa.JSON, "features": sa.Integer, "dimension": sa.Integer}
+    tasks, bind = sa.table("broker_tasks", *(sa.column(name, kind) for name, kind in types.items())), op.get_bind()
+    for row in bind.execute(sa.select(tasks.c.id, tasks.c.spec, tasks.c.features, tasks.c.dimension)).all():
+        spec = _sections(json.loads(row.spec) if isinstance(row.spec, str) else dict(row.spec))
+        outputs = row.dimension // (row.features + 1)  # all of them were softmax regressions
+        tensors = [["weights", [outputs, row.features]], ["biases", [outputs]]]
+        bind.execute(sa.update(tasks).where(tasks.c.id == row.id).values(spec=spec, tensors=tensors))
 
 
 def _sections(order: dict[str, Any]) -> dict[str, Any]:
@@ -104,30 +80,3 @@ def _sections(order: dict[str, Any]) -> dict[str, Any]:
             "deadline_seconds": old["deadline_seconds"],
         },
     }
-
-
-def _flat(new: dict[str, Any]) -> dict[str, Any]:
-    task, owners, broker = new["task"], new["owners"], new["broker"]
-    spans = {key: {"low": owners[key][0], "high": owners[key][1]} for key in ("rate", "privacy_budget")}
-    return {
-        "name": task["name"],
-        "engine": broker["engine"],
-        "data": _only(new["data"], "owners", "partition", "sigma", "minimum", "concentration")
-        | {"name": new["data"]["name"] or "breast-cancer"},
-        "owners": _only(owners, "valuations", "dropout", "faulty")
-        | _only(broker, *_BROKER)
-        | {**spans, "privacy_cap_total": min(owners["privacy_cap"] or 10_000.0, 10_000.0)},
-        "mechanism": _only(new["mechanism"], "auction", "aggregation", "perturbation", "clip"),
-        "training": _only(new["training"], "local_steps", "batch_size", "local_learning_rate", "average")
-        | {"learning_rate": task["learning_rate"]},
-        "rounds": task["rounds"],
-        "bidders_per_round": task["bidders_per_round"],
-        "budget_micros_per_round": round(task["budget_per_round"] * _MICROS),
-        "round_seconds": broker["round_seconds"],
-        "deadline_seconds": broker["deadline_seconds"],
-        "seed": new["seed"],
-    }
-
-
-def _only(section: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: section[key] for key in keys}

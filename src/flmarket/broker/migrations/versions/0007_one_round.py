@@ -11,16 +11,8 @@ def upgrade() -> None:
     op.add_column("broker_tasks", sa.Column("terms", sa.Text(), nullable=True))
     op.create_table(
         "broker_deliveries",
-        sa.Column("task_id", sa.String(length=40), nullable=False),
-        sa.Column("index", sa.Integer(), nullable=False),
-        sa.Column("slot", sa.Integer(), nullable=False),
+        sa.Column("task_id", sa.String(length=40), sa.ForeignKey("broker_tasks.id"), primary_key=True),
+        sa.Column("index", sa.Integer(), primary_key=True),
+        sa.Column("slot", sa.Integer(), primary_key=True),
         sa.Column("vector", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(["task_id"], ["broker_tasks.id"]),
-        sa.PrimaryKeyConstraint("task_id", "index", "slot"),
     )
-
-
-def downgrade() -> None:
-    """Take back."""
-    op.drop_table("broker_deliveries")
-    op.drop_column("broker_tasks", "terms")

@@ -10,21 +10,18 @@ def upgrade() -> None:
     """Apply."""
     op.create_table(
         "broker_hooks",
-        sa.Column("id", sa.String(length=40), nullable=False),
-        sa.Column("party_id", sa.String(length=40), nullable=False),
+        sa.Column("id", sa.String(length=40), primary_key=True),
+        sa.Column("party_id", sa.String(length=40), sa.ForeignKey("broker_parties.id"), nullable=False, index=True),
         sa.Column("kind", sa.String(length=16), nullable=False),
         sa.Column("address", sa.String(length=500), nullable=False),
         sa.Column("events", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("removed_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["party_id"], ["broker_parties.id"]),
-        sa.PrimaryKeyConstraint("id"),
     )
-    op.create_index(op.f("ix_broker_hooks_party_id"), "broker_hooks", ["party_id"])
     op.create_table(
         "broker_notices",
-        sa.Column("id", sa.String(length=40), nullable=False),
-        sa.Column("hook_id", sa.String(length=40), nullable=False),
+        sa.Column("id", sa.String(length=40), primary_key=True),
+        sa.Column("hook_id", sa.String(length=40), sa.ForeignKey("broker_hooks.id"), nullable=False),
         sa.Column("event", sa.String(length=24), nullable=False),
         sa.Column("body", sa.Text(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
@@ -33,14 +30,6 @@ def upgrade() -> None:
         sa.Column("at", sa.BigInteger(), nullable=False),
         sa.Column("next_at", sa.BigInteger(), nullable=False),
         sa.Column("sent_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["hook_id"], ["broker_hooks.id"]),
-        sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("ix_broker_notices_due", "broker_notices", ["state", "next_at"])
     op.create_index("ix_broker_notices_hook", "broker_notices", ["hook_id", "at"])
-
-
-def downgrade() -> None:
-    """Take it back."""
-    op.drop_table("broker_notices")
-    op.drop_table("broker_hooks")

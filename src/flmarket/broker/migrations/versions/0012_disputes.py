@@ -10,37 +10,23 @@ def upgrade() -> None:
     """Apply."""
     op.create_table(
         "broker_disputes",
-        sa.Column("id", sa.String(length=40), nullable=False),
-        sa.Column("award_id", sa.String(length=120), nullable=False),
-        sa.Column("task_id", sa.String(length=40), nullable=False),
+        sa.Column("id", sa.String(length=40), primary_key=True),
+        sa.Column("award_id", sa.String(length=120), nullable=False, unique=True),
+        sa.Column("task_id", sa.String(length=40), sa.ForeignKey("broker_tasks.id"), nullable=False, index=True),
         sa.Column("index", sa.Integer(), nullable=False),
         sa.Column("slot", sa.Integer(), nullable=False),
-        sa.Column("owner_id", sa.String(length=40), nullable=True),
-        sa.Column("buyer_id", sa.String(length=40), nullable=False),
+        sa.Column("owner_id", sa.String(length=40), sa.ForeignKey("broker_parties.id"), nullable=True, index=True),
+        sa.Column("buyer_id", sa.String(length=40), sa.ForeignKey("broker_parties.id"), nullable=False, index=True),
         sa.Column("opened_by", sa.String(length=40), nullable=False),
         sa.Column("price_micros", sa.BigInteger(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False, index=True),
         sa.Column("decision", sa.String(length=16), nullable=False),
         sa.Column("note", sa.Text(), nullable=False),
         sa.Column("credited_micros", sa.BigInteger(), nullable=False),
         sa.Column("opened_at", sa.BigInteger(), nullable=False),
         sa.Column("decided_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["task_id"], ["broker_tasks.id"]),
-        sa.ForeignKeyConstraint(["owner_id"], ["broker_parties.id"]),
-        sa.ForeignKeyConstraint(["buyer_id"], ["broker_parties.id"]),
-        sa.PrimaryKeyConstraint("id"),
-        sa.UniqueConstraint("award_id"),
     )
-    for name in ("task_id", "owner_id", "buyer_id", "state"):
-        op.create_index(op.f(f"ix_broker_disputes_{name}"), "broker_disputes", [name])
     op.create_index("ix_broker_disputes_opened", "broker_disputes", ["opened_at", "id"])
     op.create_index("ix_broker_releases_place", "broker_releases", ["task_id", "slot", "index"])
     op.create_index("ix_broker_releases_award", "broker_releases", ["award_id"])
-
-
-def downgrade() -> None:
-    """Take it back. Awards that are frozen stay so in the ledger: decide all disputes first."""
-    op.drop_index("ix_broker_releases_award", table_name="broker_releases")
-    op.drop_index("ix_broker_releases_place", table_name="broker_releases")
-    op.drop_table("broker_disputes")

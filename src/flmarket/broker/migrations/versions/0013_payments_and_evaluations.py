@@ -11,8 +11,8 @@ def upgrade() -> None:
     op.add_column("broker_parties", sa.Column("iban", sa.String(length=34), nullable=True))
     op.create_table(
         "broker_evaluations",
-        sa.Column("id", sa.String(length=40), nullable=False),
-        sa.Column("party_id", sa.String(length=40), nullable=False),
+        sa.Column("id", sa.String(length=40), primary_key=True),
+        sa.Column("party_id", sa.String(length=40), sa.ForeignKey("broker_parties.id"), nullable=False, index=True),
         sa.Column("name", sa.String(length=80), nullable=False),
         sa.Column("data", sa.String(length=120), nullable=False),
         sa.Column("schema", sa.JSON(), nullable=True),
@@ -21,13 +21,4 @@ def upgrade() -> None:
         sa.Column("x", sa.LargeBinary(), nullable=False),
         sa.Column("y", sa.LargeBinary(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["party_id"], ["broker_parties.id"]),
-        sa.PrimaryKeyConstraint("id"),
     )
-    op.create_index(op.f("ix_broker_evaluations_party_id"), "broker_evaluations", ["party_id"])
-
-
-def downgrade() -> None:
-    """Take it back. Tasks that are evaluated on a buyer's own set cannot be played any more."""
-    op.drop_table("broker_evaluations")
-    op.drop_column("broker_parties", "iban")

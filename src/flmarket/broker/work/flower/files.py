@@ -2,7 +2,6 @@
 
     <flower folder>/<task>/broker.json  the database's address, which may hold a password; mode 0600
     <flower folder>/<task>/app          the app, copied from the package
-    <flower folder>/<task>/server       the strategy's state (`RoundStore`)
     <flower folder>/<task>/*.log        what Flower's commands said
 
 A run's configuration is stored by the SuperLink and sent to owners, so it names the file only.
@@ -12,69 +11,47 @@ import json
 import os
 import shutil
 import tomllib
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self
 
 from sqlalchemy import make_url
 
 from flmarket.broker.settings import Settings
 from flmarket.engines.config import DataFile
 from flmarket.errors import ConfigError
+from flmarket.files import write_file
 from flmarket.learning.data.files import DATA_VARIABLE
 
 _NAME = "broker.json"
 _TOLD = {"data_sets", "models", "flower_bid_seconds", "flower_train_seconds", "flower_lease_seconds"}
 
 
-@dataclass(frozen=True)
-class RunFile:
-    """What a run must know of the service that started it: some of its settings, by name; paths are absolute."""
+def save_for_run(settings: Settings, task_id: str) -> Path:
+    """Write down what a run, elsewhere on this machine, must know of the service that starts it: some of its settings,
+    with absolute paths; into the task's folder, for this user only."""
+    address, data_dir = make_url(settings.database_url), settings.data_dir or os.environ.get(DATA_VARIABLE)
+    if address.get_backend_name() == "sqlite" and address.database:
+        address = address.set(database=str(Path(address.database).absolute()))
+    paths = {
+        "database_url": address.render_as_string(hide_password=False),
+        "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().absolute()),
+        "flower_folder": str(settings.flower_folder.absolute()),
+    }
+    sets = [str(Path(name).expanduser().absolute()) if DataFile.is_one(name) else name for name in settings.data_sets]
+    told = settings.model_dump(mode="json", include=_TOLD) | paths | {"data_sets": sets}
+    folder = task_folder(settings.flower_folder.absolute(), task_id)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_file(folder / _NAME, json.dumps(told), private=True)
+    return folder / _NAME
 
-    values: dict[str, Any]
 
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """The service's settings, for a process elsewhere on this machine."""
-        address, data_dir = make_url(settings.database_url), settings.data_dir or os.environ.get(DATA_VARIABLE)
-        if address.get_backend_name() == "sqlite" and address.database:
-            address = address.set(database=str(Path(address.database).absolute()))
-        paths = {
-            "database_url": address.render_as_string(hide_password=False),
-            "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().absolute()),
-            "flower_folder": str(settings.flower_folder.absolute()),
-        }
-        sets = [
-            str(Path(name).expanduser().absolute()) if DataFile.is_one(name) else name for name in settings.data_sets
-        ]
-        return cls(settings.model_dump(mode="json", include=_TOLD) | paths | {"data_sets": sets})
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """What `save` wrote."""
-        try:
-            made = cls(json.loads(path.read_text(encoding="utf-8")))
-            made.settings()
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError("broker", str(path), f"a run's file ({type(error).__name__})") from None
-        return made
-
-    def save(self, task_id: str) -> Path:
-        """Write it into the task's folder, for this user only."""
-        folder = task_folder(Path(self.values["flower_folder"]), task_id)
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        part, path = folder / f"{_NAME}.part", folder / _NAME
-        part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as handle:
-            json.dump(self.values, handle)
-        part.replace(path)
-        return path
-
-    def settings(self) -> Settings:
-        """As the run's own broker takes them."""
-        return Settings(**self.values, run_worker=False)
+def load_in_run(path: Path) -> Settings:
+    """What `save_for_run` wrote, as the run's own broker takes it."""
+    try:
+        return Settings(**json.loads(path.read_text(encoding="utf-8")), run_worker=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError("broker", str(path), f"a run's file ({type(error).__name__})") from None
 
 
 def task_folder(folder: Path, task_id: str) -> Path:

@@ -26,6 +26,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -37,7 +38,7 @@ from flmarket.broker.requests import order_of, without_invisible
 from flmarket.broker.settings import Settings
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Release, RoundRow, TaskRow
-from flmarket.broker.work.flower.files import RunFile, copy_app, remove_secrets, task_folder
+from flmarket.broker.work.flower.files import copy_app, remove_secrets, save_for_run, task_folder
 from flmarket.broker.work.flower.tenancy import at_work, run_of
 from flmarket.broker.work.holders import Replaced
 from flmarket.broker.work.rounds import SqlStore, begin, end_task, ending, open_awards
@@ -134,7 +135,7 @@ class FlowerRuns:
             former, run.run_id = "" if run.state == ENDED else run.run_id, ""
             run.attempt, run.tries, run.state, run.submitted_at = run.attempt + 1, run.tries + 1, SUBMITTED, now()
             note(session, None, "flower.start", task_id, detail=f"attempt {run.attempt}")
-        path = RunFile.of(settings).save(task_id)
+        path = save_for_run(settings, task_id)
         if former:  # gone already, but for one that hangs and would keep its folder's lock
             self._stopping.append(_flwr(path.parent / "stop.log", "stop", former, settings.superlink))
         config = {"broker": str(path), "task": task_id, "attempt": run.attempt}
@@ -156,7 +157,7 @@ class FlowerRuns:
             command.process.wait()
         del self._starting[task_id]
         said = command.log.read_text(encoding="utf-8", errors="replace")
-        run_id = _run_id(said) if command.process.returncode == 0 else ""
+        run_id = str(_answer(said).get("run-id") or "") if command.process.returncode == 0 else ""
         if not run_id:
             log.warning("task %s: Flower started no run, see %s", task_id, command.log)
         with self.broker.database.write() as session:
@@ -195,23 +196,21 @@ def _flwr(said: Path, *arguments: str) -> subprocess.Popen[bytes]:
         )
 
 
+def _answer(said: str) -> dict[str, Any]:
+    """What `flwr --format json` answered, among what else it said; empty if it did not."""
+    with suppress(ValueError):
+        found = json.loads(said[said.index("{") :])
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def _last_words(said: str) -> str:
-    """What Flower's command said when it started no run: the end of it, without its colours."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
-    with suppress(ValueError):  # `--format json` has the reason inside
-        found = json.loads(plain[plain.index("{") :]).get("error-message")
-        plain = found if isinstance(found, str) and found.strip() else plain
+    """What Flower's command said when it started no run: the reason that it gave, or the end of it."""
+    plain = _COLOURS.sub("", said)
+    reason = _answer(plain).get("error-message")
+    plain = reason if isinstance(reason, str) and reason.strip() else plain
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return " ".join(lines[-3:])[-500:] or "Flower’s command ended without a word."
-
-
-def _run_id(said: str) -> str:
-    """The run that `flwr run --format json` says it has started; empty if it has not."""
-    try:
-        answer = json.loads(said[said.index("{") :])
-    except ValueError:
-        return ""
-    return str(answer.get("run-id") or "")
 
 
 def close_task(broker: Broker, task_id: str, state: str, error: str = "") -> None:

@@ -1,8 +1,7 @@
 """The run that plays a task on Flower: a ServerApp that opens the broker's database and goes on where the task stands.
 
-One round is one `KindStrategy.start`, with the owners who have a node now. Its store and the ledger see to it that a
-round that was cut off ends as it was decided; what the store says of settled rounds is then copied into the broker's
-rows, in the same way whether this run played them or a former one that died before it could say so.
+One round is one `Rounds`, as the worker plays them too, with the owners who have a node now. The broker's tables
+(`SqlStore`) and the ledger see to it that a round that was cut off ends as it was decided.
 
 Between rounds the run looks whether the task was cancelled or its deadline has passed, and then ends; the worker closes
 the task. A round with awards is always played to its end: owners may have delivered.
@@ -17,20 +16,19 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from sqlalchemy import select
-from sqlalchemy.orm import undefer
 
 from flmarket.broker.core import Broker
 from flmarket.broker.database import is_transient
 from flmarket.broker.office.runs import HAS_NODE
 from flmarket.broker.requests import order_of
-from flmarket.broker.tables import PartyRow, RoundRow, Slot, TaskRow
-from flmarket.broker.work.flower.files import RunFile, task_folder
+from flmarket.broker.tables import PartyRow, Slot, TaskRow
+from flmarket.broker.work.flower.files import load_in_run
 from flmarket.broker.work.flower.tenancy import Tenancy
 from flmarket.broker.work.rounds import INTERNAL, SqlStore, ending, steps_with_events
 from flmarket.engines.flower.node import run_setting
 from flmarket.engines.flower.strategy import GridOwners
 from flmarket.errors import FlmarketError
-from flmarket.market import Announcement, Bid, Checkpoint, FileStore, MarketKind, Rounds, TooFewBids, kinds
+from flmarket.market import Announcement, Bid, Rounds, TooFewBids, kinds
 from flmarket.market.owner import LEAST_EPSILON
 from flmarket.privacy import PrivacyAccount, unit_of
 
@@ -45,7 +43,7 @@ app = ServerApp()
 @app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Play the task that the run's configuration names."""
-    settings = RunFile.load(Path(run_setting(context, "broker"))).settings()
+    settings = load_in_run(Path(run_setting(context, "broker")))
     broker = Broker.open(settings)
     try:
         play_task(broker, grid, run_setting(context, "task"), int(context.run_config["attempt"]))
@@ -117,7 +115,6 @@ class TaskServer:
         self.spec = broker.simulations.build(self.task_id, self.order)
         self.parties: dict[int, str] = {}
         self._nodes: dict[int, int] = {}
-        self._adopt()
 
     def play(self) -> None:
         """All rounds that are left, or up to a cancellation or the deadline; faults of the database are waited out."""
@@ -155,7 +152,7 @@ class TaskServer:
         return True
 
     def _rounds(self) -> Rounds:
-        settings, kind, known = self.broker.settings, self.kind(), self._seat_owners()
+        settings, kind, known = self.broker.settings, self.spec.kind(buyer=self.task_id), self._seat_owners()
         ledger, store = self.broker.books.ledger, SqlStore(self.broker, self.task_id, kind, self.parties)
         owners = RegisteredOwners(
             self.grid, kind.model, ledger.head, bid_seconds=settings.flower_bid_seconds,
@@ -171,10 +168,6 @@ class TaskServer:
         """Which owners' nodes are connected."""
         online = set(self.grid.get_node_ids())
         self.tenancy.saw(sorted(owner for node, owner in self._nodes.items() if node in online))
-
-    def kind(self) -> MarketKind:
-        """The task's market; the account that pays is the task's."""
-        return self.spec.kind(buyer=self.task_id)
 
     def _seat_owners(self) -> dict[int, int]:
         """Every owner with a node has a place, under her number; returns whose node is whose."""
@@ -193,36 +186,6 @@ class TaskServer:
         self.parties.update({slot.slot: slot.party_id for slot in slots if slot.party_id is not None})
         self._nodes = known
         return known
-
-    def _adopt(self) -> None:
-        """Take over what an earlier version kept in a folder of the task's: the model, and a round under way."""
-        folder = task_folder(self.broker.settings.flower_folder, self.task_id) / "server"
-        if not folder.exists():
-            return
-        former, kind = FileStore(folder), self.kind()
-        self._seat_owners()
-        store, saved = SqlStore(self.broker, self.task_id, kind, self.parties), former.checkpoint()
-        with self.broker.database.read() as session:
-            done = session.get_one(TaskRow, self.task_id).rounds_done
-        if saved is not None:
-            kind.parameters, kind.history = saved.parameters, list(saved.history)
-            for index in range(done, saved.next_round):
-                record = former.record(index)
-                if record is not None:
-                    store.save_round(record, Checkpoint(index + 1, saved.parameters, saved.history, {}))
-            store.save_checkpoint(saved)
-            done = max(done, saved.next_round)
-        plan = former.plan(done)
-        if plan is not None:
-            with self.broker.database.read() as session:
-                row = session.get(RoundRow, (self.task_id, done), options=[undefer(RoundRow.opened)])
-                state = None if row is None else row.state
-            if row is not None:
-                store.save_plan(plan, {})
-                store.save_deliveries(done, former.deliveries(done))
-                with self.broker.database.write() as session:
-                    session.get_one(RoundRow, (self.task_id, done)).state = state or "bids"
-        folder.rename(folder.with_name("server.adopted"))
 
     def _ended(self) -> bool:
         with self.broker.database.read() as session:
