@@ -27,7 +27,6 @@ from flmarket.experiments import fl_market as fl
 from flmarket.experiments.items import (
     Check,
     Estimate,
-    Finding,
     Item,
     Job,
     Reproduction,
@@ -107,15 +106,13 @@ def _nobody_at_small(by: Curves) -> Check:
 
 def _small_budgets(by: Curves) -> Check:
     claim = "At small budgets MURBA outperforms All-in: it buys more often, and has the lower bound where both buy."
-    if ("murba", "var-opt") not in by:
-        return Check.of("small-budgets", claim, fl.no_weights("murba"))
-    ours, theirs = by["murba", "var-opt"], by["all-in", "var-opt"]
-    more = {
-        f"empty at {k:g}": Estimate.of(b.astype(float) - a)
-        for k, a, b in zip(MULTIPLES[:SMALL], ours.empty, theirs.empty, strict=False)
-    }
-    lower = list(fl.gaps(ours, theirs, MULTIPLES, "bound").items())[:SMALL]
-    return Check.of("small-budgets", claim, judged(more | dict(lower), above=0.0))
+    lead: dict[str, Estimate] | None = None
+    if ("murba", "var-opt") in by:
+        ours, theirs = by["murba", "var-opt"], by["all-in", "var-opt"]
+        empty = zip(MULTIPLES[:SMALL], ours.empty, theirs.empty, strict=False)
+        lead = {f"empty at {k:g}": Estimate.of(b.astype(float) - a) for k, a, b in empty}
+        lead |= dict(list(fl.gaps(ours, theirs, MULTIPLES, "bound").items())[:SMALL])
+    return fl.compared("small-budgets", claim, lead, ("murba",))
 
 
 def _var_opt(by: Curves, key: str, dimension: int) -> Check:
@@ -133,10 +130,8 @@ def _var_opt(by: Curves, key: str, dimension: int) -> Check:
         else "nowhere surely above BiasOpt's"
     )
     said += f", and not told apart from it (how much lower) for {', '.join(open_)} mean costs" if open_ else ""
-    found = judged(saved, above=0.0, or_equal=True)
-    return Check.of(
-        key, f"VarOpt performs better than BiasOpt, by {_counting(dimension)}.", Finding(found.verdict, said)
-    )
+    claim = f"VarOpt performs better than BiasOpt, by {_counting(dimension)}."
+    return Check.of(key, claim, judged(saved, above=0.0, or_equal=True).told(said))
 
 
 def _counting(dimension: int) -> str:
@@ -145,10 +140,9 @@ def _counting(dimension: int) -> str:
 
 def _large_budgets(by: Curves) -> Check:
     claim = "In the highly sensitive scenario All-in is superior when the budget is relatively large."
-    if ("murba", "var-opt") not in by:
-        return Check.of("large-budgets", claim, fl.no_weights("murba"))
-    lead = list(fl.gaps(by["all-in", "var-opt"], by["murba", "var-opt"], MULTIPLES, "lead").items())[-2:]
-    return Check.of("large-budgets", claim, judged(dict(lead), above=0.0))
+    ours, theirs = by.get(("murba", "var-opt")), by["all-in", "var-opt"]
+    lead = None if ours is None else dict(list(fl.gaps(theirs, ours, MULTIPLES, "lead").items())[-2:])
+    return fl.compared("large-budgets", claim, lead, ("murba",))
 
 
 @drawn_for(POPULATIONS)
@@ -218,9 +212,7 @@ def _more_owners(whole: Curves, key: str, dimension: int, best: fl.BoundCurve) -
     because = "; even the first best rises, since whoever is left out adds to the bias" if rises else ""
     claim = f"At a fixed budget all mechanisms do better with more owners, by {_counting(dimension)}."
     found = judged(saved, above=0.0)
-    return Check.of(
-        key, claim, Finding(found.verdict, f"bound with {OWNERS[0]} owners minus {OWNERS[-1]}: {found.text}{because}")
-    )
+    return Check.of(key, claim, found.told(f"bound with {OWNERS[0]} owners minus {OWNERS[-1]}: {found.text}{because}"))
 
 
 @drawn_for(POPULATIONS)
@@ -276,7 +268,7 @@ def _fig8(job: Job, data: DataSet, level: str) -> Item:
     return from_checks(
         stem,
         f"FLM21 Figure 8: accuracy on Bank Marketing ({level} sensitivity)",
-        (_budget_helps(final, entrants), _murba_wins(final, entrants)),
+        (_budget_helps(final, entrants), _murba_wins(final)),
         files=job.written(
             stem, f"Accuracy on Bank Marketing after ten rounds, {population}", "budget, in mean costs of one owner",
             "test accuracy", fl.labelled(multiples, final, tuple(entrants)),
@@ -304,21 +296,17 @@ def _market(level: str, rule: str, factor: float, *, ours: bool = False) -> Mark
 
 def _budget_helps(final: Mapping[str, FloatArray], entrants: Mapping[str, Auction]) -> Check:
     gain = {name: (final[f"{name} · var-opt"][:, -1] - final[f"{name} · var-opt"][:, 0]) for name in entrants}
-    listed = ", ".join(f"{name} {Estimate.of(values)}" for name, values in gain.items())
-    together = {"largest minus smallest budget, mean of auctions": Estimate.of(np.mean(list(gain.values()), axis=0))}
-    return Check.of(
-        "budget", "Accuracy tends to be better with a larger budget.", judged(together, above=0.0) + f"; {listed}"
-    )
+    claim, what = "Accuracy tends to be better with a larger budget.", "largest minus smallest budget, mean of auctions"
+    return fl.on_average("budget", claim, what, gain)
 
 
-def _murba_wins(final: Mapping[str, FloatArray], entrants: Mapping[str, Auction]) -> Check:
+def _murba_wins(final: Mapping[str, FloatArray]) -> Check:
     claim = "MURBA with VarOpt always outperforms the other mechanisms."
-    if "murba" not in entrants:
-        return Check.of("murba", claim, fl.no_weights("murba"))
-    best = final["murba · var-opt"].mean(axis=1)
-    rivals = [label for label in final if label.startswith(("murba", "all-in")) and label != "murba · var-opt"]
-    lead = {f"over {label}": Estimate.of(best - final[label].mean(axis=1)) for label in rivals}
-    return Check.of("murba", claim, judged(lead, above=0.0))
+    best, lead = final.get("murba · var-opt"), None
+    if best is not None:
+        rivals = [label for label in final if label.startswith(("murba", "all-in")) and label != "murba · var-opt"]
+        lead = {f"over {label}": Estimate.of(best.mean(axis=1) - final[label].mean(axis=1)) for label in rivals}
+    return fl.compared("murba", claim, lead, ("murba",))
 
 
 def table1(job: Job) -> Item:

@@ -18,7 +18,7 @@ import numpy as np
 from flmarket.bids import Auction, BidProfile, FloatArray
 from flmarket.engines.config import MarketConfig
 from flmarket.experiments import fl_market as fl
-from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, Reproduction, drawn_for, from_checks, judged
+from flmarket.experiments.items import Check, Estimate, Item, Job, Reproduction, drawn_for, from_checks, judged
 from flmarket.learning import DataSet, load
 
 Curves = Mapping[tuple[str, str], fl.BoundCurve]  # by auction and rule
@@ -88,13 +88,13 @@ def _trained_for(own: Mapping[str, Auction]) -> str:
 
 def _dm_is_lowest(by: Curves) -> Check:
     claim = "DM-RegretNet with OptAggr has a lower error bound than RegretNet and M-RegretNet."
-    rivals = [name for name in PAPERS_OWN if name != DM and (name, "opt-aggr") in by]
-    if (DM, "opt-aggr") not in by or not rivals:
-        return Check.of("dm", claim, fl.no_weights(*PAPERS_OWN))
+    own = {name: by[name, "opt-aggr"] for name in PAPERS_OWN if (name, "opt-aggr") in by}
+    best = own.pop(DM, None)
     saved: dict[str, Estimate] = {}
-    for name in rivals:
-        saved |= fl.gaps(by[DM, "opt-aggr"], by[name, "opt-aggr"], FACTORS, f"below {name}")
-    return Check.of("dm", claim, judged(saved, above=0.0))
+    if best is not None:
+        for name, other in own.items():
+            saved |= fl.gaps(best, other, FACTORS, f"below {name}")
+    return fl.compared("dm", claim, saved if best and own else None, PAPERS_OWN)
 
 
 def _opt_aggr_is_lower(by: Curves, entrants: Mapping[str, Auction]) -> Check:
@@ -104,11 +104,8 @@ def _opt_aggr_is_lower(by: Curves, entrants: Mapping[str, Auction]) -> Check:
     means = {name: [by[name, rule].mean for rule in RULES] for name in entrants}
     ratio = {name: (opt / convl)[np.isfinite(convl)].mean() for name, (convl, opt) in means.items()}
     text = ", ".join(f"{name} {value:.2f}" for name, value in ratio.items())
-    return Check.of(
-        "opt-aggr",
-        "OptAggr has a lower error bound than ConvlAggr under every auction.",
-        Finding(judged(saved, above=0.0).verdict, f"OptAggr's bound over ConvlAggr's, mean over budgets: {text}"),
-    )
+    found = judged(saved, above=0.0).told(f"OptAggr's bound over ConvlAggr's, mean over budgets: {text}")
+    return Check.of("opt-aggr", "OptAggr has a lower error bound than ConvlAggr under every auction.", found)
 
 
 def _falls_beyond_one(by: Curves, entrants: Mapping[str, Auction]) -> Check:
@@ -230,21 +227,16 @@ def _smoothed(values: FloatArray, width: int = 10) -> FloatArray:
 
 def _dm_trains_best(final: Mapping[str, FloatArray]) -> Check:
     claim = "DM-RegretNet trains more accurate models than RegretNet and M-RegretNet."
-    best = final.get(f"{DM} · opt-aggr")
-    rivals = [name for name in PAPERS_OWN if name != DM and f"{name} · opt-aggr" in final]
-    if best is None or not rivals:
-        return Check.of("dm", claim, fl.no_weights(*PAPERS_OWN))
-    lead = {f"over {name}": Estimate.of(best - final[f"{name} · opt-aggr"]) for name in rivals}
-    return Check.of("dm", claim, judged(lead, above=0.0))
+    own = {name: final[f"{name} · opt-aggr"] for name in PAPERS_OWN if f"{name} · opt-aggr" in final}
+    best = own.pop(DM, None)
+    lead = {} if best is None else {f"over {name}": Estimate.of(best - other) for name, other in own.items()}
+    return fl.compared("dm", claim, lead or None, PAPERS_OWN)
 
 
 def _opt_aggr_trains_better(final: Mapping[str, FloatArray], entrants: Mapping[str, Auction]) -> Check:
     gain = {name: final[f"{name} · opt-aggr"] - final[f"{name} · conventional"] for name in entrants}
-    listed = ", ".join(f"{name} {Estimate.of(values)}" for name, values in gain.items())
-    together = {"OptAggr minus ConvlAggr, mean of auctions": Estimate.of(np.mean(list(gain.values()), axis=0))}
-    return Check.of(
-        "opt-aggr", "OptAggr trains more accurate models than ConvlAggr.", judged(together, above=0.0) + f"; {listed}"
-    )
+    claim, what = "OptAggr trains more accurate models than ConvlAggr.", "OptAggr minus ConvlAggr, mean of auctions"
+    return fl.on_average("opt-aggr", claim, what, gain)
 
 
 def _ours_trains(final: Mapping[str, FloatArray], baseline: float) -> Check:

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -100,13 +101,9 @@ def figure_2(job: Job) -> tuple[Item, ...]:
     """Panels (a, b) against the budget and (c, d) against the number of candidates."""
     profiles = 100 if job.quick else 500
     job.step("selection against the budget")
-    by_budget = selection_curves(
-        BUDGETS, [FIXED_CANDIDATES] * len(BUDGETS), seeds=job.seeds, profiles=profiles
-    )  # fmt: skip
+    by_budget = selection_curves(BUDGETS, [FIXED_CANDIDATES] * len(BUDGETS), seeds=job.seeds, profiles=profiles)
     job.step("selection against the number of candidates")
-    by_number = selection_curves(
-        [FIXED_BUDGET] * len(CANDIDATES), CANDIDATES, seeds=job.seeds, profiles=profiles
-    )  # fmt: skip
+    by_number = selection_curves([FIXED_BUDGET] * len(CANDIDATES), CANDIDATES, seeds=job.seeds, profiles=profiles)
     axis = f"budget in units of {UNIT:g}, {FIXED_CANDIDATES} candidates"
     other = f"candidates, budget {FIXED_BUDGET:g} units"
     return (
@@ -128,26 +125,18 @@ def _selection_item(
         files += job.written(f"{key}-{what}", f"JDP: {label} against the {title}", axis, label, curves)
     m1, m2, within = (found[name] for name in MECHANISMS)
     growth = {f"{name} {what}": trend(found[name][what], +1) for name in ("m1", "m2") for what in ("clients", "data")}
+    said = "; ".join(f"{name} {one.text}" for name, one in growth.items())
+    grows = Finding(combined(one.verdict for one in growth.values()), said)
     lead = {
         f"{what} at {at:g}": Estimate.of(gap)
         for what in ("clients", "data")
         for at, gap in zip(x, (m2[what] - m1[what]).T, strict=True)
     }
+    order = judged(lead, above=0.0, or_equal=True)
     ratio = f"records bought by M2 over M1: {(m2['data'] / m1['data']).mean():.2f} on average"
     checks = (
-        Check.of(
-            "growth",
-            f"Clients and data chosen grow with the {title.split(' (')[0]}.",
-            Finding(
-                combined(one.verdict for one in growth.values()),
-                "; ".join(f"{name} {one.text}" for name, one in growth.items()),
-            ),
-        ),
-        Check.of(
-            "order",
-            "M2 chooses no fewer clients and data than M1.",
-            Finding(judged(lead, above=0.0, or_equal=True).verdict, ratio),
-        ),
+        Check.of("growth", f"Clients and data chosen grow with the {title.split(' (')[0]}.", grows),
+        Check.of("order", "M2 chooses no fewer clients and data than M1.", order.told(ratio)),
         *more,
     )
     fair = float((found[SPENDING]["data"] / m2["data"]).mean())
@@ -166,17 +155,12 @@ def _selection_levels(job: Job, profiles: int) -> Check:
     """What M2 buys at the budget at which M1 buys what the paper prints."""
     job.step("the printed levels of Figure 2(d)")
     budgets = tuple(np.arange(40.0, 101.0, 5.0).tolist())
-    found = selection_curves(
-        budgets, [PRINTED_AT] * len(budgets), seeds=job.seeds, profiles=profiles, spending=False
-    )  # fmt: skip
-    at = [np.interp(PRINTED["m1"], row, budgets) for row in found["m1"]["data"]]
-    m2 = np.array([np.interp(units, budgets, row) for units, row in zip(at, found["m2"]["data"], strict=True)])
-    told = judged({"": Estimate.of(m2)}, above=PRINTED["m2"] * (1 - NEAR), below=PRINTED["m2"] * (1 + NEAR))
-    return Check.of(
-        "levels",
-        "At 90 candidates M1 buys about 35,000 records and M2 39,000.",
-        Finding(told.verdict, f"where M1 buys 35,000 (at {np.mean(at):.0f} units), M2 buys {told.text}"),
-    )
+    bought = selection_curves(budgets, [PRINTED_AT] * len(budgets), seeds=job.seeds, profiles=profiles, spending=False)
+    at = [np.interp(PRINTED["m1"], row, budgets) for row in bought["m1"]["data"]]
+    m2 = np.array([np.interp(units, budgets, row) for units, row in zip(at, bought["m2"]["data"], strict=True)])
+    found = judged({"": Estimate.of(m2)}, above=PRINTED["m2"] * (1 - NEAR), below=PRINTED["m2"] * (1 + NEAR))
+    found = found.told(f"where M1 buys 35,000 (at {np.mean(at):.0f} units), M2 buys {found.text}")
+    return Check.of("levels", "At 90 candidates M1 buys about 35,000 records and M2 39,000.", found)
 
 
 def _selection_promises(job: Job, *found: Found) -> Item:
@@ -188,12 +172,8 @@ def _selection_promises(job: Job, *found: Found) -> Item:
     spent = np.concatenate([one["m2"]["spent"].ravel() for one in found])
     within = max(float(one[name]["spent"].max()) for one in found for name in ("m1", "m2-bf"))
     job.step("envy")
-    envied = np.array(
-        [
-            envy(bids, auctions.get("m1").run(bids, FIXED_BUDGET * UNIT))
-            for bids in (_bids(s, 40, 50) for s in job.seeds)
-        ]
-    )
+    profiles = [_bids(seed, 40, 50) for seed in job.seeds]
+    envied = np.array([envy(bids, auctions.get("m1").run(bids, FIXED_BUDGET * UNIT)) for bids in profiles])
     checks = (
         Check.of(
             "m1-budget",
@@ -402,47 +382,44 @@ def figure_4(job: Job) -> tuple[Item, ...]:
     settings = {"ε": [replace(lines[OURS], epsilon=e) for e in epsilons]} | by_clients
     against = accuracies(job, "against clients", settings, job.runs(1, 4))
     against_epsilon = against.pop("ε")
+    by_epsilon = trend(against_epsilon, +1)
+    by_number = trend(against[OURS], +1, steps=False)
+    grows = Check.of("trend", "Accuracy grows with the privacy budget.", by_epsilon)
+    more = Check.of("trend", "Accuracy grows with the number of clients, of whom one is malicious.", by_number)
+    epsilon = Axis("ε of one record over all rounds (log10)", "x", np.log10(epsilons))
+    number = Axis("clients m, one adversary", "x", np.array(clients, dtype=float))
+    title, other = "Accuracy of ours against ε (Fig. 4a, b)", "Accuracy against the number of clients (Fig. 4c, d)"
     return (
-        _trend_item(
-            job,
-            "jdp-fig4-epsilon",
-            "Accuracy of ours against ε (Fig. 4a, b)",
-            "ε of one record over all rounds (log10)",
-            np.log10(epsilons),
-            {OURS: against_epsilon},
-            "Accuracy grows with the privacy budget.",
-            trend(against_epsilon, +1),
-        ),
-        _trend_item(
-            job,
-            "jdp-fig4-clients",
-            "Accuracy against the number of clients (Fig. 4c, d)",
-            "clients m, one adversary",
-            np.array(clients, dtype=float),
-            against,
-            "Accuracy grows with the number of clients, of whom one is malicious.",
-            trend(against[OURS], +1, steps=False),
-        ),
+        _against(job, "jdp-fig4-epsilon", title, epsilon, {OURS: against_epsilon}, [grows]),
+        _against(job, "jdp-fig4-clients", other, number, against, [more]),
     )
 
 
-def _trend_item(
+class Axis(NamedTuple):
+    """What accuracy is drawn against: in the plot, in the numbers, and where."""
+
+    label: str
+    name: str
+    x: ArrayLike
+
+
+def _against(
     job: Job,
     stem: str,
     title: str,
-    axis: str,
-    x: FloatArray,
+    axis: Axis,
     lines: Mapping[str, FloatArray],
-    claim: str,
-    found: Finding,
+    checks: Sequence[Check],
+    *,
+    picture: str = "",
+    note: str = "",
 ) -> Item:
-    return from_checks(
-        stem,
-        title,
-        (Check.of("trend", claim, found),),
-        files=job.written(stem, title, axis, "accuracy", [line(label, x, values) for label, values in lines.items()]),
-        numbers={"x": x.tolist(), "accuracy": {label: v.mean(axis=0).tolist() for label, v in lines.items()}},
-    )
+    """An item whose figure is accuracy, (runs, points) of each line."""
+    curves = [line(label, axis.x, values) for label, values in lines.items()]
+    means = {label: values.mean(axis=0).tolist() for label, values in lines.items()}
+    files = job.written(stem, picture or title, axis.label, "accuracy", curves)
+    numbers = {axis.name: np.asarray(axis.x).tolist(), "accuracy": means}
+    return from_checks(stem, title, checks, files=files, numbers=numbers, note=note)
 
 
 def figure_5(job: Job) -> Item:
@@ -460,18 +437,11 @@ def figure_5(job: Job) -> Item:
         Check.of("size", "Accuracy grows with the size of the groups.", trend(values, +1)),
         Check.of("leave-one-out", "Leave-one-out is better than any partition.", judged(lead, above=0.0, unit=POINTS)),
     )
-    return from_checks(
-        "jdp-fig5",
-        "Accuracy against the grouping (Fig. 5)",
-        checks,
-        files=job.written(
-            "jdp-fig5", "60 clients, one adversary, ε = 1", "clients in a group", "accuracy",
-            [line(label, sizes, rows) for label, rows in lines.items()],
-        ),
-        numbers={"size": list(sizes), "accuracy": {k: v.mean(axis=0).tolist() for k, v in lines.items()}},
-        note=f"{len(values)} runs; one record's ε over all rounds is 1. Larger groups average more noise away; that "
-        "decides here, not the adversary.",
-    )  # fmt: skip
+    note = f"{len(values)} runs; one record's ε over all rounds is 1. Larger groups average more noise away; that "
+    note += "decides here, not the adversary."
+    title, picture = "Accuracy against the grouping (Fig. 5)", "60 clients, one adversary, ε = 1"
+    axis = Axis("clients in a group", "size", sizes)
+    return _against(job, "jdp-fig5", title, axis, lines, checks, picture=picture, note=note)
 
 
 def several_adversaries(job: Job) -> tuple[Item, ...]:
@@ -504,8 +474,6 @@ def several_adversaries(job: Job) -> tuple[Item, ...]:
 def _adversaries_item(
     job: Job, attack: str, numbers: Sequence[int], accuracy: dict[str, FloatArray], out: LeaveKOut, clients: int
 ) -> Item:
-    stem = f"jdp-adversaries-{attack}"
-    curves = [line(label, numbers, values) for label, values in accuracy.items()]
     losses = {label: values[:, :1] - values[:, 1:] for label, values in accuracy.items()}
     one, many = (_points((losses["averaging"] - losses["leave-one-out"])[:, place]) for place in (0, -1))
     wide = _points((losses["leave-one-out"] - losses["leave-8-out, 60 groups"])[:, -1])
@@ -526,15 +494,11 @@ def _adversaries_item(
     )
     covered = ", ".join(f"{coverage(clients, f, out):.0%} at {f}" for f in numbers if f)
     losing = "; ".join(f"{label} {100 * value[:, -1].mean():.1f}" for label, value in losses.items())
-    return from_checks(
-        stem,
-        f"Several adversaries: {attack} (beyond the paper)",
-        checks,
-        files=job.written(stem, f"{attack}, {clients} clients", "adversaries", "accuracy", curves),
-        numbers={"adversaries": list(numbers), "accuracy": {k: v.mean(axis=0).tolist() for k, v in accuracy.items()}},
-        note=f"Points lost to {numbers[-1]} adversaries: {losing}. Chance that some of the {out.count} groups is free "
-        f"of adversaries: {covered}.",
-    )
+    note = f"Points lost to {numbers[-1]} adversaries: {losing}. Chance that some of the {out.count} groups is free of "
+    note += f"adversaries: {covered}."
+    title, picture = f"Several adversaries: {attack} (beyond the paper)", f"{attack}, {clients} clients"
+    axis = Axis("adversaries", "adversaries", numbers)
+    return _against(job, f"jdp-adversaries-{attack}", title, axis, accuracy, checks, picture=picture, note=note)
 
 
 def choice_privacy(job: Job) -> Item:

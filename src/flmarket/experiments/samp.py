@@ -36,7 +36,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import minimize
 
-from flmarket.bids import FloatArray, IntArray
+from flmarket.bids import FloatArray
 from flmarket.engines import SampledResult, SampledTraining
 from flmarket.errors import DataUnavailable, InvalidInput
 from flmarket.experiments.items import Check, Estimate, Item, Job, Reproduction, exact, from_checks, judged, line, trend
@@ -50,30 +50,6 @@ from flmarket.sampling.prior_independent import PriorIndependent, known_scheme, 
 Family = Literal["uniform", "exponential"]
 
 
-@dataclass(frozen=True, eq=False)
-class AverageParticipation:
-    """E[q] against the mean cost, one array per mechanism."""
-
-    mean_cost: FloatArray
-    complete_information: FloatArray
-    prior_based: FloatArray
-    prior_independent: FloatArray
-    uniform: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class LearningCurve:
-    """The prior-independent objective, mean 1/q, relative to the prior-based optimum, against the number of clients.
-
-    `ratio` is the mean over draws of the clients and `spread` its standard error.
-    """
-
-    clients: IntArray
-    ratio: FloatArray
-    spread: FloatArray
-    uniform_ratio: float
-
-
 def average_participation(
     means: Sequence[float],
     *,
@@ -83,8 +59,8 @@ def average_participation(
     maximum: float,
     clients: int = 1000,
     seed: int = 0,
-) -> AverageParticipation:
-    """Fig. 4: the average q of four mechanisms against the mean cost, all with the same support of costs."""
+) -> dict[str, FloatArray]:
+    """Fig. 4: E[q] of four mechanisms against the mean cost, all with the same support of costs."""
     rows = []
     for index, mean in enumerate(means):
         costs = _family(family, mean, minimum, maximum)
@@ -94,7 +70,7 @@ def average_participation(
         known = (CompleteInformation, OptimalSampling, UniformSampling)
         told, best, even = (m.from_distribution(costs, budget_per_client).average_participation for m in known)
         rows.append((told, best, float(online.participation.mean()), even))
-    return AverageParticipation(np.asarray(means, dtype=np.float64), *np.array(rows).T)
+    return dict(zip(SCHEMES, np.array(rows).T, strict=True))
 
 
 def learning_curve(
@@ -105,20 +81,19 @@ def learning_curve(
     draws: int = 5,
     seed: int = 0,
     resolution: int = 512,
-) -> LearningCurve:
-    """Section 5: the prior-independent objective against N, exploring √N clients, over the prior-based optimum."""
+) -> tuple[FloatArray, float]:
+    """Section 5: the prior-independent objective, mean 1/q, against N, exploring √N clients, over the prior-based
+    optimum, (draws, points); and that of uniform sampling."""
     best = OptimalSampling.from_distribution(distribution, budget_per_client).objective
-    ratio = np.empty((len(clients), draws))
+    ratio = np.empty((draws, len(clients)))
     for index, n in enumerate(clients):
         for draw in range(draws):
             costs = distribution.sample(np.random.default_rng([seed, index, draw]), n)
             mechanism = PriorIndependent(
                 budget_per_client * n, distribution.maximum, n, fraction=n**-0.5, resolution=resolution
             )
-            ratio[index, draw] = mechanism.run(costs).objective / best
-    uniform = UniformSampling.from_distribution(distribution, budget_per_client).objective
-    spread = ratio.std(axis=1) / max(draws - 1, 1) ** 0.5
-    return LearningCurve(np.asarray(clients, dtype=np.int64), ratio.mean(axis=1), spread, uniform / best)
+            ratio[draw, index] = mechanism.run(costs).objective / best
+    return ratio, UniformSampling.from_distribution(distribution, budget_per_client).objective / best
 
 
 def _family(family: Family, mean: float, minimum: float, maximum: float) -> Uniform | TruncatedExponential:
@@ -212,21 +187,15 @@ def fig4(job: Job) -> Item:
             )
             for seed in job.seeds
         ]  # fmt: skip
-        one, online = found[0], np.array([each.prior_independent for each in found])
-        lines = {
-            "complete": one.complete_information,
-            "optimal": one.prior_based,
-            "prior-independent": online,
-            "uniform": one.uniform,
-        }
+        lines = found[0] | {"prior-independent": np.array([each["prior-independent"] for each in found])}
+        complete, optimal, online, uniform = lines.values()
         curves = [line(name, means, q) for name, q in lines.items()]
         title = f"Average participation against mean cost, {family} costs"
         files += job.written(f"samp-average-q-{family}", title, "mean cost", "average q", curves)
-        falls &= bool((np.diff(one.prior_based) < 0).all())
-        more &= bool((one.prior_based > one.uniform).all() and (one.complete_information >= one.prior_based).all())
-        learnt |= {
-            f"{family} costs at {m:g}": Estimate.of(gap) for m, gap in zip(means, (online - one.uniform).T, strict=True)
-        }
+        falls &= bool((np.diff(optimal) < 0).all())
+        more &= bool((optimal > uniform).all() and (complete >= optimal).all())
+        gaps = zip(means, (online - uniform).T, strict=True)
+        learnt |= {f"{family} costs at {m:g}": Estimate.of(gap) for m, gap in gaps}
         numbers[family] = {name: np.atleast_2d(q).mean(axis=0).tolist() for name, q in lines.items()}
         said.append(f"{family} costs {_three({name: float(np.ravel(q)[0]) for name, q in lines.items()})}")
     checks = (
@@ -260,7 +229,7 @@ def prior(job: Job) -> Item:
     for place, (family, distribution) in enumerate(FAMILIES.items()):
         job.step(f"prior-independent against prior-based, {family} costs")
         found = [learning_curve(learners, distribution, budget_per_client=BUDGET, draws=1, seed=s) for s in job.seeds]
-        ratio, uniform = np.array([one.ratio for one in found]), found[0].uniform_ratio
+        ratio, uniform = np.concatenate([one for one, _ in found]), found[0][1]
         curves.append(line(f"{family} costs", x, ratio, place))
         curves.append(line(f"uniform sampling, {family} costs", x, np.full(x.size, uniform), place, 1))
         numbers[family] = {"ratio": ratio.mean(axis=0).tolist(), "uniform_ratio": uniform}

@@ -51,8 +51,12 @@ class EquilibriumSeries:
     reward: FloatArray
 
 
+USERS = tuple(range(100, 1001, 100))
+VALUE_MAX = tuple(range(2, 11))
+
+
 def against_users(
-    users: Sequence[int] = tuple(range(100, 1001, 100)),
+    users: Sequence[int] = USERS,
     *,
     value_max: float = 5.0,
     draws: int = 20,
@@ -64,7 +68,7 @@ def against_users(
 
 
 def against_value_range(
-    value_max: Sequence[float] = tuple(range(2, 11)),
+    value_max: Sequence[float] = VALUE_MAX,
     *,
     users: int = 1000,
     draws: int = 20,
@@ -76,14 +80,9 @@ def against_value_range(
 
 
 def _series(
-    axis: str,
-    x: Sequence[float],
-    games: Sequence[tuple[int, float]],
-    draws: int,
-    seed: int,
-    noise_account: NoiseAccount,
+    axis: str, x: Sequence[float], games: Sequence[tuple[int, float]], draws: int, seed: int, account: NoiseAccount
 ) -> EquilibriumSeries:
-    rows = np.array([np.mean([_play(n, v, [seed, d], noise_account) for d in range(draws)], axis=0) for n, v in games])
+    rows = np.array([np.mean([_play(n, v, [seed, d], account) for d in range(draws)], axis=0) for n, v in games])
     return EquilibriumSeries(axis, np.asarray(x, dtype=np.float64), *rows.T)
 
 
@@ -98,8 +97,6 @@ def _play(users: int, value_max: float, seed: list[int], noise_account: NoiseAcc
 Series = Mapping[NoiseAccount, Mapping[str, FloatArray]]  # what is measured, (runs, points)
 
 ACCOUNTS: tuple[NoiseAccount, ...] = get_args(NoiseAccount)
-USERS = tuple(range(100, 1001, 100))
-VALUE_MAX = tuple(range(2, 11))
 RUNS = 40, 100  # for a seed, quick and full
 _AXES = {"users": "number of users n", "value_max": "largest privacy value ν_max"}
 _MEASURED = ("participants", "server_utility", "user_utility", "user_deviation", "reward")
@@ -142,16 +139,11 @@ FIGURES = (
 
 def _measured(job: Job, axis: str) -> tuple[tuple[float, ...], Series]:
     """Everything along an axis, for every account."""
-    x: tuple[float, ...] = USERS if axis == "users" else VALUE_MAX
+    x, against = (USERS, against_users) if axis == "users" else (VALUE_MAX, against_value_range)
     found: dict[NoiseAccount, dict[str, FloatArray]] = {}
     for account in ACCOUNTS:
         job.step(f"{_AXES[axis]} from {x[0]} to {x[-1]}, {account} noise")
-        played = [
-            against_users(USERS, draws=1, seed=seed, noise_account=account)
-            if axis == "users"
-            else against_value_range(VALUE_MAX, users=USERS[-1], draws=1, seed=seed, noise_account=account)
-            for seed in job.runs(*RUNS)
-        ]
+        played = [against(draws=1, seed=seed, noise_account=account) for seed in job.runs(*RUNS)]
         found[account] = {what: np.array([getattr(one, what) for one in played]) for what in _MEASURED}
     return x, found
 
@@ -168,6 +160,9 @@ def _item(job: Job, figure: Figure, x: tuple[float, ...], series: Series) -> Ite
         log_y=log_y,
     )  # fmt: skip
     checks = [figure.check("trend", series, figure.account)]
+    means: dict[str, object] = {
+        account: {what: v.mean(axis=0).tolist() for what, v in measured.items()} for account, measured in series.items()
+    }
     if figure.quantity == "user_utility":  # the bars of Figure 4
         spread = Figure(figure.key, "user_deviation", figure.axis, "The spread among users", figure.sign)
         checks.append(spread.check("spread", series, figure.account))
@@ -176,29 +171,18 @@ def _item(job: Job, figure: Figure, x: tuple[float, ...], series: Series) -> Ite
         f"STACK Figure {figure.key[3]}({figure.key[4]}): {title}",
         checks,
         files=files,
-        numbers={
-            "x": list(x),
-            "runs": len(values["printed"]),
-            **{
-                account: {what: v.mean(axis=0).tolist() for what, v in measured.items()}
-                for account, measured in series.items()
-            },
-        },
+        numbers={"x": list(x), "runs": len(values["printed"]), **means},
     )
 
 
 def _equation(series: Mapping[str, Series]) -> Item:
     """Figure 3 by the equation that the paper gives for it."""
     panels = [figure for figure in FIGURES if figure.quantity == "server_utility"]
-    return from_checks(
-        "stack-eq17",
-        "STACK equation (17): the server's utility as printed",
-        [figure.check(figure.key, series[figure.axis], "printed") for figure in panels],
-        note="It charges the server every single user's noise, as if the model did not average them (E18). "
-        + " ".join(
-            f"With pooled noise {figure.check('', series[figure.axis], 'pooled').evidence}." for figure in panels
-        ),
-    )
+    printed = [figure.check(figure.key, series[figure.axis], "printed") for figure in panels]
+    pooled = [figure.check(figure.key, series[figure.axis], "pooled") for figure in panels]
+    note = "It charges the server every single user's noise, as if the model did not average them (E18). "
+    note += " ".join(f"With pooled noise {one.evidence}." for one in pooled)
+    return from_checks("stack-eq17", "STACK equation (17): the server's utility as printed", printed, note=note)
 
 
 def _panels(number: int) -> Reproduction:
