@@ -420,8 +420,8 @@ def bid_under(auction: Auction, sample: Sample, names: Names, *, seed: int = 0) 
     her = (np.arange(profiles * n), owner)
     own, cap, size = many.valuations[her], many.privacy_budget[her], many.data_size[her]
     others = names.count - 1
-    share = np.array([names.first, *[(1 - names.first) / max(others, 1)] * others])
-    sizes = np.repeat(size[:, None], names.count, axis=1) if names.copies else size[:, None] * share
+    parts = np.array([names.first, *[(1 - names.first) / max(others, 1)] * others])
+    sizes = np.repeat(size[:, None], names.count, axis=1) if names.copies else size[:, None] * parts
     each = cap / names.count if names.copies else cap
     seen = many.with_reports(owner, BidProfile(own, each, sizes[:, 0]))
     if others:
@@ -432,20 +432,14 @@ def bid_under(auction: Auction, sample: Sample, names: Names, *, seed: int = 0) 
             np.concatenate([seen.data_size, sizes[:, 1:]], axis=1),
         )
     outcome = run_checked(auction, seen, sample.budget[profile], np.random.default_rng((seed, 124)))
-    mine = [(her[0], owner), *((her[0], np.full(len(owner), n + k)) for k in range(others))]
-    payment = sum(outcome.payment[at] for at in mine)
+    mine = (her[0], np.stack([owner, *(np.full(len(owner), n + k) for k in range(others))]))  # (names, rows)
+    epsilon, share = outcome.epsilon[mine], outcome.participation[mine]
     if names.copies:  # the records lose the sum
-        lost = np.asarray(sum(outcome.epsilon[at] * outcome.participation[at] for at in mine))
-        cost = size * own.per_record(lost)
+        cost = size * own.per_record((epsilon * share).sum(axis=0))
     else:
-        sold = [sizes[:, k] if outcome.records is None else outcome.records[at] for k, at in enumerate(mine)]
-        cost = np.asarray(
-            sum(
-                outcome.participation[at] * records * own.per_record(outcome.epsilon[at])
-                for at, records in zip(mine, sold, strict=True)
-            )
-        )
-    return np.asarray(payment - cost).reshape(profiles, n)
+        sold = sizes.T if outcome.records is None else outcome.records[mine]
+        cost = (share * sold * own.per_record(epsilon)).sum(axis=0)
+    return np.asarray(outcome.payment[mine].sum(axis=0) - cost).reshape(profiles, n)
 
 
 # ---- a buyer who splits ----

@@ -149,6 +149,7 @@ def _counted(mechanism: Auction, sample: Sample, *, seed: int, draws: int) -> di
 _SCALE = 1024.0
 _AGREE = 1e-6
 _LARGEST_FACTOR = 1e6
+_OWNERS = 4  # of each profile, for lower and critical bids
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,7 @@ class Structure:
     all_or_nothing: bool  # every award is ε̄ or 0
 
 
-def measure_structure(
-    mechanism: Auction, sample: Sample, *, seed: int, randomised: bool, owners_per_profile: int = 4
-) -> Structure:
+def measure_structure(mechanism: Auction, sample: Sample, *, seed: int, randomised: bool) -> Structure:
     """Measure every property on these profiles; for lower bids and critical bids, on a few owners of each."""
     bids, budget = sample.bids, sample.budget
     outcome = run_checked(mechanism, bids, budget, _rng(seed))
@@ -195,7 +194,7 @@ def measure_structure(
     full_participation = bool(np.isin(outcome.participation, (0.0, 1.0)).all())
     rng = np.random.default_rng((seed, 104))
 
-    k = min(bids.n, owners_per_profile)
+    k = min(bids.n, _OWNERS)
     owner = rng.random(bids.shape).argpartition(k - 1, axis=-1)[:, :k].ravel()
     row = np.repeat(np.arange(len(sample)), k)
     trials = Trials(mechanism, bids[row], budget[row], owner, seed=(seed, 105))

@@ -95,7 +95,6 @@ KNOTS = 6  # points of a reshaped valuation, beside (0, 0)
 @dataclass
 class _Best:
     gain: FloatArray
-    utility: FloatArray
     reports: BidProfile
 
 
@@ -120,7 +119,7 @@ class Hunt:
         # but a broken rule, reported under rationality
         self.comparable = np.isfinite(trials.honest.utility)
         self._honest = np.where(self.comparable, trials.honest.utility, np.inf)
-        self.best = {name: _Best(np.zeros(rows), trials.honest.utility.copy(), trials.truth) for name in DIMENSIONS}
+        self.best = {name: _Best(np.zeros(rows), trials.truth) for name in DIMENSIONS}
 
     def attempt(self, dimension: str, search: str, reports: BidProfile) -> Awards:
         """Try one report in every row."""
@@ -132,7 +131,7 @@ class Hunt:
         best, gain = self.best[dimension], awards.utility - self._honest
         better = gain > best.gain
         if better.any():
-            best.gain[better], best.utility[better] = gain[better], awards.utility[better]
+            best.gain[better] = gain[better]
             best.reports = merged(better, reports, best.reports)
         return awards
 
