@@ -85,6 +85,11 @@ class Tally:
         return totals
 
 
+def symbol(result: "MarketResult") -> str:
+    """What privacy losses are counted in."""
+    return "ρ" if result.currency == "rho" else "ε"
+
+
 _MAX_POINTS = 1_000  # a line drawn finer than the screen only makes the file larger
 _MAX_BARS = 60
 
@@ -179,14 +184,17 @@ def epsilon_awarded(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     lines[:, present] = np.array([(group[0], np.median(group), group[-1]) for group in groups]).T
     smallest, _, largest = lines[:, present[-1]].tolist()
     rounds = np.arange(1, tally.rounds + 1)
-    unit, limits = "ε of one release, per round", (0, float(values.max()) * 1.08)
+    unit, limits = f"{symbol(result)} of one release, per round", (0, float(values.max()) * 1.08)
     line = ("median", "teal", rounds, lines[1])
     names = [("smallest", "muted", smallest), ("largest", "muted", largest)]
     figure, axes = over_rounds(unit, tally.rounds, [line], limits=limits, right=56, names=names)
     axes.fill_between(*thin(rounds, lines[0], lines[2]), color=LIGHT["teal"], alpha=0.18, linewidth=0)
     median = epsilon(float(np.median(values)))
     span = f"from {epsilon(float(values.min()))} to {epsilon(float(values.max()))}"
-    return figure, f"Half of all awards bought ε of at most {median} per round; single awards ran {span}."
+    return (
+        figure,
+        f"Half of all awards bought {symbol(result)} of at most {median} per round; single awards ran {span}.",
+    )
 
 
 Level = tuple[str, str, float]  # what stands at the right end, its colour, the height
@@ -198,7 +206,7 @@ def over_rounds(
     lines: Sequence[tuple[str, str, NDArray[Any], NDArray[Any]]] = (),
     flats: Sequence[Level] = (),
     *,
-    limits: tuple[float, float],
+    limits: tuple[float, float] | None = None,
     names: Sequence[Level] = (),
     log: bool = False,
     dotted: bool = False,
@@ -209,7 +217,10 @@ def over_rounds(
     """Lines over rounds, (name, colour, rounds, heights) each, and dashed levels; names stand where they end."""
     figure, axes = panel(unit, "round", left=left, right=right)
     round_axis(axes, rounds)
-    log_scale(axes, *limits) if log else axes.set_ylim(*limits)
+    if log and limits is not None:
+        log_scale(axes, *limits)
+    elif limits is not None:
+        axes.set_ylim(*limits)
     for _, color, level in flats:
         axes.axhline(level, color=LIGHT[color], linewidth=1.2, dashes=(4, 3))
     ends = [*flats, *names]
@@ -218,10 +229,10 @@ def over_rounds(
         size = 3.2 if len(x) <= 120 else 0.8
         style = {"linewidth": 1.6, "marker": "o", "markersize": size} if dotted else {"linewidth": 2.0}
         axes.plot(x, y, color=LIGHT[color], clip_on=not dotted, **style)
-        last = np.flatnonzero(np.isfinite(y))[-1]
+        last = np.flatnonzero(np.isfinite(heights))[-1:]  # thinning may have left it out
         if not dotted:
-            axes.plot(x[[last]], y[[last]], color=LIGHT[color], marker="o", markersize=5, clip_on=False)
-        ends.append((name, color, float(y[last])))
+            axes.plot(place[last], heights[last], color=LIGHT[color], marker="o", markersize=5, clip_on=False)
+        ends += [(name, color, float(height)) for height in heights[last]]
     end_labels(axes, [(name, color, float(rounds), height) for name, color, height in ends if name], gap=gap)
     return figure, axes
 
@@ -275,7 +286,7 @@ def privacy(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     if largest <= 0 or np.isinf(largest):
         alone = "No owner gave up any privacy in this run."
         return _empty("Updates left without noise: whoever sold any has no bound." if largest else alone)
-    figure, axes = panel("ε, total over the run", "owners, from most to least", right=58)
+    figure, axes = panel(f"{symbol(result)}, total over the run", "owners, from most to least", right=58)
     order = np.argsort(-total, kind="stable")
     order = order[evenly(len(order), _MAX_DRAWN)]
     shown, limit = total[order], cap[order]
@@ -293,7 +304,7 @@ def privacy(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     axes.set_ylim(0, top)
     axes.set_xlim(-0.5, len(order) - 0.5)
     axes.set_xticks([])
-    return figure, _privacy_caption(total, cap)
+    return figure, _privacy_caption(total, cap, symbol(result))
 
 
 def _bars(axes: Any, heights: np.ndarray, color: str, **options: Any) -> None:
@@ -304,9 +315,9 @@ def _bars(axes: Any, heights: np.ndarray, color: str, **options: Any) -> None:
         axes.bar(np.arange(len(heights)), heights, 0.76, color=LIGHT[color], **options)
 
 
-def _privacy_caption(total: np.ndarray, cap: np.ndarray) -> str:
+def _privacy_caption(total: np.ndarray, cap: np.ndarray, loss: str) -> str:
     most = int(total.argmax())
-    start = f"The most that any owner gave up is ε = {epsilon(float(total[most]))} in total"
+    start = f"The most that any owner gave up is {loss} = {epsilon(float(total[most]))} in total"
     capped = np.isfinite(cap)
     if not capped.any():
         return f"{start}; no owner set a cap."

@@ -43,10 +43,8 @@ def sampled_charts(run: "Run") -> tuple[Chart, ...]:
 def _loss(run: "Run") -> tuple[Any, str]:
     loss = np.array([run.initial_loss, *(record.loss for record in run.rounds)])
     first, last, least = (significant(float(value)) for value in (loss[0], loss[-1], loss.min()))
-    pad = 0.05 * float(np.ptp(loss)) or 0.05
-    unit, limits = "penalised cross-entropy, all training records", (float(loss.min()) - pad, float(loss.max()) + pad)
-    line = (last, "blue", np.arange(len(loss)), loss)
-    figure, axes = over_rounds(unit, len(run.rounds), [line], limits=limits, right=58)
+    unit, line = "penalised cross-entropy, all training records", (last, "blue", np.arange(len(loss)), loss)
+    figure, axes = over_rounds(unit, len(run.rounds), [line], right=58)
     axes.set_xlim(0, len(run.rounds))
     return figure, f"The loss went from {first} to {last}; the least was {least}."
 
