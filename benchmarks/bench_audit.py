@@ -17,7 +17,7 @@ from benchmarks.measure import Row, best_of
 from flmarket import BidProfile, auctions
 from flmarket.audit import STRENGTHS, audit, private_fields
 from flmarket.audit.trials import draw
-from flmarket.audit.truthfulness import measure_truthfulness
+from flmarket.audit.truthfulness import LieSearch, measure_truthfulness
 
 STRONG_PROFILES, LIES = 1_000, 500
 PROFILES, PEER_PROFILES, FACTORS = 40, 2, np.geomspace(0.1, 10.0, 20)
@@ -57,8 +57,8 @@ def run() -> Iterator[Row]:
 
         def search(auction: auctions.Auction = auction, name: str = name) -> None:
             nonlocal made
-            settings = (STRENGTHS["strong"], private_fields(auction))
-            made = measure_truthfulness(auction, name, sample, *settings, seed=0, draws=1).search.misreports_per_owner
+            hard = LieSearch(auction, name, STRENGTHS["strong"], private_fields(auction), seed=0, draws=1)
+            made = measure_truthfulness(hard, sample).search.misreports_per_owner
 
         ours = best_of(search, 1, clock=time.process_time) * LIES / made
         tried = plain_search(name, bids, budget)

@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from flmarket.experiments.items import PAPERS, Check, Item, judge
+from flmarket.experiments.items import CLAIMS, PAPERS, Check, Item, judge
 from flmarket.report.html import strict_json
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -40,15 +40,15 @@ def main(folders: list[Path]) -> None:
 
 
 def _tables(page: str, items: list[dict[str, object]]) -> str:
-    judged = judge(_item(dict(item)) for item in items)
+    found = [_item(dict(item)) for item in items]
     for paper, about in PAPERS.items():
-        rows = [one for one in judged if one.claim.paper == paper]
+        rows = judge(found, [claim for claim in CLAIMS if claim.paper == paper])
         start = page.find(f"### {about.title}\n")
         if not rows or start < 0:
             continue
         top = page.index(HEAD, start) + len(HEAD)
         end = page.index("\n\n", top)
-        cells = [(o.claim.where, o.claim.text, o.verdict, " ".join(f"{why}." for why in o.reasons)) for o in rows]
+        cells = [(o.where, o.text, o.verdict, " ".join(f"{why}." for why in o.reasons)) for o in rows]
         lines = [" | ".join(text.replace("|", "∣").replace("..", ".") for text in row) for row in cells]
         page = page[:top] + "\n".join(f"| {line} |" for line in lines) + page[end:]
     return page

@@ -7,21 +7,14 @@ import pytest
 
 from flmarket import EXACT, LINEAR, QUADRATIC, STEP, BidProfile, Guarantees, Outcome, Valuations, auctions
 from flmarket.audit import attack
-from flmarket.audit.attacks import (
-    Ceiling,
-    Names,
-    Plan,
-    Rules,
-    _played,
-    at_most,
-    bid_under,
-    buy,
-    cheapest_pieces,
-    marginal,
-    play,
-)
+from flmarket.audit.attacks import Ceiling, Names, Plan, Rules, at_most, bid_under, buy, cheapest_pieces, marginal, play
 from flmarket.audit.trials import Sample
 from flmarket.errors import InvalidInput
+
+
+def alone(auction, bids, calendar, plan, **rules):
+    """Utilities where each owner in turn follows one plan."""
+    return play(auction, bids, calendar, [plan], Rules(**rules))[0][0]
 
 
 def clients(*cost):
@@ -49,10 +42,10 @@ class LastAsk:
 def test_a_price_that_falls_with_the_last_ask_is_found():
     """Costs 1 and 2. Truth: (5 − 1) + 0 and (5 − 2) + 0. Asking twice as much in round 1: one cost more in round 2."""
     bids, calendar = clients(1.0, 2.0), np.full((2, 1), 100.0)
-    assert play(LastAsk(), bids, calendar, Plan()).tolist() == [[4.0, 3.0]]
-    assert play(LastAsk(), bids, calendar, Plan(value=2.0, until=1)).tolist() == [[5.0, 5.0]]
-    assert play(LastAsk(), bids, calendar, Plan(value=2.0)).tolist() == [[5.0, 5.0]]
-    assert play(LastAsk(), bids, calendar, Plan(start=1)).tolist() == [
+    assert alone(LastAsk(), bids, calendar, Plan()).tolist() == [[4.0, 3.0]]
+    assert alone(LastAsk(), bids, calendar, Plan(value=2.0, until=1)).tolist() == [[5.0, 5.0]]
+    assert alone(LastAsk(), bids, calendar, Plan(value=2.0)).tolist() == [[5.0, 5.0]]
+    assert alone(LastAsk(), bids, calendar, Plan(start=1)).tolist() == [
         [0.0, 0.0]
     ]  # who asks nothing is offered nothing
     found = attack("returning", LastAsk(40.0), clients(1.0, 2.0), rounds=4)
@@ -72,17 +65,17 @@ def test_lifetime_caps_make_it_pay_to_wait():
     """M1, two owners alike who can sell once: together they share the budget, alone the second gets all of it."""
     bids, calendar = clients(1.0, 1.0), np.full((2, 1), 6.0)
     m1 = auctions.get("m1")
-    assert play(m1, bids, calendar, Plan(), cap=1.0).tolist() == [[2.0, 2.0]]  # 6 / 2 − 1, then nothing is left
-    assert play(m1, bids, calendar, Plan(start=1), cap=1.0).tolist() == [[5.0, 5.0]]
-    assert play(m1, bids, calendar, Plan(), cap=math.inf).tolist() == [[4.0, 4.0]]
+    assert alone(m1, bids, calendar, Plan(), cap=1.0).tolist() == [[2.0, 2.0]]  # 6 / 2 − 1, then nothing is left
+    assert alone(m1, bids, calendar, Plan(start=1), cap=1.0).tolist() == [[5.0, 5.0]]
+    assert alone(m1, bids, calendar, Plan(), cap=math.inf).tolist() == [[4.0, 4.0]]
 
 
 def test_unspent_money_that_is_carried_on():
     """Nobody sells for 0.5; in the second round 1.0 is there, and a price of 1 is a gain of nothing."""
     bids, calendar = clients(1.0, 3.0), np.array([[0.5], [1.5]])
     m1 = auctions.get("m1")
-    assert play(m1, bids, calendar, Plan()).tolist() == [[0.5, 0.0]]
-    assert play(m1, bids, calendar, Plan(), carry=True).tolist() == [[1.0, 0.0]]
+    assert alone(m1, bids, calendar, Plan()).tolist() == [[0.5, 0.0]]
+    assert alone(m1, bids, calendar, Plan(), carry=True).tolist() == [[1.0, 0.0]]
 
 
 @pytest.mark.parametrize("name", ["posted", "cleared-menu", "all-in"])
@@ -92,25 +85,25 @@ def test_strategies_played_together_are_those_played_alone(name):
     calendar = rng.uniform(0.2, 1.0, (4, 2)) * bids.full_cost.sum(axis=-1)
     plans = [Plan(), Plan(value=2.0, until=1), Plan(privacy=0.5, start=1), Plan(period=2)]
     for rules in (Rules(), Rules(cap=2.0), Rules(carry=True)):
-        together, _ = _played(auction, bids, calendar, plans, rules, 0)
-        alone = [play(auction, bids, calendar, plan, cap=rules.cap, carry=rules.carry) for plan in plans]
-        np.testing.assert_array_equal(together, alone)
+        together, _ = play(auction, bids, calendar, plans, rules, 0)
+        each = [alone(auction, bids, calendar, plan, cap=rules.cap, carry=rules.carry) for plan in plans]
+        np.testing.assert_array_equal(together, each)
 
 
 def test_remedies_against_waiting():
     """The two alike of M1, B = 6 in each of two rounds, who can sell once: waiting pays 5 instead of 2."""
     bids, calendar, m1, both = clients(1.0, 1.0), np.full((2, 1), 6.0), auctions.get("m1"), [Plan(), Plan(start=1)]
-    caps, (bound, spent) = _played(m1, bids, calendar, both, Rules(cap=1.0), 0)
+    caps, (bound, spent) = play(m1, bids, calendar, both, Rules(cap=1.0), 0)
     assert caps[:, 0].tolist() == [[2.0, 2.0], [5.0, 5.0]]
     assert (bound, spent) == (pytest.approx(2 * 8 * 0.5), 0.5)  # ERR = 8·(¼ + ¼) in one round, none in the other
-    ceiling, (_, spent) = _played(m1, bids, calendar, both, Rules(cap=1.0, ceiling=2.0), 0)
+    ceiling, (_, spent) = play(m1, bids, calendar, both, Rules(cap=1.0, ceiling=2.0), 0)
     assert ceiling[:, 0].tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert spent == pytest.approx(4 / 12)
     # half of the cap in each round: owners of one cost for any ε are paid for both, and waiting halves that
-    rationed, _ = _played(m1, bids, calendar, both, Rules(cap=1.0, rationed=True), 0)
+    rationed, _ = play(m1, bids, calendar, both, Rules(cap=1.0, rationed=True), 0)
     assert rationed[:, 0].tolist() == [[4.0, 4.0], [2.0, 2.0]]
     # one owner a round by lot, alike for all strategies: whoever is drawn has 6 to herself
-    lots, _ = _played(m1, bids, calendar, both, Rules(invited=0.5), 0)
+    lots, _ = play(m1, bids, calendar, both, Rules(invited=0.5), 0)
     assert lots[0].sum() == 10.0
     assert (lots[1] <= lots[0]).all()
 

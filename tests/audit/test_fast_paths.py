@@ -8,8 +8,8 @@ import pytest
 from flmarket import BidProfile, Outcome, Valuations, auctions
 from flmarket.audit import truthfulness
 from flmarket.audit.search import STRENGTHS, Hunt, run_searches
-from flmarket.audit.trials import Menus, Reports, Trials, draw
-from flmarket.audit.truthfulness import measure_truthfulness
+from flmarket.audit.trials import Menus, Trials, draw, merged
+from flmarket.audit.truthfulness import LieSearch, measure_truthfulness
 
 LOOK = replace(
     STRENGTHS["quick"], factors=(0.0, 0.9, 1.1), family_factors=(0.9,), reshapes=2, bisections=2, random_value=1,
@@ -22,15 +22,17 @@ class Rebuilt(Trials):
     """Bids made and checked anew for every report, as one would write it first."""
 
     def profile(self, reports):
-        columns = [self.bids.valuations.kind, self.bids.valuations.rate, self.bids.privacy_budget, self.bids.data_size]
-        told = (reports.kind, reports.rate, reports.privacy_budget, reports.data_size)
+        columns, told = (
+            (bids.valuations.kind, bids.valuations.rate, bids.privacy_budget, bids.data_size)
+            for bids in (self.bids, reports)
+        )
         columns = [column.copy() for column in columns]
         grid, values = np.zeros((*self.bids.shape, 7)), np.zeros((*self.bids.shape, 7))
         for row, owner in enumerate(self.owner):
             for column, said in zip(columns, told, strict=True):
                 column[row, owner] = said[row]
-            if reports.grid is not None:
-                grid[row, owner], values[row, owner] = reports.grid[row], reports.values[row]
+            if reports.valuations.grid is not None:
+                grid[row, owner], values[row, owner] = reports.valuations.grid[row], reports.valuations.values[row]
         return BidProfile(Valuations(*columns[:2], grid=grid, values=values), *columns[2:])
 
 
@@ -47,17 +49,16 @@ def test_the_searches_find_the_same_bit_for_bit(name, rng):
     for dimension, fast in found[0].items():
         slow = found[1][dimension]
         np.testing.assert_array_equal(fast.gain, slow.gain)
-        np.testing.assert_array_equal(fast.reports.rate, slow.reports.rate)
+        np.testing.assert_array_equal(fast.reports.valuations.rate, slow.reports.valuations.rate)
         np.testing.assert_array_equal(fast.reports.privacy_budget, slow.reports.privacy_budget)
 
 
 def test_an_owner_with_a_table_keeps_it_beside_a_reported_one(rng):
     bids = BidProfile(Valuations.tabulated([0.0, 1.0, 2.0], [[[0.0, 3.0, 4.0]] * 2]), 1.5, [[2.0, 3.0]])[[0, 0]]
     trials = Trials(auctions.get("posted"), bids, np.array([30.0, 30.0]), np.array([0, 1]))
-    kind, one = np.full(2, 5), np.ones(2)
-    grid = np.array([[0.0, 0.5, 1.0, 2.0], [0.0] * 4])
-    told = Reports(kind, one, trials.true_privacy, trials.true_size, grid, np.array([[0.0, 1.0, 1.0, 9.0], [0.0] * 4]))
-    seen = trials.profile(told)
+    lie = Valuations.tabulated([[0.0, 0.5, 1.0, 2.0]] * 2, [[0.0, 1.0, 1.0, 9.0]] * 2)
+    told = BidProfile(lie, trials.true_privacy, trials.true_size)
+    seen = trials.profile(merged(np.array([True, False]), told, trials.truth))
     assert seen.valuations.per_record(np.full((2, 2), 0.5)).tolist() == [[1.0, 1.5], [1.5, 1.5]]
     assert seen.full_cost.tolist() == seen.cost(seen.privacy_budget).tolist()
 
@@ -68,7 +69,7 @@ def few(monkeypatch):
 
 
 def measured(mechanism, sample):
-    return measure_truthfulness(mechanism, "x", sample, LOOK, PRIVATE, seed=3, draws=1)
+    return measure_truthfulness(LieSearch(mechanism, "x", LOOK, PRIVATE, seed=3, draws=1), sample)
 
 
 class Hidden:

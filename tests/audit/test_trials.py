@@ -6,7 +6,7 @@ import pytest
 from flmarket import LINEAR, STEP, BidProfile, Outcome, Valuations, auctions
 from flmarket.audit import audit
 from flmarket.audit.search import STRENGTHS, Hunt, run_searches
-from flmarket.audit.trials import Reports, Sample, Trials, crafted_ties, draw
+from flmarket.audit.trials import Sample, Trials, crafted_ties, draw, times
 from flmarket.errors import InvalidInput
 
 
@@ -26,11 +26,10 @@ class TakesAll:
 
 def one_report(trials, *, rate=None, privacy=None, size=None):
     truth = trials.truth
-    return Reports(
-        truth.kind,
-        truth.rate if rate is None else np.array([rate]),
-        truth.privacy_budget if privacy is None else np.array([privacy]),
-        truth.data_size if size is None else np.array([size]),
+    return BidProfile(
+        trials.own if rate is None else Valuations(trials.own.kind, rate),
+        truth.privacy_budget if privacy is None else privacy,
+        truth.data_size if size is None else size,
     )
 
 
@@ -70,8 +69,8 @@ def test_others_are_untouched_and_tables_mix_with_families(rng):
     trials = Trials(auctions.get("m1"), bids, bids.full_cost.sum(-1), owner)
     grid = np.tile([0.0, 0.5, 1.0, 2.0], (7, 1))
     values = np.tile([0.0, 1.0, 1.5, 4.0], (7, 1))
-    kind = np.full(7, 5, dtype=np.int8)
-    seen = trials.profile(Reports(kind, np.full(7, 2.0), trials.true_privacy, trials.true_size, grid, values))
+    told = Valuations.tabulated(grid, values).scaled(2.0)
+    seen = trials.profile(BidProfile(told, trials.true_privacy, trials.true_size))
     at = (np.arange(7), owner)
     np.testing.assert_allclose(seen.valuations.per_record(np.full((7, 5), 0.75))[at], 2.0 * 1.25)
     others = np.ones((7, 5), bool)
@@ -97,7 +96,7 @@ def test_quick_and_strong_find_what_brute_force_finds(rng):
     trials = Trials(auction, bids, budget, owner)
     best = np.zeros(len(owner))
     for factor in np.geomspace(1e-3, 1e3, 600):
-        gain = trials.run(trials.truth.times(value=factor)).utility - trials.honest.utility
+        gain = trials.run(times(trials.truth, value=factor)).utility - trials.honest.utility
         best = np.maximum(best, gain)
     assert (best > 0).any()
     for name in ("quick", "strong"):

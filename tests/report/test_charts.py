@@ -10,6 +10,7 @@ import pytest
 
 from flmarket.market import MarketResult, RoundRecord
 from flmarket.report import check_guarantees, market_charts
+from flmarket.report.charts import evenly
 from flmarket.report.drawing import spread
 
 
@@ -92,6 +93,14 @@ def test_a_round_that_nobody_could_join(normal: MarketResult) -> None:
     captions = {chart.key: chart.caption for chart in market_charts(result)}
     assert "in 1 round nobody delivered" in captions["error-bound"]
     assert all(check.holds for check in check_guarantees(result))
+
+
+def test_the_only_delivery_of_many_rounds_may_be_one_that_is_not_drawn(factory: Callable[..., MarketResult]) -> None:
+    many = factory(rounds=1500, bidders=2, owners=3)
+    lone = next(k for k in range(1500) if k not in evenly(1500, 1000))
+    rounds = (r if k == lone else replace(r, error_bound=float("inf")) for k, r in enumerate(many.rounds))
+    captions = {chart.key: chart.caption for chart in market_charts(replace(many, rounds=tuple(rounds)))}
+    assert "in 1,499 rounds nobody delivered" in captions["error-bound"]
 
 
 def test_labels_are_spread_apart() -> None:

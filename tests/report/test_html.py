@@ -168,3 +168,13 @@ def test_many_owners_stay_readable(factory: Callable[..., MarketResult], tmp_pat
     assert "500 owners with the least pay are left out" in text
     assert "24 more bids are not shown" in text
     assert "A story of our own." in text
+
+
+def test_losses_in_rho_are_nowhere_called_epsilon(normal: MarketResult, tmp_path: Path) -> None:
+    """Where only sums are seen, or nobody's loss is pure, a number on the page is a ρ and says so."""
+    rounds = tuple(replace(record, currency="rho") for record in normal.rounds)
+    text = Page(write_report(replace(normal, rounds=rounds), tmp_path).read_text()).text
+    for said in ("ρ awarded", "ρ total / cap", "ρ of one release", "bought ρ", "gave up is ρ", "cap on total ρ"):
+        assert said in text
+    for wrong in ("ε awarded", "ε total / cap", "ε of one release", "bought ε", "Largest ε", "gave up is ε"):
+        assert wrong not in text

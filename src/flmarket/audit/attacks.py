@@ -34,10 +34,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flmarket import auctions
 from flmarket.auctions.posted import PostedAuction
 from flmarket.audit.auditor import private_fields
-from flmarket.audit.trials import Sample, ShowsMenus, draw, run_checked
+from flmarket.audit.trials import Sample, ShowsMenus, admitted, called, draw, draws_lots, run_checked, standard_error
 from flmarket.audit.yardsticks import optimal_bound
 from flmarket.bids import Auction, BidProfile, FloatArray, Guarantees, Kind, Outcome, Valuations
 from flmarket.errors import FlmarketError, InvalidInput
@@ -146,45 +145,28 @@ def attack(
     progress: Callable[[float, str], None] | None = None,
 ) -> Attack:
     """Attack a mechanism in one of `ATTACKS`; `population` is a name or your own profiles."""
-    auction = auctions.get(mechanism) if isinstance(mechanism, str) else mechanism
-    if isinstance(auction, type) or not callable(getattr(auction, "run", None)):
-        raise InvalidInput("mechanism", mechanism, "an object with run(bids, budget, rng=None)")
+    auction, seed = admitted(mechanism, seed), int(seed)
     if name not in ATTACKS:
         raise InvalidInput("attack", name, f"one of {', '.join(ATTACKS)}")
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 1 <= rounds <= 1_000:
         raise InvalidInput("rounds", rounds, "a whole number from 1 to 1,000")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InvalidInput("seed", seed, "a whole number of at least 0")
-    sample = draw(population, profiles, owners, (0.1, 2.0), np.random.default_rng((int(seed), 120)))
-    base = Attack(
-        name,
-        mechanism=str(getattr(auction, "name", type(auction).__name__)),
-        population=population if isinstance(population, str) else "given profiles",
-        profiles=len(sample),
-        owners=sample.bids.n,
-        seed=int(seed),
-    )
+    sample = draw(population, profiles, owners, (0.1, 2.0), np.random.default_rng((seed, 120)))
+    base = Attack(name, *called(auction, population), len(sample), sample.bids.n, seed)
     note = progress or (lambda share, text: None)
     try:
         if name == "split-task":
-            splits = _split_task(auction, sample, int(seed), note)
+            splits = _split_task(auction, sample, seed, note)
             arbitrage = _cheapest_pieces(auction, sample) if isinstance(auction, ShowsMenus) else None
             return replace(base, splits=splits, arbitrage=arbitrage)
         if name == "sybil":
-            return replace(base, gains=_sybil(auction, sample, int(seed), note))
-        gains = _returning(auction, sample, rounds, int(seed), note)
+            return replace(base, gains=_sybil(auction, sample, seed, note))
+        gains = _returning(auction, sample, rounds, seed, note)
         promise = str(getattr(getattr(auction, "guarantees", None), "truthful", ""))
         proof = "rounds that are not linked: nothing can be gained, as no lie pays in one round"
         holds = proof if promise == "exact" and not isinstance(auction, Learns) else ""
         return replace(base, gains=gains, holds=holds)
     except FlmarketError as error:
         return replace(base, refused=str(error))
-
-
-def _randomised(auction: Auction, sample: Sample) -> bool:
-    few = sample[:20]
-    one, two = (run_checked(auction, few.bids, few.budget, np.random.default_rng(s)) for s in (0, 1))
-    return not (np.array_equal(one.epsilon, two.epsilon) and np.array_equal(one.payment, two.payment))
 
 
 def _judged(
@@ -198,10 +180,9 @@ def _judged(
     half = max(1, by_profile.shape[1] // 2)
     best = int(by_profile[:, :half].mean(axis=-1).argmax())
     rest = by_profile[best, half:] if by_profile.shape[1] > 1 else by_profile[best]
-    error = float(rest.std(ddof=1) / math.sqrt(rest.size)) if rest.size > 1 else 0.0
     most = np.maximum(gain.max(axis=0), 0.0)
     hindsight, share = (None, None) if lots else (float(most.mean()), float((most > 0).mean()))
-    return Gain(setting, names[best + 1], float(rest.mean()), error, hindsight, share, len(names) - 1)
+    return Gain(setting, names[best + 1], float(rest.mean()), standard_error(rest), hindsight, share, len(names) - 1)
 
 
 # ---- an owner who comes back ----
@@ -259,15 +240,10 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Ceiling:
-    """An auction that pays at most `price` for a record and unit of ε: dearer bids are out, dearer payments are cut.
-
-    Where a bid is one ask for everything, this is a reserve price and keeps the auction's promises. A menu is cut by
-    itself (`PostedAuction.ceiling`), so that owners choose from what they really get.
-    """
+class Around:
+    """An auction around another one, whose name and promises it has."""
 
     auction: Auction
-    price: float
 
     @property
     def name(self) -> str:
@@ -276,8 +252,24 @@ class Ceiling:
 
     @property
     def guarantees(self) -> Guarantees:
-        """Of the auction, for bids that are one ask."""
+        """Of the auction."""
         return self.auction.guarantees
+
+    @property
+    def pays_losers(self) -> bool:
+        """Whether the auction does, which a market has to know."""
+        return bool(getattr(self.auction, "pays_losers", False))
+
+
+@dataclass(frozen=True)
+class Ceiling(Around):
+    """An auction that pays at most `price` for a record and unit of ε: dearer bids are out, dearer payments are cut.
+
+    Where a bid is one ask for everything, this is a reserve price and keeps the auction's promises. A menu is cut by
+    itself (`PostedAuction.ceiling`), so that owners choose from what they really get.
+    """
+
+    price: float
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear, and see to it that the ceiling holds."""
@@ -298,7 +290,7 @@ def _returning(
     auction: Auction, sample: Sample, rounds: int, seed: int, note: Callable[[float, str], None]
 ) -> tuple[Gain, ...]:
     plans = _plans(rounds, seed, private="privacy_budget" in private_fields(auction))
-    lots = _randomised(auction, sample)
+    lots = draws_lots(auction, sample[:20], 0, 1)
     bids, total = sample.bids, sample.bids.full_cost.sum(axis=-1)
     # the calendar of budgets, drawn before anybody bids
     varied = np.random.default_rng((seed, 122)).uniform(0.1, 2.0, (rounds, len(sample))) * total
@@ -321,7 +313,7 @@ def _returning(
         groups = [[plan] for plan in plans] if lots else [plans]
         for step, group in enumerate(groups):
             note((at + step / len(groups)) / len(settings), setting)
-            played, honest = _played(auction, bids, calendar, group, rules, seed)
+            played, honest = play(auction, bids, calendar, group, rules, seed)
             if step == 0:
                 bound, spent = honest
             utility.append(played)
@@ -332,27 +324,13 @@ def _returning(
 
 
 def play(
-    auction: Auction,
-    bids: BidProfile,
-    calendar: FloatArray,
-    plan: Plan,
-    *,
-    cap: float = math.inf,
-    carry: bool = False,
-    seed: int = 0,
-) -> FloatArray:
-    """Her utility over all rounds, (profiles, n), where each owner in turn follows the plan and all others are honest.
-
-    `calendar` has shape (rounds, profiles); `cap` is everybody's lifetime cap in multiples of her ε̄; with `carry`, what
-    a round leaves is added to the next one's budget. Who has nothing to sell is not there.
-    """
-    return np.asarray(_played(auction, bids, calendar, [plan], Rules(cap, carry), seed)[0][0])
-
-
-def _played(
-    auction: Auction, bids: BidProfile, calendar: FloatArray, plans: Sequence[Plan], rules: Rules, seed: int
+    auction: Auction, bids: BidProfile, calendar: FloatArray, plans: Sequence[Plan], rules: Rules, seed: int = 0
 ) -> tuple[FloatArray, tuple[float, float]]:
-    """Utilities, (plans, profiles, n); and of the first plan, the buyer's error bound and share of money spent."""
+    """Utilities over all rounds, (plans, profiles, n), where each owner in turn follows the plan and all others are
+    honest; and of the first plan, the buyer's error bound and share of money spent.
+
+    `calendar` has shape (rounds, profiles). Who has nothing to sell is not there.
+    """
     profiles, n = bids.shape
     one = profiles * n
     profile, owner = (np.tile(x, len(plans)) for x in np.divmod(np.arange(one), n))
@@ -424,7 +402,7 @@ _FAMILIES = {
 
 
 def _sybil(auction: Auction, sample: Sample, seed: int, note: Callable[[float, str], None]) -> tuple[Gain, ...]:
-    found, lots, honest = [], _randomised(auction, sample), bid_under(auction, sample, Names(), seed=seed)
+    found, lots, honest = [], draws_lots(auction, sample[:20], 0, 1), bid_under(auction, sample, Names(), seed=seed)
     for at, (setting, family) in enumerate(_FAMILIES.items()):
         utility = [honest]
         for step, names in enumerate(family):
@@ -442,8 +420,8 @@ def bid_under(auction: Auction, sample: Sample, names: Names, *, seed: int = 0) 
     her = (np.arange(profiles * n), owner)
     own, cap, size = many.valuations[her], many.privacy_budget[her], many.data_size[her]
     others = names.count - 1
-    share = np.array([names.first, *[(1 - names.first) / max(others, 1)] * others])
-    sizes = np.repeat(size[:, None], names.count, axis=1) if names.copies else size[:, None] * share
+    parts = np.array([names.first, *[(1 - names.first) / max(others, 1)] * others])
+    sizes = np.repeat(size[:, None], names.count, axis=1) if names.copies else size[:, None] * parts
     each = cap / names.count if names.copies else cap
     seen = many.with_reports(owner, BidProfile(own, each, sizes[:, 0]))
     if others:
@@ -454,20 +432,14 @@ def bid_under(auction: Auction, sample: Sample, names: Names, *, seed: int = 0) 
             np.concatenate([seen.data_size, sizes[:, 1:]], axis=1),
         )
     outcome = run_checked(auction, seen, sample.budget[profile], np.random.default_rng((seed, 124)))
-    mine = [(her[0], owner), *((her[0], np.full(len(owner), n + k)) for k in range(others))]
-    payment = sum(outcome.payment[at] for at in mine)
+    mine = (her[0], np.stack([owner, *(np.full(len(owner), n + k) for k in range(others))]))  # (names, rows)
+    epsilon, share = outcome.epsilon[mine], outcome.participation[mine]
     if names.copies:  # the records lose the sum
-        lost = np.asarray(sum(outcome.epsilon[at] * outcome.participation[at] for at in mine))
-        cost = size * own.per_record(lost)
+        cost = size * own.per_record((epsilon * share).sum(axis=0))
     else:
-        sold = [sizes[:, k] if outcome.records is None else outcome.records[at] for k, at in enumerate(mine)]
-        cost = np.asarray(
-            sum(
-                outcome.participation[at] * records * own.per_record(outcome.epsilon[at])
-                for at, records in zip(mine, sold, strict=True)
-            )
-        )
-    return np.asarray(payment - cost).reshape(profiles, n)
+        sold = sizes.T if outcome.records is None else outcome.records[mine]
+        cost = (share * sold * own.per_record(epsilon)).sum(axis=0)
+    return np.asarray(outcome.payment[mine].sum(axis=0) - cost).reshape(profiles, n)
 
 
 # ---- a buyer who splits ----
@@ -489,24 +461,13 @@ def _split_task(auction: Auction, sample: Sample, seed: int, note: Callable[[flo
         more = optimal_bound(pieces, sample.bids.data_size)
         both = np.isfinite(one) & np.isfinite(more)
         ratio = more[both] / one[both]
-        error = float(ratio.std(ddof=1) / math.sqrt(ratio.size)) if ratio.size > 1 else 0.0
         precision = [(sample.bids.data_size * np.square(epsilon)).sum() for epsilon in (whole, pieces)]
-        mean, money = _mean, np.maximum(sample.budget, 1e-300)
         price = (paid.sum() / precision[1]) / (spent.sum() / precision[0]) if min(precision) > 0 else float("nan")
-        found.append(
-            Split(
-                setting,
-                mean(one[both]),
-                mean(more[both]),
-                mean(ratio),
-                error,
-                mean(spent / money),
-                mean(paid / money),
-                float(price),
-                float(1 - np.isfinite(one).mean()),
-                float(1 - np.isfinite(more).mean()),
-            )
-        )
+        money = np.maximum(sample.budget, 1e-300)
+        bounds = (_mean(one[both]), _mean(more[both]), _mean(ratio), standard_error(ratio))
+        used = (_mean(spent / money), _mean(paid / money), float(price))
+        empty = (float(1 - np.isfinite(one).mean()), float(1 - np.isfinite(more).mean()))
+        found.append(Split(setting, *bounds, *used, *empty))
     return tuple(found)
 
 

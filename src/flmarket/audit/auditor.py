@@ -19,11 +19,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flmarket import auctions
 from flmarket.aggregation import TRUST, Trust
-from flmarket.audit.search import FIELDS, STRENGTHS, Strength
-from flmarket.audit.trials import Sample, Trials, crafted_ties, draw, run_checked
-from flmarket.audit.truthfulness import Example, Truthfulness, measure_truthfulness
+from flmarket.audit.search import FIELDS, Strength, strength_of
+from flmarket.audit.trials import (
+    Sample,
+    Trials,
+    admitted,
+    bisected,
+    called,
+    crafted_ties,
+    draw,
+    draws_lots,
+    geometric,
+    run_checked,
+    times,
+)
+from flmarket.audit.truthfulness import Example, LieSearch, Truthfulness, measure_truthfulness
 from flmarket.audit.yardsticks import Efficiency, measure_efficiency, rate_law
 from flmarket.bids import Auction, BidProfile, FloatArray, Guarantee, Outcome, slices
 from flmarket.errors import InvalidInput
@@ -63,59 +74,29 @@ class BudgetUse:
     realised_worst_ratio: float
 
 
-@dataclass
-class Tally:
-    """Everything counted so far, over chunks, draws, random and crafted profiles."""
-
-    below_cost: int = 0
-    realised_below_cost: int = 0
-    owners: int = 0
-    profiles: int = 0
-    profiles_below_cost: int = 0
-    loss: float = 0.0
-    worst: float = 0.0
-    realised_worst: float = 0.0
-    over_cap: int = 0
-    worst_over_cap: float = 0.0
-    over_budget: int = 0
-    realised_over_budget: int = 0
-    worst_ratio: float = 0.0
-    realised_worst_ratio: float = 0.0
-    ratio: float = 0.0
-
-    def add(self, bids: BidProfile, budget: FloatArray, outcome: Outcome) -> None:
-        """Count one batch of outcomes."""
-        cost, part, pay = bids.cost_of(outcome), outcome.participation, outcome.payment
-        full = bids.full_cost
-        slack = TOLERANCE * full
-        utility = pay - part * cost
-        realised = np.where(part > 0, np.divide(pay, part, out=np.zeros_like(pay), where=part > 0) - cost, 0.0)
-        below = utility < -slack
-        self.below_cost += int(below.sum())
-        self.realised_below_cost += int((realised < -slack).sum())
-        self.owners += pay.size
-        self.profiles += len(budget)
-        self.profiles_below_cost += int(below.any(axis=-1).sum())
-        relative = np.divide(utility, full, out=np.minimum(utility, 0.0), where=full > 0)
-        self.loss += float(np.maximum(-relative, 0.0).sum())
-        self.worst = min(self.worst, float(relative.min()) if below.any() else 0.0)
-        if (realised < -slack).any():
-            real = np.divide(realised, full, out=np.minimum(realised, 0.0), where=full > 0)
-            self.realised_worst = min(self.realised_worst, float(real.min()))
-
-        cap = bids.privacy_budget
-        share = np.divide(outcome.epsilon, cap, out=np.where(outcome.epsilon > 0, np.inf, 0.0), where=cap > 0)
-        self.over_cap += int((share > 1 + TOLERANCE).sum())
-        self.worst_over_cap = max(self.worst_over_cap, float(share.max()))
-
-        spent = outcome.spent
-        most = np.divide(pay, part, out=pay.copy(), where=part > 0).sum(axis=-1)
-        self.over_budget += int((spent > budget * (1 + TOLERANCE)).sum())
-        self.realised_over_budget += int((most > budget * (1 + TOLERANCE)).sum())
-        self.worst_ratio = max(self.worst_ratio, float(_ratio(spent, budget).max()))
-        self.realised_worst_ratio = max(self.realised_worst_ratio, float(_ratio(most, budget).max()))
-        ratio = _ratio(spent, budget)
-        self.ratio += float(ratio[np.isfinite(ratio)].sum())
+def _measured(bids: BidProfile, budget: FloatArray, outcome: Outcome) -> dict[str, FloatArray]:
+    """What the rules are judged by, a number for each profile."""
+    cost, part, pay, cap = bids.cost_of(outcome), outcome.participation, outcome.payment, bids.privacy_budget
+    full, spent = bids.full_cost, outcome.spent
+    utility = pay - part * cost
+    realised = np.where(part > 0, np.divide(pay, part, out=np.zeros_like(pay), where=part > 0) - cost, 0.0)
+    relative, real = (np.divide(gain, full, out=np.minimum(gain, 0.0), where=full > 0) for gain in (utility, realised))
+    below, really_below = utility < -TOLERANCE * full, realised < -TOLERANCE * full
+    share = np.divide(outcome.epsilon, cap, out=np.where(outcome.epsilon > 0, np.inf, 0.0), where=cap > 0)
+    most = np.divide(pay, part, out=pay.copy(), where=part > 0).sum(axis=-1)
+    return {
+        "below_cost": below.sum(axis=-1),
+        "realised_below_cost": really_below.sum(axis=-1),
+        "loss": np.maximum(-relative, 0.0).sum(axis=-1),
+        "worst": np.where(below, relative, 0.0).min(axis=-1),
+        "realised_worst": np.where(really_below, real, 0.0).min(axis=-1),
+        "over_cap": (share > 1 + TOLERANCE).sum(axis=-1),
+        "share_of_cap": share.max(axis=-1),
+        "over_budget": spent > budget * (1 + TOLERANCE),
+        "realised_over_budget": most > budget * (1 + TOLERANCE),
+        "ratio": _ratio(spent, budget),
+        "realised_ratio": _ratio(most, budget),
+    }
 
 
 def _ratio(spent: FloatArray, budget: FloatArray) -> FloatArray:
@@ -126,45 +107,49 @@ def check_rules(
     mechanism: Auction, sample: Sample, crafted: Sample, *, seed: int, draws: int
 ) -> tuple[Rationality, BudgetUse]:
     """Run the mechanism on honest bids and count."""
-    plain, tied = (_count(mechanism, part, seed=seed, draws=draws) for part in (sample, crafted))
+    plain, tied = (_counted(mechanism, part, seed=seed, draws=draws) for part in (sample, crafted))
+    both = {name: np.concatenate([plain[name], tied[name]]) for name in plain}
+    count = {name: int(values.sum()) for name, values in both.items() if "below" in name or "over" in name}
+    owners, profiles = sample.bids.n, len(plain["loss"])
     rational = Rationality(
-        violations=plain.below_cost + tied.below_cost,
-        crafted_violations=tied.below_cost,
-        owners_checked=plain.owners + tied.owners,
-        profiles_with_violation=plain.profiles_below_cost / plain.profiles,
-        worst=min(plain.worst, tied.worst),
-        mean_loss_over_cost=plain.loss / plain.owners,
-        realised_violations=plain.realised_below_cost + tied.realised_below_cost,
-        realised_worst=min(plain.realised_worst, tied.realised_worst),
-        over_cap=plain.over_cap + tied.over_cap,
-        worst_over_cap=max(plain.worst_over_cap, tied.worst_over_cap),
+        violations=count["below_cost"],
+        crafted_violations=int(tied["below_cost"].sum()),
+        owners_checked=len(both["loss"]) * owners,
+        profiles_with_violation=float((plain["below_cost"] > 0).mean()),
+        worst=float(both["worst"].min()),
+        mean_loss_over_cost=float(plain["loss"].sum()) / (profiles * owners),
+        realised_violations=count["realised_below_cost"],
+        realised_worst=float(both["realised_worst"].min()),
+        over_cap=count["over_cap"],
+        worst_over_cap=float(both["share_of_cap"].max()),
     )
     budget = BudgetUse(
-        violations=plain.over_budget + tied.over_budget,
-        crafted_violations=tied.over_budget,
-        profiles_checked=plain.profiles + tied.profiles,
-        profiles_over=plain.over_budget / plain.profiles,
-        worst_ratio=max(plain.worst_ratio, tied.worst_ratio),
-        mean_ratio=plain.ratio / plain.profiles,
-        realised_violations=plain.realised_over_budget + tied.realised_over_budget,
-        realised_worst_ratio=max(plain.realised_worst_ratio, tied.realised_worst_ratio),
+        violations=count["over_budget"],
+        crafted_violations=int(tied["over_budget"].sum()),
+        profiles_checked=len(both["ratio"]),
+        profiles_over=float(plain["over_budget"].mean()),
+        worst_ratio=float(both["ratio"].max()),
+        mean_ratio=float(plain["ratio"][np.isfinite(plain["ratio"])].sum()) / profiles,
+        realised_violations=count["realised_over_budget"],
+        realised_worst_ratio=float(both["realised_ratio"].max()),
     )
     return rational, budget
 
 
-def _count(mechanism: Auction, sample: Sample, *, seed: int, draws: int) -> Tally:
-    tally = Tally()
+def _counted(mechanism: Auction, sample: Sample, *, seed: int, draws: int) -> dict[str, FloatArray]:
+    found = []
     for rows in slices(len(sample), _CHUNK_ENTRIES // sample.bids.n):
         part = sample[rows]
         for drawn in range(draws):
             rng = np.random.default_rng((seed, 103, rows.start, drawn))
-            tally.add(part.bids, part.budget, run_checked(mechanism, part.bids, part.budget, rng))
-    return tally
+            found.append(_measured(part.bids, part.budget, run_checked(mechanism, part.bids, part.budget, rng)))
+    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
 
 _SCALE = 1024.0
 _AGREE = 1e-6
 _LARGEST_FACTOR = 1e6
+_OWNERS = 4  # of each profile, for lower and critical bids
 
 
 @dataclass(frozen=True)
@@ -200,9 +185,7 @@ class Structure:
     all_or_nothing: bool  # every award is ε̄ or 0
 
 
-def measure_structure(
-    mechanism: Auction, sample: Sample, *, seed: int, randomised: bool, owners_per_profile: int = 4
-) -> Structure:
+def measure_structure(mechanism: Auction, sample: Sample, *, seed: int, randomised: bool) -> Structure:
     """Measure every property on these profiles; for lower bids and critical bids, on a few owners of each."""
     bids, budget = sample.bids, sample.budget
     outcome = run_checked(mechanism, bids, budget, _rng(seed))
@@ -211,7 +194,7 @@ def measure_structure(
     full_participation = bool(np.isin(outcome.participation, (0.0, 1.0)).all())
     rng = np.random.default_rng((seed, 104))
 
-    k = min(bids.n, owners_per_profile)
+    k = min(bids.n, _OWNERS)
     owner = rng.random(bids.shape).argpartition(k - 1, axis=-1)[:, :k].ravel()
     row = np.repeat(np.arange(len(sample)), k)
     trials = Trials(mechanism, bids[row], budget[row], owner, seed=(seed, 105))
@@ -248,7 +231,7 @@ def _rng(seed: int) -> np.random.Generator:
 def _monotone(trials: Trials, rng: np.random.Generator) -> float:
     kept = np.ones(len(trials.rows), dtype=bool)
     for factor in (0.0, 0.5, 0.9, 0.99, rng.random(len(kept)), rng.random(len(kept))):
-        award = trials.run(trials.truth.times(value=factor))
+        award = trials.run(times(trials.truth, value=factor))
         kept &= award.epsilon >= trials.honest.epsilon * (1 - TOLERANCE)
     return float(kept.mean())
 
@@ -257,12 +240,9 @@ def _critical(trials: Trials) -> tuple[float | None, float | None]:
     wins = trials.honest.wins & (trials.cost > 0)
     if not wins.any():
         return None, None
-    low, high = np.ones(len(wins)), np.full(len(wins), _LARGEST_FACTOR)
-    unbounded = trials.run(trials.truth.times(value=high)).wins
-    for _ in range(60):
-        middle = np.sqrt(low * high)
-        still = trials.run(trials.truth.times(value=middle)).wins
-        low, high = np.where(still, middle, low), np.where(still, high, middle)
+    one, most = np.ones(len(wins)), np.full(len(wins), _LARGEST_FACTOR)
+    unbounded = trials.run(times(trials.truth, value=most)).wins
+    low, _ = bisected(lambda factor: trials.run(times(trials.truth, value=factor)).wins, one, most, 60, geometric)
     asked = wins & ~unbounded
     agree = np.isclose(low * trials.cost, trials.honest.payment, rtol=_AGREE, atol=0)
     always = float((wins & unbounded).sum() / wins.sum())
@@ -442,15 +422,7 @@ def audit(
     """
     if trust not in TRUST:
         raise InvalidInput("trust", trust, " or ".join(TRUST))
-    auction = auctions.get(mechanism) if isinstance(mechanism, str) else mechanism
-    if isinstance(auction, type) or not callable(getattr(auction, "run", None)):
-        raise InvalidInput("mechanism", mechanism, "an object with run(bids, budget, rng=None)")
-    strength = STRENGTHS.get(search) if isinstance(search, str) else search
-    if strength is None:
-        raise InvalidInput("search", search, f"one of {', '.join(STRENGTHS)}")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InvalidInput("seed", seed, "a whole number of at least 0")
-    seed = int(seed)
+    auction, strength, seed = admitted(mechanism, seed), strength_of(search), int(seed)
     fields = private_fields(auction) if private is None else _checked_fields(private)
     if isinstance(population, BidProfile):  # taken as they are, each once
         profiles, owners = int(np.prod(population.shape[:-1], dtype=np.int64)), None
@@ -462,9 +434,7 @@ def audit(
     many = max(profiles, min(_RULE_PROFILES, _RULE_ENTRIES // n))
     wide = draw(population, many, owners, budget_factor, np.random.default_rng((seed, 109)))
     crafted = crafted_ties(wide[: min(_CRAFTED, many)], np.random.default_rng((seed, 110)))
-    few = sample[:50]
-    one, two = (run_checked(auction, few.bids, few.budget, np.random.default_rng((seed, s))) for s in (111, 112))
-    randomised = not (np.array_equal(one.epsilon, two.epsilon) and np.array_equal(one.payment, two.payment))
+    randomised = draws_lots(auction, sample[:50], (seed, 111), (seed, 112))
     draws = strength.draws if randomised else 1
 
     note(0.02, "checking payments and budgets")
@@ -474,12 +444,13 @@ def audit(
     note(0.05, "checking structure")
     few = sample[: strength.structure_profiles]
     structure = measure_structure(auction, few, seed=seed, randomised=randomised)
-    name = str(getattr(auction, "name", type(auction).__name__))
+    name, whose = called(auction, population)
     note(0.1, "searching for profitable lies")
-    truthful = measure_truthfulness(
-        auction, name, sample, strength, fields, seed=seed, draws=draws,
-        step=lambda share: note(0.1 + 0.75 * share, "searching for profitable lies"),
-    )  # fmt: skip
+
+    def step(share: float) -> None:
+        note(0.1 + 0.75 * share, "searching for profitable lies")
+
+    truthful = measure_truthfulness(LieSearch(auction, name, strength, fields, seed, draws, step), sample)
     note(0.85, "comparing with the best that could be bought")
     efficiency: tuple[Efficiency, ...] = ()
     if strength.efficiency_profiles:
@@ -490,7 +461,7 @@ def audit(
         mechanism=name,
         source=str(getattr(promise, "source", "")),
         assumes=str(getattr(promise, "assumes", "")),
-        population=population if isinstance(population, str) else "given profiles",
+        population=whose,
         profiles=profiles,
         owners=n,
         seed=seed,

@@ -22,6 +22,7 @@ The model that scores is one number θ that is right about a record x when |θ �
 client's leave-one-out groups from all right to all wrong by one upload.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from math import isfinite, log, sqrt
 from typing import Any, Literal
@@ -51,14 +52,7 @@ _THRESHOLDS = 80
 Rng = np.random.Generator | NoiseSource
 
 
-@dataclass(frozen=True)
-class Distinguished:
-    """The bounds, each wrong with at most the failure probability it was made with."""
-
-    epsilon_lower: float
-    mu_lower: float
-    pair: str
-    statistic: str
+Told = tuple[str, str, FloatArray, FloatArray, float]  # pair of inputs, statistic, its values under either, and ±1
 
 
 def crafted_pairs(clip: float, dimension: int) -> dict[str, tuple[FloatArray, FloatArray]]:
@@ -91,8 +85,8 @@ def distinguish(
     rng: Rng,
     *,
     low_bits: bool = False,
-) -> Distinguished:
-    """Each of the two bounds fails with probability at most `failure_probability` / 2.
+) -> tuple[float, float, str, str]:
+    """Lower bounds of ε and μ, each wrong with at most half of `failure_probability`; the pair and the statistic.
 
     A lower bound on ε that cannot be argued with: tell two inputs apart better than ε allows.
 
@@ -110,29 +104,39 @@ def distinguish(
     by the last digits (Mironov 2012). In one dimension Laplace noise from NumPy that promises ε = 1 is seen to give
     away 2.5.
     """
-    alpha = failure_probability / 4  # two bounds of two proportions each
-    half, digit = trials // 2, 2.0 ** (np.floor(np.log2(perturbation.clip)) - 20)
-    chosen: dict[str, tuple[float, str, str, FloatArray, FloatArray, float]] = {}
-    for name, (u, v) in crafted_pairs(perturbation.clip, dimension).items():
-        at_u, at_v = (perturbation.privatize(np.broadcast_to(x, (trials, dimension)), epsilon, rng) for x in (u, v))
-        if not low_bits:
-            at_u, at_v = (np.round(seen / digit) * digit for seen in (at_u, at_v))
-        for statistic, (su, sv) in _statistics(perturbation, u, v, at_u, at_v, half).items():
-            thresholds = np.quantile(np.concatenate([su[:half], sv[:half]]), np.linspace(0.002, 0.998, _THRESHOLDS))
-            for side, flip in ((1.0, False), (-1.0, True)):
-                # the event "s ≥ t" under u, or "s ≤ t" under v: the same test with the inputs exchanged
-                one, two = (-sv, -su) if flip else (su, sv)
-                for t in side * thresholds:
-                    hits, misses = int((one[:half] >= t).sum()), int((two[:half] >= t).sum())
-                    for bound, score in _bounds(hits, misses, half, delta, alpha).items():
-                        if bound not in chosen or score > chosen[bound][0]:
-                            chosen[bound] = (score, name, statistic, one[half:], two[half:], float(t))
-    final = {}
-    for bound, (_, _, _, one, two, t) in chosen.items():
-        rest = len(one)
-        final[bound] = _bounds(int((one >= t).sum()), int((two >= t).sum()), rest, delta, alpha)[bound]
-    _, pair, statistic, *_ = chosen["epsilon"]
-    return Distinguished(max(final["epsilon"], 0.0), max(final["mu"], 0.0), pair, statistic)
+    digit = 2.0 ** (np.floor(np.log2(perturbation.clip)) - 20)
+
+    def told() -> Iterator[Told]:
+        for pair, (u, v) in crafted_pairs(perturbation.clip, dimension).items():
+            at_u, at_v = (perturbation.privatize(np.broadcast_to(x, (trials, dimension)), epsilon, rng) for x in (u, v))
+            if not low_bits:
+                at_u, at_v = (np.round(seen / digit) * digit for seen in (at_u, at_v))
+            for statistic, (su, sv) in _statistics(perturbation, u, v, at_u, at_v, trials // 2).items():
+                yield pair, statistic, su, sv, 1.0
+                # the event "s ≤ t" under v is the same test with the inputs exchanged
+                yield pair, statistic, -sv, -su, -1.0
+
+    found = _told_apart(told(), delta, failure_probability / 4)  # two bounds of two proportions each
+    (epsilon_lower, pair, statistic), (mu_lower, *_) = found["epsilon"], found["mu"]
+    return epsilon_lower, mu_lower, pair, statistic
+
+
+def _told_apart(told: Iterable[Told], delta: float, alpha: float) -> dict[str, tuple[float, str, str]]:
+    """For ε and μ the best bound by any event "s ≥ t", with its names: chosen on one half, measured on the other."""
+    chosen: dict[str, tuple[float, Told]] = {}
+    for pair, statistic, one, two, sign in told:
+        half = len(one) // 2
+        seen = sign * np.concatenate([one[:half], two[:half]])
+        for t in (sign * np.quantile(seen, np.linspace(0.002, 0.998, _THRESHOLDS))).tolist():
+            hits, misses = int((one[:half] >= t).sum()), int((two[:half] >= t).sum())
+            for bound, score in _bounds(hits, misses, half, delta, alpha).items():
+                if bound not in chosen or score > chosen[bound][0]:
+                    chosen[bound] = score, (pair, statistic, one[half:], two[half:], t)
+    found = {}
+    for bound, (_, (pair, statistic, one, two, t)) in chosen.items():
+        rates = _bounds(int((one >= t).sum()), int((two >= t).sum()), len(one), delta, alpha)
+        found[bound] = max(rates[bound], 0.0), pair, statistic
+    return found
 
 
 def _statistics(
@@ -271,21 +275,42 @@ _DELTA = 1e-5  # at which a promise without a δ of its own is read
 MAX_ENTRIES = 50_000_000
 
 
-@dataclass(frozen=True)
-class PrivacyAudit:
+@dataclass(frozen=True, kw_only=True)
+class ReleasesAudit:
+    """What releases on two neighbours gave away, against the promise of one; bounds fail with the stated chance."""
+
+    trials: int  # on each neighbour; half of them chose where to look
+    failure_probability: float
+    epsilon_claimed: float  # of the promise, at `delta`
+    delta: float
+    epsilon_lower: float
+    mu_claimed: float | None  # for Gaussian promises: sensitivity / σ
+    mu_lower: float | None
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What contradicts the promise, one sentence each."""
+        found = []
+        if self.epsilon_lower > self.epsilon_claimed:
+            found.append(f"gives away ε ≥ {self.epsilon_lower:.3g} where {self.epsilon_claimed:.3g} is promised")
+        if self.mu_lower is not None and self.mu_claimed is not None and self.mu_lower > self.mu_claimed:
+            found.append(f"gives away μ ≥ {self.mu_lower:.3g} where {self.mu_claimed:.3g} is promised (Gaussian DP)")
+        return tuple(found)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was found against the promise."""
+        return not self.findings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyAudit(ReleasesAudit):
     """What one release was seen to give away, per round, against what it promises."""
 
     perturbation: str
     epsilon: float  # asked for
     dimension: int
-    trials: int
-    failure_probability: float
-    epsilon_claimed: float  # of the promise, at `delta`
-    delta: float
-    epsilon_lower: float
     epsilon_measurable: float  # no lower bound above this is possible with so many trials
-    mu_claimed: float | None  # for Gaussian promises: sensitivity / σ
-    mu_lower: float | None
     pair: str
     statistic: str
     law: NoiseLaw
@@ -293,13 +318,7 @@ class PrivacyAudit:
     @property
     def findings(self) -> tuple[str, ...]:
         """What contradicts the promise, one sentence each."""
-        shown = _given_away(self.epsilon_lower, self.epsilon_claimed, self.mu_lower, self.mu_claimed)
-        return (*shown, *self.law.findings)
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing was found against the promise."""
-        return not self.findings
+        return (*super().findings, *self.law.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -319,53 +338,36 @@ def audit_privacy(
     """Release crafted inputs `trials` times each and look; a sound mechanism fails with that probability at most."""
     if not (isfinite(epsilon) and epsilon > 0):
         raise InvalidInput("epsilon", epsilon, "a finite number greater than 0")
-    if not 0 < failure_probability < 0.5:
-        raise InvalidInput("failure_probability", failure_probability, "a number between 0 and 0.5")
+    _check_failure(failure_probability)
     if dimension < 1 or trials < 100 or trials * dimension > MAX_ENTRIES:
         raise InvalidInput("trials", trials, f"at least 100, and trials × dimension at most {MAX_ENTRIES:,}")
     source = np.random.default_rng(0) if rng is None else rng
     claimed, delta, mu = _promise(perturbation.guarantee(epsilon), getattr(perturbation, "delta", _DELTA))
     share = failure_probability / 2
-    seen = distinguish(perturbation, epsilon, dimension, trials, delta, share, source, low_bits=low_bits)
+    epsilon_lower, mu_lower, pair, statistic = distinguish(
+        perturbation, epsilon, dimension, trials, delta, share, source, low_bits=low_bits
+    )
     return PrivacyAudit(
-        perturbation.name,
-        float(epsilon),
-        dimension,
-        trials,
-        failure_probability,
-        claimed,
-        delta,
-        seen.epsilon_lower,
-        measurable_epsilon(trials, share / 4),
-        mu,
-        None if mu is None else seen.mu_lower,
-        seen.pair,
-        seen.statistic,
-        check_noise_law(perturbation, epsilon, dimension, trials, share, source),
+        trials=trials,
+        failure_probability=failure_probability,
+        epsilon_claimed=claimed,
+        delta=delta,
+        epsilon_lower=epsilon_lower,
+        mu_claimed=mu,
+        mu_lower=None if mu is None else mu_lower,
+        perturbation=perturbation.name,
+        epsilon=float(epsilon),
+        dimension=dimension,
+        epsilon_measurable=measurable_epsilon(trials, share / 4),
+        pair=pair,
+        statistic=statistic,
+        law=check_noise_law(perturbation, epsilon, dimension, trials, share, source),
     )
 
 
-@dataclass(frozen=True)
-class ReleasesAudit:
-    """What releases on two neighbours gave away, against the promise of one; bounds fail with the stated chance."""
-
-    trials: int  # on each neighbour; half of them chose where to look
-    failure_probability: float
-    epsilon_claimed: float
-    delta: float
-    epsilon_lower: float
-    mu_claimed: float | None
-    mu_lower: float
-
-    @property
-    def findings(self) -> tuple[str, ...]:
-        """What contradicts the promise, one sentence each."""
-        return _given_away(self.epsilon_lower, self.epsilon_claimed, self.mu_lower, self.mu_claimed)
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing was found against the promise."""
-        return not self.findings
+def _check_failure(probability: float) -> None:
+    if not 0 < probability < 0.5:
+        raise InvalidInput("failure_probability", probability, "a number between 0 and 0.5")
 
 
 def audit_releases(
@@ -378,32 +380,21 @@ def audit_releases(
     u, v = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if u.ndim != 2 or u.shape != v.shape or len(u) < 100:
         raise InvalidInput("releases", (u.shape, v.shape), "as many on either neighbour, at least 100, one a row")
-    if not 0 < failure_probability < 0.5:
-        raise InvalidInput("failure_probability", failure_probability, "a number between 0 and 0.5")
-    half, alpha = len(u) // 2, failure_probability / 4  # two bounds, two rates each
+    _check_failure(failure_probability)
+    half = len(u) // 2
     direction = u[:half].mean(axis=0) - v[:half].mean(axis=0)
-    su, sv = u @ direction, v @ direction
     claimed, at, mu = _promise(promised, delta)
-    lower = {}
-    for bound in ("epsilon", "mu"):
-
-        def found(some: slice, t: float, bound: str = bound) -> float:
-            hits, misses = (int((side[some] >= t).sum()) for side in (su, sv))
-            return _bounds(hits, misses, len(su[some]), at, alpha)[bound]
-
-        thresholds = np.quantile(np.concatenate([su[:half], sv[:half]]), np.linspace(0.002, 0.998, _THRESHOLDS))
-        best = max(thresholds.tolist(), key=lambda t: found(slice(half), t))
-        lower[bound] = max(found(slice(half, None), best), 0.0)
-    return ReleasesAudit(len(u), failure_probability, claimed, at, lower["epsilon"], mu, lower["mu"])
-
-
-def _given_away(epsilon: float, promised: float, mu: float | None, mu_promised: float | None) -> tuple[str, ...]:
-    found = []
-    if epsilon > promised:
-        found.append(f"gives away ε ≥ {epsilon:.3g} where {promised:.3g} is promised")
-    if mu is not None and mu_promised is not None and mu > mu_promised:
-        found.append(f"gives away μ ≥ {mu:.3g} where {mu_promised:.3g} is promised (Gaussian DP)")
-    return tuple(found)
+    alpha = failure_probability / 4  # two bounds, two rates each
+    found = _told_apart([("the two given", "projection", u @ direction, v @ direction, 1.0)], at, alpha)
+    return ReleasesAudit(
+        trials=len(u),
+        failure_probability=failure_probability,
+        epsilon_claimed=claimed,
+        delta=at,
+        epsilon_lower=found["epsilon"][0],
+        mu_claimed=mu,
+        mu_lower=found["mu"][0],
+    )
 
 
 def _promise(event: Event, delta: float) -> tuple[float, float, float | None]:
@@ -509,8 +500,4 @@ def sampled_epsilon(u: NDArray[np.intp], v: NDArray[np.intp], *, failure_probabi
 
 def _bound(one: NDArray[np.intp], two: NDArray[np.intp], event: NDArray[np.intp], failure_probability: float) -> float:
     hits, misses = int(np.isin(one, event).sum()), int(np.isin(two, event).sum())
-    likely, unlikely = (
-        rate_at_least(hits, len(one), failure_probability / 2),
-        rate_at_most(misses, len(two), failure_probability / 2),
-    )
-    return float(np.log(likely / unlikely)) if likely > 0 else -np.inf
+    return _bounds(hits, misses, len(one), 0.0, failure_probability / 2)["epsilon"]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from flmarket.audit.auditor import ClaimVerdict, Verdict
+from flmarket.audit.trials import standard_error
 from flmarket.bids import FloatArray, Guarantee, Guarantees
 from flmarket.errors import InvalidInput
 from flmarket.sampling import CompleteInformation, Empirical, Posted, PriorIndependent, TruncatedExponential, Uniform
@@ -180,61 +181,20 @@ def audit_sampling(
         at = draw % len(budgets)
         costs = distribution.sample(rng, clients)
         posted = known[at]
-        shown = list(
-            _online(made, costs, budgets[at], distribution.maximum) if posted is None else _fixed(posted, costs)
-        )
+        shown = list(_shown(made, posted, costs, budgets[at], distribution.maximum))
         for one in shown:
             tally.look(one, np.concatenate([grid, costs]), BUDGET_FACTORS[at])
         found[at].append(_spending(shown, costs, budgets[at]))
         if progress is not None:
             progress((draw + 1) / draws, f"draw {draw + 1}")
     spending = tuple(_row(factor, each) for factor, each in zip(BUDGET_FACTORS, found, strict=True) if each)
-    return _report(made, scheme, population, clients, draws, grid.size + clients, search, seed, tally, spending)
-
-
-def _fixed(posted: Posted, costs: FloatArray) -> Iterator[_Shown]:
-    """Everybody is shown the same."""
-    q, r = posted.offer(costs)
-    for cost, one_q, one_r in zip(costs.tolist(), q.tolist(), r.tolist(), strict=True):
-        yield _Shown(posted, cost, one_q, one_r)
-
-
-def _online(scheme: Any, costs: FloatArray, budget: float, c_max: float) -> Iterator[_Shown]:
-    """Each client is shown what follows from those before her."""
-    mechanism = scheme(budget * costs.size, c_max, costs.size)
-    for cost in costs.tolist():
-        posted = mechanism.offer()
-        yield _Shown(posted, cost, *mechanism.report(cost))
-
-
-def _spending(shown: list[_Shown], costs: FloatArray, budget: float) -> tuple[float, float, float]:
-    """Σ q·r over the round's budget, the mean of 1/q, and the same of a broker who is told these costs."""
-    q, r = (np.array([getattr(one, name) for one in shown]) for name in "qr")
-    best = CompleteInformation.from_distribution(Empirical(costs), budget).offer(costs)[0]
-    objective = float(np.mean(1 / q)) if q.min() > 0 else math.inf
-    return float(q @ r) / (budget * costs.size), objective, float(np.mean(1 / best))
-
-
-def _row(factor: float, found: list[tuple[float, float, float]]) -> SpendingRow:
-    ratio, objective, best = np.array(found).T
-    error = float(ratio.std(ddof=1) / math.sqrt(ratio.size)) if ratio.size > 1 else 0.0
-    return SpendingRow(
-        factor, ratio.size, float(ratio.mean()), error, float(ratio.max()), float(objective.mean()), float(best.mean())
-    )
-
-
-def _report(
-    made: Any, scheme: Scheme, population: str, clients: int, draws: int, reports: int, search: str, seed: int,
-    tally: _Tally, spending: tuple[SpendingRow, ...],
-) -> SamplingAudit:  # fmt: skip
     assert tally.worst is not None  # at least one draw was looked at; for the type checker
     assert tally.worst_posted is not None
-    declared: Guarantees | None = getattr(
-        known_scheme(made, COST_POPULATIONS[population], 1.0) if isinstance(made, str) else made, "guarantees", None
-    )
-    c_max = COST_POPULATIONS[population].maximum
-    line = np.linspace(c_max / 100, c_max, 100)
+    promising = known_scheme(made, distribution, 1.0) if isinstance(made, str) else made
+    declared: Guarantees | None = getattr(promising, "guarantees", None)
+    line = np.linspace(distribution.maximum / 100, distribution.maximum, 100)
     q, r = tally.worst_posted.offer(line)
+    reports = grid.size + clients
     return SamplingAudit(
         scheme=scheme if isinstance(scheme, str) else getattr(scheme, "name", getattr(scheme, "__name__", "scheme")),
         population=population,
@@ -255,6 +215,32 @@ def _report(
         curve=tuple(zip(line.tolist(), (q * (r - tally.worst.cost)).tolist(), strict=True)),
         claims=tuple(_claims(declared, tally, tally.worst, reports, spending)),
     )
+
+
+def _shown(made: Any, posted: Posted | None, costs: FloatArray, budget: float, c_max: float) -> Iterator[_Shown]:
+    """Everybody is shown the same terms; online, each client what follows from those before her."""
+    if posted is not None:
+        for cost, q, r in zip(costs.tolist(), *(part.tolist() for part in posted.offer(costs)), strict=True):
+            yield _Shown(posted, cost, q, r)
+        return
+    mechanism = made(budget * costs.size, c_max, costs.size)
+    for cost in costs.tolist():
+        yield _Shown(mechanism.offer(), cost, *mechanism.report(cost))
+
+
+def _spending(shown: list[_Shown], costs: FloatArray, budget: float) -> tuple[float, float, float]:
+    """Σ q·r over the round's budget, the mean of 1/q, and the same of a broker who is told these costs."""
+    q, r = (np.array([getattr(one, name) for one in shown]) for name in "qr")
+    best = CompleteInformation.from_distribution(Empirical(costs), budget).offer(costs)[0]
+    objective = float(np.mean(1 / q)) if q.min() > 0 else math.inf
+    return float(q @ r) / (budget * costs.size), objective, float(np.mean(1 / best))
+
+
+def _row(factor: float, found: list[tuple[float, float, float]]) -> SpendingRow:
+    ratio, objective, best = np.array(found).T
+    mean, most = float(ratio.mean()), float(ratio.max())
+    error = standard_error(ratio)
+    return SpendingRow(factor, ratio.size, mean, error, most, float(objective.mean()), float(best.mean()))
 
 
 def _claims(

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flmarket.audit.trials import Awards, Menus, NotOnTheMenu, Reports, Trials
-from flmarket.bids import FloatArray, IntArray, Kind, Valuations
+from flmarket.audit.trials import Awards, Menus, NotOnTheMenu, Trials, bisected, geometric, merged, times
+from flmarket.bids import BidProfile, FloatArray, IntArray, Valuations
 from flmarket.errors import InvalidInput
 
 
@@ -95,8 +95,7 @@ KNOTS = 6  # points of a reshaped valuation, beside (0, 0)
 @dataclass
 class _Best:
     gain: FloatArray
-    utility: FloatArray
-    reports: Reports
+    reports: BidProfile
 
 
 class Hunt:
@@ -120,9 +119,9 @@ class Hunt:
         # but a broken rule, reported under rationality
         self.comparable = np.isfinite(trials.honest.utility)
         self._honest = np.where(self.comparable, trials.honest.utility, np.inf)
-        self.best = {name: _Best(np.zeros(rows), trials.honest.utility.copy(), _own(trials)) for name in DIMENSIONS}
+        self.best = {name: _Best(np.zeros(rows), trials.truth) for name in DIMENSIONS}
 
-    def attempt(self, dimension: str, search: str, reports: Reports) -> Awards:
+    def attempt(self, dimension: str, search: str, reports: BidProfile) -> Awards:
         """Try one report in every row."""
         awards = self.trials.run(reports)
         self.tried[dimension, search] += 1
@@ -132,25 +131,9 @@ class Hunt:
         best, gain = self.best[dimension], awards.utility - self._honest
         better = gain > best.gain
         if better.any():
-            best.gain[better], best.utility[better] = gain[better], awards.utility[better]
-            _copy(reports, best.reports, better)
+            best.gain[better] = gain[better]
+            best.reports = merged(better, reports, best.reports)
         return awards
-
-
-def _own(trials: Trials) -> Reports:
-    """A writable copy of the truth, with room for tables (all zero: the owner's own)."""
-    truth, rows = trials.truth, len(trials.rows)
-    told = (truth.kind.copy(), truth.rate.copy(), truth.privacy_budget.copy(), truth.data_size.copy())
-    return Reports(*told, np.zeros((rows, KNOTS + 1)), np.zeros((rows, KNOTS + 1)))
-
-
-def _copy(source: Reports, target: Reports, where: NDArray[np.bool_]) -> None:
-    for name in ("kind", "rate", "privacy_budget", "data_size"):
-        getattr(target, name)[where] = np.broadcast_to(getattr(source, name), where.shape)[where]
-    assert target.grid is not None
-    assert target.values is not None
-    target.grid[where] = 0.0 if source.grid is None else source.grid[where]
-    target.values[where] = 0.0 if source.values is None else source.values[where]
 
 
 _DIMENSION = {"value": "value_only", "privacy_budget": "privacy_budget", "data_size": "data_size"}
@@ -159,17 +142,23 @@ _KNOT_SHARES = np.array([0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0])
 _HAIR = (1e-3, 1e-6, 1e-9)
 
 
-def run_searches(hunt: Hunt, search: str | Strength) -> None:
-    """Every search at the given strength."""
+def strength_of(search: str | Strength) -> Strength:
+    """A strength of ours by its name, or anybody's."""
     strength = STRENGTHS.get(search) if isinstance(search, str) else search
     if strength is None:
         raise InvalidInput("search", search, f"one of {', '.join(STRENGTHS)}")
+    return strength
+
+
+def run_searches(hunt: Hunt, search: str | Strength) -> None:
+    """Every search at the given strength."""
+    strength = strength_of(search)
     for field in FIELDS:
         epsilon = _grid(hunt, field, strength.factors)
         if field == "value" or strength.ranked_others:
             _critical(hunt, field, strength, epsilon)
     for step in range(1, _FAMILIES):
-        kind = (hunt.trials.truth.kind.astype(np.int64) + step) % _FAMILIES
+        kind = (hunt.trials.own.kind.astype(np.int64) + step) % _FAMILIES
         for factor in strength.family_factors:
             hunt.attempt("value_only", "families", _family_report(hunt.trials, kind, factor))
     _reshaped(hunt, strength.reshapes)
@@ -185,12 +174,12 @@ def _grid(hunt: Hunt, field: str, factors: tuple[float, ...]) -> FloatArray:
     shares = np.empty((len(factors), len(hunt.trials.rows)))
     # nearest to the truth first: of equally good lies the smallest is kept, which makes the better example
     for index in np.argsort(np.abs(np.log(np.maximum(factors, 1e-9)))).tolist():
-        reports = hunt.trials.truth.times(**{field: factors[index]})
+        reports = times(hunt.trials.truth, **{field: factors[index]})
         shares[index] = _share(hunt.attempt(_DIMENSION[field], "grid", reports).epsilon, reports)
     return shares
 
 
-def _share(epsilon: FloatArray, reports: Reports) -> FloatArray:
+def _share(epsilon: FloatArray, reports: BidProfile) -> FloatArray:
     return np.divide(epsilon, reports.privacy_budget, out=np.zeros_like(epsilon), where=reports.privacy_budget > 0)
 
 
@@ -198,35 +187,35 @@ def _critical(hunt: Hunt, field: str, strength: Strength, shares: FloatArray) ->
     """Bisect between the truth's allocation and the nearest other one, below and above."""
     honest = _share(hunt.trials.honest.epsilon, hunt.trials.truth)
     factors = np.array(strength.factors)
+
+    def same(factor: FloatArray) -> NDArray[np.bool_]:
+        reports = times(hunt.trials.truth, **{field: factor})
+        award = hunt.attempt(_DIMENSION[field], "critical", reports)
+        return np.abs(_share(award.epsilon, reports) - honest) <= 1e-9
+
     for above in (False, True):
         side = np.flatnonzero(factors > 1) if above else np.flatnonzero(factors < 1)[::-1]
         changed = np.abs(shares[side] - honest) > 1e-9
         exists, nearest = changed.any(axis=0), changed.argmax(axis=0)
         far = np.where(exists, factors[side][nearest], 1.0)
         near = np.where(exists & (nearest > 0), factors[side][np.maximum(nearest - 1, 0)], 1.0)
-        for _ in range(strength.bisections):
-            middle = np.where(np.minimum(near, far) > 0, np.sqrt(near * far), 0.5 * (near + far))
-            reports = hunt.trials.truth.times(**{field: middle})
-            award = hunt.attempt(_DIMENSION[field], "critical", reports)
-            same = np.abs(_share(award.epsilon, reports) - honest) <= 1e-9
-            near, far = np.where(same, middle, near), np.where(same, far, middle)
+        near, far = bisected(same, near, far, strength.bisections, geometric)
         for hair in _HAIR[: 3 if strength.ranked_others else 1]:
             for point in (near * (1 + hair), near * (1 - hair), far * (1 + hair), far * (1 - hair)):
-                hunt.attempt(_DIMENSION[field], "critical", hunt.trials.truth.times(**{field: point}))
+                hunt.attempt(_DIMENSION[field], "critical", times(hunt.trials.truth, **{field: point}))
 
 
-def _family_report(trials: Trials, kind: IntArray, factor: FloatArray | float) -> Reports:
+def _family_report(trials: Trials, kind: IntArray, factor: FloatArray | float) -> BidProfile:
     """Another family whose full cost is `factor` times the true one."""
     truth = trials.truth
     unit = Valuations(kind, 1.0).per_record(truth.privacy_budget)
     full = trials.own.per_record(truth.privacy_budget)
     rate = np.divide(full * factor, unit, out=np.zeros_like(full), where=unit > 0)
-    return Reports(kind.astype(np.int8), rate, truth.privacy_budget, truth.data_size)
+    return BidProfile(Valuations(kind, rate), truth.privacy_budget, truth.data_size)
 
 
 def _reshaped(hunt: Hunt, count: int) -> None:
     trials, truth, rng, rows = hunt.trials, hunt.trials.truth, hunt.rng, len(hunt.trials.rows)
-    kind, rate = np.full(rows, int(Kind.TABULATED), dtype=np.int8), np.ones(rows)
     grid = np.maximum(truth.privacy_budget, 1e-12)[:, None] * _KNOT_SHARES
     full = trials.own.per_record(truth.privacy_budget)
     for index in range(count):
@@ -240,7 +229,8 @@ def _reshaped(hunt: Hunt, count: int) -> None:
             shape = np.concatenate([np.zeros((rows, 1)), np.cumsum(rise, axis=-1) / rise.sum(-1, keepdims=True)], -1)
         factor = np.exp(rng.normal(0.0, 0.5, rows)) if index >= 2 else np.ones(rows)
         values = full[:, None] * np.maximum(shape * factor[:, None], 0.0)
-        hunt.attempt("value_only", "reshaped", Reports(kind, rate, truth.privacy_budget, truth.data_size, grid, values))
+        told = BidProfile(Valuations.tabulated(grid, values), truth.privacy_budget, truth.data_size)
+        hunt.attempt("value_only", "reshaped", told)
 
 
 def _ranks(hunt: Hunt, others: int) -> None:
@@ -252,7 +242,7 @@ def _ranks(hunt: Hunt, others: int) -> None:
             target = np.divide(cost[other] * weight[at], weight[other], out=trials.cost.copy(), where=weight[other] > 0)
             factor = np.divide(target, trials.cost, out=np.ones_like(target), where=trials.cost > 0)
             for hair in (-1e-6, 1e-6):
-                hunt.attempt("value_only", "ranks", trials.truth.times(value=factor * (1 + hair)))
+                hunt.attempt("value_only", "ranks", times(trials.truth, value=factor * (1 + hair)))
 
 
 def _random(hunt: Hunt, strength: Strength) -> None:
@@ -261,10 +251,8 @@ def _random(hunt: Hunt, strength: Strength) -> None:
         kind = rng.integers(0, _FAMILIES, rows)
         own = rng.random(rows) < 0.5
         factor = np.exp(rng.normal(0.0, 0.8, rows))
-        lie, scaled = _family_report(hunt.trials, kind, factor), hunt.trials.truth.times(value=factor)
-        # a tabulated owner keeps her own table: the report then says so by kind alone
-        kinds, rates = np.where(own, scaled.kind, lie.kind), np.where(own, scaled.rate, lie.rate)
-        hunt.attempt("value_only", "random", Reports(kinds, rates, lie.privacy_budget, lie.data_size))
+        told = merged(own, times(hunt.trials.truth, value=factor), _family_report(hunt.trials, kind, factor))
+        hunt.attempt("value_only", "random", told)
     random_joint(hunt, strength.random_joint)
 
 
@@ -288,9 +276,9 @@ def _joint_structured(hunt: Hunt, strength: Strength) -> None:
             hunt.attempt("joint", "grid", _joint(hunt, 1 / factor, factor, 1.0))
 
 
-def _joint(hunt: Hunt, value: FloatArray | float, privacy: FloatArray | float, size: FloatArray | float) -> Reports:
+def _joint(hunt: Hunt, value: FloatArray | float, privacy: FloatArray | float, size: FloatArray | float) -> BidProfile:
     wanted = {"value": value, "privacy_budget": privacy, "data_size": size}
-    return hunt.trials.truth.times(**{field: wanted[field] for field in hunt.joint_fields})
+    return times(hunt.trials.truth, **{field: wanted[field] for field in hunt.joint_fields})
 
 
 def _refine(hunt: Hunt, dimension: str, rounds: int) -> None:
@@ -302,4 +290,4 @@ def _refine(hunt: Hunt, dimension: str, rounds: int) -> None:
     for index in range(rounds):
         width = 0.5 * (1e-4 / 0.5) ** (index / max(rounds - 1, 1))
         step = {field: np.exp(hunt.rng.normal(0.0, width, len(hunt.trials.rows))) for field in fields}
-        hunt.attempt(dimension, "refine", hunt.best[dimension].reports.times(**step))
+        hunt.attempt(dimension, "refine", times(hunt.best[dimension].reports, **step))

@@ -21,15 +21,16 @@ What this would miss: a mechanism whose menus are right on all profiles and lies
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket import populations
-from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Outcome, Valuations
+from flmarket import auctions, populations
+from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Outcome
 from flmarket.errors import InvalidInput
 
 MAX_PROFILES = 1_000_000
@@ -97,32 +98,16 @@ def crafted_ties(sample: Sample, rng: Generator) -> Sample:
 _ROUNDING = 1e-12
 
 
-@dataclass(frozen=True)
-class Reports:
-    """What the owner of each row reports: arrays of shape (rows,), tables of shape (rows, points) or None.
+def times(told: BidProfile, *, value: ArrayLike = 1.0, privacy_budget: Any = 1.0, data_size: Any = 1.0) -> BidProfile:
+    """The same report with value, privacy budget and data size multiplied."""
+    return BidProfile(told.valuations.scaled(value), told.privacy_budget * privacy_budget, told.data_size * data_size)
 
-    A TABULATED report whose row of `grid` is all zero keeps the table of the owner's own bid.
-    """
 
-    kind: NDArray[Any]
-    rate: FloatArray
-    privacy_budget: FloatArray
-    data_size: FloatArray
-    grid: FloatArray | None = None
-    values: FloatArray | None = None
-
-    def times(self, *, value: Any = 1.0, privacy_budget: Any = 1.0, data_size: Any = 1.0) -> Reports:
-        """The same report with value, privacy budget and data size multiplied."""
-        budget, size = self.privacy_budget * privacy_budget, self.data_size * data_size
-        return replace(self, rate=self.rate * value, privacy_budget=budget, data_size=size)
-
-    def row(self, at: int) -> Reports:
-        """One row alone."""
-        one = slice(at, at + 1)
-        told = Reports(self.kind[one], self.rate[one], self.privacy_budget[one], self.data_size[one])
-        if self.grid is None or self.values is None or not self.grid[at].any():
-            return told
-        return replace(told, grid=self.grid[one], values=self.values[one])
+def merged(where: NDArray[np.bool_], one: BidProfile, other: BidProfile) -> BidProfile:
+    """Of two reports, (rows,), the one where that is so and else the other; nothing is checked again."""
+    rows = np.arange(len(where))
+    both = other[np.stack([rows, rows], axis=-1)].with_reports(np.zeros_like(rows), one)
+    return both[rows, np.where(where, 0, 1)]
 
 
 @dataclass(frozen=True)
@@ -138,6 +123,53 @@ class Awards:
     def wins(self) -> NDArray[np.bool_]:
         """Whether she sells anything."""
         return np.asarray((self.epsilon > 0) & (self.participation > 0))
+
+
+def admitted(mechanism: Auction | str, seed: int) -> Auction:
+    """The mechanism to look at, a registered one by its name; and a look at the seed."""
+    auction = auctions.get(mechanism) if isinstance(mechanism, str) else mechanism
+    if isinstance(auction, type) or not callable(getattr(auction, "run", None)):
+        raise InvalidInput("mechanism", mechanism, "an object with run(bids, budget, rng=None)")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InvalidInput("seed", seed, "a whole number of at least 0")
+    return auction
+
+
+def called(mechanism: Auction, population: str | BidProfile) -> tuple[str, str]:
+    """The names of both in a report."""
+    name = str(getattr(mechanism, "name", type(mechanism).__name__))
+    return name, population if isinstance(population, str) else "given profiles"
+
+
+def draws_lots(mechanism: Auction, few: Sample, *seeds: tuple[int, ...] | int) -> bool:
+    """Whether two runs from these two seeds differ."""
+    one, two = (run_checked(mechanism, few.bids, few.budget, np.random.default_rng(seed)) for seed in seeds)
+    return not (np.array_equal(one.epsilon, two.epsilon) and np.array_equal(one.payment, two.payment))
+
+
+def geometric(low: FloatArray, high: FloatArray) -> FloatArray:
+    """The point between two in their logarithms; halfway to one that is 0."""
+    return np.where(np.minimum(low, high) > 0, np.sqrt(low * high), 0.5 * (low + high))
+
+
+def bisected(
+    fits: Callable[[FloatArray], NDArray[np.bool_]],
+    low: FloatArray,
+    high: FloatArray,
+    steps: int,
+    between: Callable[[FloatArray, FloatArray], FloatArray] = lambda low, high: 0.5 * (low + high),
+) -> tuple[FloatArray, FloatArray]:
+    """Where it stops to fit on the way from `low`, where it does, to `high`: the last point found on either side."""
+    for _ in range(steps):
+        middle = between(low, high)
+        good = fits(middle)
+        low, high = np.where(good, middle, low), np.where(good, high, middle)
+    return low, high
+
+
+def standard_error(values: FloatArray) -> float:
+    """Of a mean; 0 of one value alone."""
+    return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else 0.0
 
 
 def run_checked(mechanism: Auction, bids: BidProfile, budget: FloatArray, rng: Generator) -> Outcome:
@@ -163,36 +195,24 @@ class Trials:
         seed: tuple[int, ...] = (0,),
         draws: int = 1,
     ) -> None:
-        """`bids` has shape (rows, n): one row per pair; `owner` says who may lie in each row."""
+        """`bids` has shape (rows, n): one row per pair; `owner` says who may lie in each row.
+
+        What these owners report is a profile of shape (rows,), like their `truth`.
+        """
         self.mechanism, self.bids, self.budget, self.owner = mechanism, bids, budget, owner
         self.seed, self.draws = seed, draws
         self.rows = np.arange(len(owner))
         at = (self.rows, owner)
-        self.own = bids.valuations[at]
-        self.true_privacy, self.true_size = bids.privacy_budget[at], bids.data_size[at]
-        self.cost = self.true_size * self.own.per_record(self.true_privacy)
-        self.truth = Reports(self.own.kind.astype(np.int8), self.own.rate, self.true_privacy, self.true_size)
+        self.truth = bids[at]
+        self.own, self.cost = self.truth.valuations, self.truth.full_cost
+        self.true_privacy, self.true_size = self.truth.privacy_budget, self.truth.data_size
         self.honest = self.run(self.truth)
 
-    def profile(self, reports: Reports) -> BidProfile:
+    def profile(self, reports: BidProfile) -> BidProfile:
         """The whole profiles as the mechanism sees them under these reports."""
-        grid, values = self._tables(reports)
-        told = Valuations(reports.kind, reports.rate, grid=grid, values=values)
-        return self.bids.with_reports(self.owner, BidProfile(told, reports.privacy_budget, reports.data_size))
+        return self.bids.with_reports(self.owner, reports)
 
-    def _tables(self, reports: Reports) -> tuple[FloatArray | None, FloatArray | None]:
-        """Of the owner of each row: as reported, or where that is all zero her own."""
-        base = self.own
-        if reports.grid is None or reports.values is None or not reports.grid.any():
-            return base.grid, base.values
-        if base.grid is None or base.values is None:
-            return reports.grid, reports.values
-        points, says = max(reports.grid.shape[-1], base.grid.shape[-1]), reports.grid.any(axis=-1, keepdims=True)
-        tables = ((reports.grid, base.grid), (reports.values, base.values))
-        grid, values = (np.where(says, _padded(told, points), _padded(own, points)) for told, own in tables)
-        return grid, values
-
-    def run(self, reports: Reports, *, stream: int = 0) -> Awards:
+    def run(self, reports: BidProfile, *, stream: int = 0) -> Awards:
         """Award and true utility under these reports; another `stream` gives independent draws."""
         seen, at = self.profile(reports), (self.rows, self.owner)
         total: FloatArray = np.zeros(len(self.rows))
@@ -216,12 +236,6 @@ class Trials:
         taken = (epsilon > 0) & (participation > 0)
         too_much = (epsilon > self.true_privacy * (1 + _ROUNDING)) | (records > self.true_size * (1 + _ROUNDING))
         return np.where(taken & too_much, -np.inf, worth)
-
-
-def _padded(table: FloatArray, points: int) -> FloatArray:
-    """Repeat the last point: neither width nor rise, so the curve is the same."""
-    widths = [(0, 0)] * (table.ndim - 1) + [(0, points - table.shape[-1])]
-    return np.pad(table, widths, mode="edge")
 
 
 _EXACT = 1e-12

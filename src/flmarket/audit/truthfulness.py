@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from flmarket import auctions
 from flmarket.audit.search import DIMENSIONS, FIELDS, Hunt, Strength, random_joint, run_searches
-from flmarket.audit.trials import Awards, Menus, NotOnTheMenu, Reports, Sample, ShowsMenus, Trials, rows_at_once
+from flmarket.audit.trials import Awards, Menus, NotOnTheMenu, Sample, ShowsMenus, Trials, rows_at_once, times
 from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations, slices
 from flmarket.errors import InvalidInput
 
@@ -151,7 +151,7 @@ def plain_bids(profile: BidProfile) -> tuple[Bid, ...]:
 
 
 def describe(
-    mechanism: Auction, name: str, bids: BidProfile, budget: float, owner: int, reports: Reports, dimension: str,
+    mechanism: Auction, name: str, bids: BidProfile, budget: float, owner: int, reports: BidProfile, dimension: str,
     *, seed: int, draws: int,
 ) -> Example:  # fmt: skip
     """Run truth and lie alone (bids of shape (1, n), reports of one row) and write everything down."""
@@ -186,18 +186,18 @@ def _result(trials: Trials, awards: Awards, seen: BidProfile) -> Result:
     return Result(epsilon, payment, share, utility, *others)
 
 
-def _curve(trials: Trials, lie: Reports, dimension: str) -> Curve:
+def _curve(trials: Trials, lie: BidProfile, dimension: str) -> Curve:
     """121 reports on both sides of the truth, reaching past the lie."""
     field = {"value_only": "value", "joint": "all fields"}.get(dimension, dimension)
     truth = trials.truth
     if field == "all fields":  # along the line (in logarithms) from the truth, 0, to the lie, 1, and half as far beyond
         position = np.linspace(-0.5, 1.5, 121)
         ratio = {
-            "value": _ratio(lie.rate, truth.rate),
+            "value": _ratio(lie.valuations.rate, truth.valuations.rate),
             "privacy_budget": _ratio(lie.privacy_budget, truth.privacy_budget),
             "data_size": _ratio(lie.data_size, truth.data_size),
         }
-        points = [truth.times(**{name: base**t for name, base in ratio.items()}) for t in position]
+        points = [times(truth, **{name: base**t for name, base in ratio.items()}) for t in position]
     else:
         seen = trials.profile(lie).full_cost[0, trials.owner[0]]
         at = {
@@ -205,11 +205,12 @@ def _curve(trials: Trials, lie: Reports, dimension: str) -> Curve:
             "privacy_budget": float(_ratio(lie.privacy_budget, truth.privacy_budget)),
             "data_size": float(_ratio(lie.data_size, truth.data_size)),
         }[field]
+        told, own = lie.valuations.kind[0], truth.valuations.kind[0]
         end = max(2.0, min(1.25 * at, 6.0))
         position = np.unique(np.concatenate([np.linspace(0.0, end, 121), [1.0, min(at, end)]]))
-        same_shape = field != "value" or (lie.kind[0] == truth.kind[0] and lie.grid is None)
+        same_shape = field != "value" or told == own != Kind.TABULATED
         points = [
-            truth.times(**{field: t}) if same_shape or at == 0 else lie.times(value=t / at) for t in position.tolist()
+            times(truth, **{field: t}) if same_shape or at == 0 else times(lie, value=t / at) for t in position.tolist()
         ]
     honest = _finite(trials.honest.utility[0])
     awards = [trials.run(report) for report in points]
@@ -234,11 +235,8 @@ def replay(example: Example, mechanism: Auction | None = None) -> Example:
     """Run both auctions again from the numbers alone; a mechanism that is not registered must be given."""
     chosen = auctions.get(example.mechanism) if mechanism is None else mechanism
     profile, lie = example.profile, example.lie
-    kind = np.array([int(Kind[lie.kind.upper()])], dtype=np.int8)
-    terms = (np.array([term]) for term in (lie.rate, lie.privacy_budget, lie.data_size))
-    reports = Reports(kind, *terms, *(np.array([points]) if points else None for points in (lie.grid, lie.values)))
     return describe(
-        chosen, example.mechanism, profile[None], example.budget, example.owner, reports, example.dimension,
+        chosen, example.mechanism, profile[None], example.budget, example.owner, bids_of([lie]), example.dimension,
         seed=example.seed, draws=example.draws,
     )  # fmt: skip
 
@@ -288,7 +286,7 @@ def judged_dimensions(private: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Search:
+class LieSearch:
     """What is searched, how hard, for lies about what, and with which draws; `step` is told the share done."""
 
     mechanism: Auction
@@ -297,7 +295,7 @@ class _Search:
     private: tuple[str, ...]
     seed: int
     draws: int
-    step: Callable[[float], None]
+    step: Callable[[float], None] = lambda _: None
 
     def whom(self, sample: Sample) -> tuple[IntArray, IntArray]:
         """(profile, owner) of all who are searched."""
@@ -313,20 +311,10 @@ class _Search:
         return Trials(self.mechanism, sample.bids[rows], sample.budget[rows], owner[part], seed=seed, draws=self.draws)
 
 
-def measure_truthfulness(
-    mechanism: Auction,
-    name: str,
-    sample: Sample,
-    strength: Strength,
-    private: tuple[str, ...],
-    *,
-    seed: int,
-    draws: int,
-    step: Callable[[float], None] = lambda _: None,
-) -> Truthfulness:
+def measure_truthfulness(search: LieSearch, sample: Sample) -> Truthfulness:
     """Search every owner of every profile (a random choice of owners where there are very many)."""
-    search = _Search(mechanism, name, strength, private, seed, draws, step)
-    if not isinstance(mechanism, ShowsMenus) or draws > 1 or "data_size" in private:
+    mechanism = search.mechanism
+    if not isinstance(mechanism, ShowsMenus) or search.draws > 1 or "data_size" in search.private:
         return _searched(search, sample)
     searched = np.arange(0, len(sample), min(_EVERY, -(-len(sample) // _LEAST)))
     others = sample[np.setdiff1d(np.arange(len(sample)), searched)] if len(searched) < len(sample) else None
@@ -338,7 +326,7 @@ def measure_truthfulness(
     return replace(found, search=replace(found.search, by_menu=exact))
 
 
-def _settled(search: _Search, shown: ShowsMenus, sample: Sample) -> int:
+def _settled(search: LieSearch, shown: ShowsMenus, sample: Sample) -> int:
     """How many owners get the best of their menus by the truth, and by some lies nothing that is not on it: all."""
     profile, owner = search.whom(sample)
     each = len(owner) // len(sample)
@@ -353,7 +341,7 @@ def _settled(search: _Search, shown: ShowsMenus, sample: Sample) -> int:
     return len(owner)
 
 
-def _searched(search: _Search, sample: Sample, shown: ShowsMenus | None = None) -> Truthfulness:
+def _searched(search: LieSearch, sample: Sample, shown: ShowsMenus | None = None) -> Truthfulness:
     """Run every search; where menus are `shown`, see that everything anybody gets is on hers."""
     rows, n = sample.bids.shape
     profile, owner = search.whom(sample)
@@ -387,7 +375,7 @@ def _searched(search: _Search, sample: Sample, shown: ShowsMenus | None = None) 
     if overall.any():
         # judged goes from simple to joint: a lie about one thing that is almost as good makes the better example
         dimension = next(one for one in judged if gain[one][pick] >= _SIMPLER * overall[pick])
-        reports = parts[pick // size].reports[dimension].row(pick % size)
+        reports = parts[pick // size].reports[dimension][pick % size : pick % size + 1]
     else:  # differences of a last digit are no lie worth showing: show the truth
         dimension = judged[0]
         reports = Trials(search.mechanism, sample.bids[row : row + 1], sample.budget[row : row + 1], who).truth
@@ -420,7 +408,7 @@ class _Settled:
     """What one chunk leaves behind."""
 
     gain: dict[str, FloatArray]
-    reports: dict[str, Reports]
+    reports: dict[str, BidProfile]
     cost: FloatArray
     payment: FloatArray
     comparable: NDArray[np.bool_]

@@ -47,6 +47,7 @@ budgets computed from rates (reports or truth), or a law of rates that is not th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +58,7 @@ from scipy.special import lambertw
 
 from flmarket import populations
 from flmarket.aggregation import OptAggr, SecureOpt, Trust, error_bound
-from flmarket.audit.trials import Sample, run_checked
+from flmarket.audit.trials import Sample, bisected, run_checked
 from flmarket.bids import Auction, BidProfile, FloatArray, IntArray, Kind, Valuations, checked_budget, slices
 from flmarket.errors import InvalidInput
 from flmarket.populations import Population
@@ -69,35 +70,35 @@ _MAX_PAIRS = 120
 
 def affordable(bids: BidProfile, money: FloatArray) -> FloatArray:
     """The largest ε ≤ ε̄ whose cost is within each owner's money, by family in closed form."""
-    kind, cap = bids.valuations.kind, bids.privacy_budget
-    slope = bids.valuations.rate * bids.data_size
+    cap, slope = bids.privacy_budget, bids.valuations.rate * bids.data_size
     units = np.divide(np.maximum(money, 0.0), slope, out=np.full(cap.shape, np.inf), where=slope > 0)
-    out = np.where(units >= 1, cap, 0.0)  # STEP
-    for code in np.unique(kind).tolist():
-        here = kind == code
-        k = units[here]
-        if code == Kind.LINEAR:
-            most = 0.5 * k
-        elif code == Kind.QUADRATIC:
-            most = np.sqrt(k)
-        elif code == Kind.SQRT:
-            most = np.square(0.5 * k)
-        elif code == Kind.EXPONENTIAL:
-            most = np.log1p(k)
-        elif code == Kind.TABULATED:
-            most = _by_bisection(bids, money)[here]
-        else:
-            continue
-        out[here] = np.minimum(most, cap[here])
+    forms: Forms = {
+        Kind.LINEAR: lambda k, _: 0.5 * k,
+        Kind.QUADRATIC: lambda k, _: np.sqrt(k),
+        Kind.SQRT: lambda k, _: np.square(0.5 * k),
+        Kind.EXPONENTIAL: lambda k, _: np.log1p(k),
+        Kind.TABULATED: lambda _, here: _by_bisection(bids, money)[here],
+    }
+    return _by_family(bids, forms, units, np.where(units >= 1, cap, 0.0))  # a STEP is bought whole or not
+
+
+Forms = dict[Kind, Callable[[FloatArray, NDArray[np.bool_]], FloatArray]]
+
+
+def _by_family(
+    bids: BidProfile, forms: Forms, terms: FloatArray, out: FloatArray, some: NDArray[np.bool_] | None = None
+) -> FloatArray:
+    """ε ≤ ε̄ by each family's form of its owners' terms; as in `out` where it has none, or for others than `some`."""
+    cap = bids.privacy_budget
+    for kind, form in forms.items():
+        here = bids.valuations.kind == kind if some is None else (bids.valuations.kind == kind) & some
+        if here.any():
+            out[here] = np.minimum(form(terms[here], here), cap[here])
     return np.where(out > _NOTHING * cap, out, 0.0)
 
 
 def _by_bisection(bids: BidProfile, money: FloatArray) -> FloatArray:
-    low, high = np.zeros(bids.shape), bids.privacy_budget.copy()
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        fits = bids.cost(middle) <= money
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+    low, _ = bisected(lambda epsilon: bids.cost(epsilon) <= money, np.zeros(bids.shape), bids.privacy_budget, 50)
     return np.where(bids.full_cost <= money, bids.privacy_budget, low)
 
 
@@ -224,13 +225,12 @@ def _that_fit(bids: BidProfile, limit: FloatArray, rank: IntArray) -> FloatArray
 def _scaled(bids: BidProfile, limit: FloatArray, chosen: NDArray[np.bool_]) -> FloatArray:
     """The chosen owners at one common share of their ε̄, as large as the budget allows."""
     cap = np.where(chosen, bids.privacy_budget, 0.0)
-    low, high = np.zeros(len(limit)), np.ones(len(limit))
-    for _ in range(30):
-        middle = np.where(low == 0, high * 0.5, 0.5 * (low + high))
-        fits = bids.cost(cap * middle[:, None]).sum(axis=-1) <= limit
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    high = np.where(bids.cost(cap).sum(axis=-1) <= limit, 1.0, low)
-    return cap * high[:, None]
+
+    def fits(share: FloatArray) -> NDArray[np.bool_]:
+        return np.asarray(bids.cost(cap * share[:, None]).sum(axis=-1) <= limit)
+
+    share, _ = bisected(fits, np.zeros(len(limit)), np.ones(len(limit)), 30)
+    return cap * np.where(fits(np.ones(len(limit))), 1.0, share)[:, None]
 
 
 def _descend(
@@ -246,12 +246,12 @@ def _descend(
 def _for_sum(bids: BidProfile, limit: FloatArray, epsilon: FloatArray) -> FloatArray:
     """ε in proportion to the weights that these allow, all by one factor, as much as the budget buys."""
     weights = SecureOpt().weights(epsilon, bids.data_size) * (epsilon > 0)
+
+    def bought(factor: FloatArray) -> FloatArray:
+        return np.minimum(weights * np.exp(factor)[:, None], bids.privacy_budget)
+
     low, high = np.full(len(limit), -20.0), np.full(len(limit), 20.0)  # the factor's logarithm
-    for _ in range(48):
-        middle = 0.5 * (low + high)
-        fits = bids.cost(np.minimum(weights * np.exp(middle)[:, None], bids.privacy_budget)).sum(axis=-1) <= limit
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    new = np.minimum(weights * np.exp(low)[:, None], bids.privacy_budget)
+    new = bought(bisected(lambda factor: bids.cost(bought(factor)).sum(axis=-1) <= limit, low, high, 48)[0])
     return np.where(new > _NOTHING * bids.privacy_budget, new, 0.0)
 
 
@@ -263,42 +263,35 @@ def _for_weights(bids: BidProfile, limit: FloatArray, epsilon: FloatArray) -> Fl
     if bids.valuations.grid is not None:
         table = np.stack([bids.cost(bids.privacy_budget * share) for share in _TABLE_SHARES], axis=-1)
     # the price of money, by bisection in its logarithm; at a price of almost 0 everybody sells in full
+
+    def bought(price: FloatArray) -> FloatArray:
+        return _respond(bids, energy, np.exp(price)[:, None], table)
+
     low, high = np.full(len(limit), -80.0), np.full(len(limit), 40.0)
-    for _ in range(34):
-        middle = 0.5 * (low + high)
-        fits = bids.cost(_respond(bids, energy, np.exp(middle)[:, None], table)).sum(axis=-1) <= limit
-        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
-    return _respond(bids, energy, np.exp(high)[:, None], table)
+    return bought(bisected(lambda price: bids.cost(bought(price)).sum(axis=-1) <= limit, high, low, 34)[0])
 
 
 def _respond(bids: BidProfile, energy: FloatArray, price: FloatArray, table: FloatArray | None) -> FloatArray:
     """argmin over ε in [0, ε̄] of energy/ε² + price · cost(ε), by family in closed form."""
-    kind, cap = bids.valuations.kind, bids.privacy_budget
-    slope = price * bids.valuations.rate * bids.data_size
+    cap, slope = bids.privacy_budget, price * bids.valuations.rate * bids.data_size
     ratio = np.divide(energy, slope, out=np.full(cap.shape, np.inf), where=slope > 0)
-    out = np.where(energy > 0, cap, 0.0)  # STEP: all or nothing, and those with weight have it all
-    for code in np.unique(kind).tolist():
-        here = (kind == code) & (energy > 0)
-        k = ratio[here]
-        if code == Kind.LINEAR:
-            best = np.cbrt(k)
-        elif code == Kind.QUADRATIC:
-            best = np.sqrt(np.sqrt(k))
-        elif code == Kind.SQRT:
-            best = (2.0 * k) ** 0.4
-        elif code == Kind.EXPONENTIAL:  # ε³e^ε = 2k
-            root = np.cbrt(2.0 * np.minimum(k, 1e60)) / 3.0
-            best = 3.0 * lambertw(root).real
-        elif code == Kind.TABULATED:
-            assert table is not None
-            # the best of evenly spaced privacy losses, whose costs `table` holds: a table need not be convex
-            losses = np.maximum(cap, 1e-300)[..., None] * _TABLE_SHARES
-            value = energy[..., None] / np.square(losses) + price[..., None] * table
-            best = (cap * _TABLE_SHARES[value.argmin(axis=-1)])[here]
-        else:
-            continue
-        out[here] = np.minimum(best, cap[here])
-    return np.where(out > _NOTHING * cap, out, 0.0)
+
+    def tabulated(_: FloatArray, here: NDArray[np.bool_]) -> FloatArray:
+        """The best of evenly spaced privacy losses, whose costs `table` holds: a table need not be convex."""
+        assert table is not None
+        losses = np.maximum(cap, 1e-300)[..., None] * _TABLE_SHARES
+        value = energy[..., None] / np.square(losses) + price[..., None] * table
+        return np.asarray((cap * _TABLE_SHARES[value.argmin(axis=-1)])[here])
+
+    forms: Forms = {
+        Kind.LINEAR: lambda k, _: np.cbrt(k),
+        Kind.QUADRATIC: lambda k, _: np.sqrt(np.sqrt(k)),
+        Kind.SQRT: lambda k, _: (2.0 * k) ** 0.4,
+        Kind.EXPONENTIAL: lambda k, _: 3.0 * lambertw(np.cbrt(2.0 * np.minimum(k, 1e60)) / 3.0).real,  # ε³e^ε = 2k
+        Kind.TABULATED: tabulated,
+    }
+    # STEP: all or nothing, and those with weight have it all
+    return _by_family(bids, forms, ratio, np.where(energy > 0, cap, 0.0), energy > 0)
 
 
 _STEPS, _SECTIONS = 30, 32
@@ -420,18 +413,13 @@ def least(owners: Envelope, virtual: FloatArray, price: FloatArray) -> FloatArra
     def below(nu: FloatArray) -> FloatArray:
         return np.asarray(np.maximum(owners.share - _weight(owners, dear, nu), 0.0).sum(axis=-1))
 
-    low, high = np.zeros(shape), np.broadcast_to(top, shape)
-    for _ in range(_STEPS):
-        a = 0.5 * (low + high)
+    def enough(a: FloatArray) -> NDArray[np.bool_]:
         spare = above(a)
-        enough = spare >= below(a + 8.0 * spare)
-        low, high = np.where(enough, low, a), np.where(enough, a, high)
-    a, few, many = high, np.zeros(shape), np.ones(shape)
-    for _ in range(_STEPS):
-        p = 0.5 * (few + many)
-        enough = p >= below(a + 8.0 * p)
-        few, many = np.where(enough, few, p), np.where(enough, p, many)
-    p, nu = many, a + 8.0 * many
+        return spare >= below(a + 8.0 * spare)
+
+    a, _ = bisected(enough, np.broadcast_to(top, shape), np.zeros(shape), _STEPS)
+    p, _ = bisected(lambda p: p >= below(a + 8.0 * p), np.ones(shape), np.zeros(shape), _STEPS)
+    nu = a + 8.0 * p
     s = _sold(owners, dear, nu, a)
     weight = np.maximum(np.minimum(nu[..., None] * s / 16.0, owners.share), a[..., None] * s / 16.0)
     over = np.maximum(weight - owners.share, 0.0)

@@ -22,7 +22,7 @@ from flmarket import aggregation, auctions, learning, populations, privacy
 from flmarket.aggregation import Trust, robust
 from flmarket.auctions import learned
 from flmarket.audit import Attack, AuditReport, ClaimVerdict, SamplingAudit, attack, audit, audit_sampling, certify
-from flmarket.audit.attacks import PROFILES
+from flmarket.audit.attacks import PROFILES, Gain, Split
 from flmarket.bids import Auction, Guarantee
 from flmarket.cli.output import print_json, print_path, progress, screen, show_trust, table
 from flmarket.errors import ConfigError, InvalidInput, needed
@@ -53,15 +53,8 @@ def list_mechanisms(as_json: bool) -> None:
     papers = [name for name, population in learned.PAPERS.items() if population in learned.weight_names(name)]
     promises = {name: auctions.get(name).guarantees for name in (*auctions.names(), *papers)}
     if as_json:
-        print_json(
-            {
-                "auctions": [
-                    {"name": name, **asdict(promise), "about": auctions.about(name)}
-                    for name, promise in promises.items()
-                ],
-                **others,
-            }
-        )
+        about = [{"name": name, **asdict(one), "about": auctions.about(name)} for name, one in promises.items()]
+        print_json({"auctions": about, **others})
         return
     listing = table("Auctions", "name", "truthful", "rational", "within budget", text=4)
     notes = table("\nWhere they come from, and what their promises assume", "", "", text=2)
@@ -204,40 +197,37 @@ def _by_share(step: Callable[[str], None]) -> Callable[[float, str], None]:
 def _show_attack(found: Attack) -> None:
     screen.print(
         f"[bold]{found.mechanism}[/], attack: {found.attack}, on {found.profiles:,} profiles of {found.owners} owners, "
-        f"population {found.population}, seed {found.seed}\n",
-        highlight=False,
+        f"population {found.population}, seed {found.seed}\n"
     )
     if found.refused:
-        screen.print(f"Not attacked: {found.refused}", highlight=False)
+        screen.print(f"Not attacked: {found.refused}")
         return
     if found.gains:
-        rows = table(
-            "Gain over the truth, in full costs a round", "setting", "best strategy for all", "gain", "in hindsight",
-            "who gain", "honest bound", "spent", text=2,
-        )  # fmt: skip
-        for row in found.gains:
-            hindsight = ("–", "–") if row.hindsight is None else (f"{row.hindsight:.4f}", f"{row.gaining or 0.0:.1%}")
-            buyer = ("", "") if row.bound is None or row.spent is None else (f"{row.bound:.3f}", f"{row.spent:.0%}")
-            rows.add_row(row.setting, row.strategy, f"{row.mean:.4f} ± {row.standard_error:.4f}", *hindsight, *buyer)
-        screen.print(rows)
+        title = "Gain over the truth, in full costs a round"
+        columns = ("setting", "best strategy for all", "gain", "in hindsight", "who gain", "honest bound", "spent")
+        screen.print(table(title, *columns, text=2, rows=map(_gain, found.gains)))
     if found.splits:
-        rows = table(
-            "The same budget in pieces: error bound (lower is better), price of precision over that in one piece",
-            "pieces", "one piece", "pieces", "ratio", "price", "empty",
-        )  # fmt: skip
-        for split in found.splits:
-            bounds = (f"{split.whole:.3f}", f"{split.pieces:.3f}", f"{split.ratio:.3f} ± {split.standard_error:.3f}")
-            empty = f"{split.empty_whole:.1%} → {split.empty_pieces:.1%}"
-            rows.add_row(split.setting, *bounds, f"{split.precision_price:.2f}", empty)
-        screen.print(rows)
+        title = "The same budget in pieces: error bound (lower is better), price of precision over that in one piece"
+        names = ("pieces", "one piece", "pieces", "ratio", "price", "empty")
+        screen.print(table(title, *names, rows=map(_split, found.splits)))
     if found.arbitrage is not None:
-        screen.print(f"\nCheapest two pieces on any menu: {found.arbitrage:.3f} of the price of one.", highlight=False)
+        screen.print(f"\nCheapest two pieces on any menu: {found.arbitrage:.3f} of the price of one.")
     if found.holds:
-        screen.print(f"\nProved for {found.holds}.", highlight=False)
+        screen.print(f"\nProved for {found.holds}.")
     screen.print(
-        "\n[dim]A finite family of strategies, everybody else honest. Finding nothing is evidence, not proof.[/]",
-        highlight=False,
+        "\n[dim]A finite family of strategies, everybody else honest. Finding nothing is evidence, not proof.[/]"
     )
+
+
+def _gain(row: Gain) -> tuple[str, ...]:
+    hindsight = ("–", "–") if row.hindsight is None else (f"{row.hindsight:.4f}", f"{row.gaining or 0.0:.1%}")
+    buyer = ("", "") if row.bound is None or row.spent is None else (f"{row.bound:.3f}", f"{row.spent:.0%}")
+    return row.setting, row.strategy, f"{row.mean:.4f} ± {row.standard_error:.4f}", *hindsight, *buyer
+
+
+def _split(row: Split) -> tuple[str, ...]:
+    bounds = (f"{row.whole:.3f}", f"{row.pieces:.3f}", f"{row.ratio:.3f} ± {row.standard_error:.3f}")
+    return row.setting, *bounds, f"{row.precision_price:.2f}", f"{row.empty_whole:.1%} → {row.empty_pieces:.1%}"
 
 
 def load_mechanism(target: str) -> Auction:
@@ -253,17 +243,14 @@ def load_mechanism(target: str) -> Auction:
 
 def claims_table(claims: Sequence[ClaimVerdict]) -> Any:
     """Every claim with its verdict."""
-    rows = table("Claims", "claim", "level", "verdict", "evidence", text=4)
-    for claim in claims:
-        rows.add_row(claim.claim.replace("_", " "), claim.level, _VERDICT[claim.verdict], claim.evidence)
-    return rows
+    rows = [(one.claim.replace("_", " "), one.level, _VERDICT[one.verdict], one.evidence) for one in claims]
+    return table("Claims", "claim", "level", "verdict", "evidence", text=4, rows=rows)
 
 
 def _show(report: AuditReport) -> None:
     screen.print(
         f"[bold]{report.mechanism}[/] on {report.profiles:,} profiles of {report.owners} owners, population "
-        f"{report.population}, budgets {report.budget_factor[0]:g} to {report.budget_factor[1]:g} × all costs\n",
-        highlight=False,
+        f"{report.population}, budgets {report.budget_factor[0]:g} to {report.budget_factor[1]:g} × all costs\n"
     )
     screen.print(claims_table(report.claims))
     regret = table(
@@ -292,23 +279,18 @@ def _show(report: AuditReport) -> None:
             f"reports a full cost of {worst.lie.full_cost:.6g} (truly {truth.full_cost:.6g}), "
             f"ε̄ {worst.lie.privacy_budget:.4g} ({truth.privacy_budget:.4g}) per round, "
             f"{worst.lie.data_size:.6g} records ({truth.data_size:.6g}); "
-            f"her utility goes from {worst.honest.utility:.6g} to {worst.lying.utility:.6g}.",
-            highlight=False,
+            f"her utility goes from {worst.honest.utility:.6g} to {worst.lying.utility:.6g}."
         )
     screen.print(
         f"\n[dim]Searched: {log.misreports_per_owner:,} misreports for each of {log.owners_per_profile} owners of "
         f"{log.profiles:,} profiles ({log.strength})"
         + (f"; {log.by_menu:,} more owners judged by their menus" if log.by_menu else "")
-        + ". Finding nothing is evidence, not proof.[/]",
-        highlight=False,
+        + ". Finding nothing is evidence, not proof.[/]"
     )
 
 
 def _show_sampling(found: SamplingAudit) -> None:
-    screen.print(
-        f"[bold]{found.scheme}[/] on {found.draws:,} draws of {found.clients} clients, {found.population}\n",
-        highlight=False,
-    )
+    screen.print(f"[bold]{found.scheme}[/] on {found.draws:,} draws of {found.clients} clients, {found.population}\n")
     screen.print(claims_table(found.claims))
     rows = table(
         "\nA round's expected bill over its budget; budget per client as a multiple of the mean cost",
@@ -320,8 +302,7 @@ def _show_sampling(found: SamplingAudit) -> None:
     screen.print(rows)
     screen.print(
         f"\n[dim]Searched: {found.reports_per_client:,} reports by each of {found.draws * found.clients:,} clients "
-        f"({found.search}). Finding nothing is evidence, not proof.[/]",
-        highlight=False,
+        f"({found.search}). Finding nothing is evidence, not proof.[/]"
     )
 
 

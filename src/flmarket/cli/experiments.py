@@ -12,7 +12,7 @@ from flmarket.cli.output import errors, print_json, print_path, progress, screen
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import InvalidInput, MechanismViolation
 from flmarket.experiments import FACTORS, compare_learning, compare_population, learning_curves
-from flmarket.experiments.items import PAPERS, judge
+from flmarket.experiments.items import CLAIMS, PAPERS, judge
 from flmarket.experiments.units import (
     SEEDS,
     Finished,
@@ -25,7 +25,7 @@ from flmarket.experiments.units import (
     select,
 )
 from flmarket.report import Comparison, write_comparison, write_curves, write_reproduction
-from flmarket.report.comparison import ClaimRow, PaperSection
+from flmarket.report.comparison import PaperSection
 from flmarket.report.formatting import count
 from flmarket.trust import BIDS_ONLY, OWNERS_HERE, PAPERS_HERE
 
@@ -233,17 +233,13 @@ def _with_progress(
 
 def _sections(finished: Sequence[Finished]) -> list[PaperSection]:
     order, size = list(papers()), ("full", "quick")
-    judged = judge(item for one in finished for item in one.items)
+    everything = [item for one in finished for item in one.items]
     return [
         PaperSection(
             paper,
             PAPERS[paper].title if paper in PAPERS else paper,
             PAPERS[paper].source if paper in PAPERS else "",
-            tuple(
-                ClaimRow(one.claim.where, one.claim.text, one.verdict, one.items, one.reasons)
-                for one in judged
-                if one.claim.paper == paper
-            ),
+            tuple(judge(everything, [claim for claim in CLAIMS if claim.paper == paper])),
             tuple(
                 asdict(item)
                 | {"settings": f"{size[one.quick]} run, {count(one.seeds, 'seed')}, {one.seconds:.0f} s of a core"}

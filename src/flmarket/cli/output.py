@@ -1,7 +1,7 @@
 """What the commands share: consoles, progress bars, tables, and JSON that machines can rely on."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.table import Table
 from flmarket.files import jsonable
 from flmarket.trust import TrustWords
 
-screen = Console()
+screen = Console(highlight=False)
 errors = Console(stderr=True)  # progress and remarks, so that standard output stays clean for --json
 
 
@@ -33,12 +33,12 @@ def answer(as_json: bool, value: Any, *shown: Any) -> None:
 
 def print_path(label: str, path: Path) -> None:
     """A file that was written, whole and on one line, so that it can be copied."""
-    screen.print(f"[bold]{label}[/]  {path}", soft_wrap=True, highlight=False)
+    screen.print(f"[bold]{label}[/]  {path}", soft_wrap=True)
 
 
 def show_trust(trust: TrustWords) -> None:
     """Where records and noise are, and what is private against whom."""
-    screen.print(f"[bold]{trust.place}[/]: {trust.text}", highlight=False)
+    screen.print(f"[bold]{trust.place}[/]: {trust.text}")
 
 
 def template(name: str) -> str:
@@ -64,10 +64,12 @@ def progress(total: int, *, quiet: bool = False) -> Iterator[Any]:
         yield lambda note: bar.update(task, advance=1, description=note)
 
 
-def table(title: str, *columns: str, text: int = 1) -> Table:
+def table(title: str, *columns: str, text: int = 1, rows: Iterable[Sequence[str]] = ()) -> Table:
     """A table whose first `text` columns are words and whose others are numbers; what a row is about stays in one
     piece, and nothing is cut off on a narrow screen."""
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index < text else "right", overflow="fold", no_wrap=index == 0)
+    for row in rows:
+        made.add_row(*row)
     return made

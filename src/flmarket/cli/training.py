@@ -63,10 +63,7 @@ def train_menu(
     )  # fmt: skip
     before, began = trainer.loss(LINEAR), time.process_time()
     words += [f"--profiles {options.profiles} --steps {options.steps} --explorers {explorers} --seed {seed}"]
-    words += [f"--unit {options.unit:g}"] if options.unit is not None else []
-    words += [f"--aggregation {options.aggregation}"] if options.aggregation != "opt-aggr" else []
-    words += [f"--owners {options.owners}"] if options.owners != 10 else []
-    words += [f"--start {options.start.name}"] if options.start is not None else []
+    words += _changed(options, ("unit", "aggregation", "owners", "start"))
     command = " ".join(["flmarket train-auction posted", *words])
     out.parent.mkdir(parents=True, exist_ok=True)
     loss = before
@@ -84,6 +81,13 @@ def train_menu(
     else:
         screen.print(f"loss {loss:.4f} after {options.steps} steps (untrained {before:.4f}, {seconds:.0f} s)")
         print_path("menu", out)
+
+
+def _changed(options: "MenuOptions | LearningOptions", names: Sequence[str]) -> list[str]:
+    """Those of the options that are not what they are by default, as they are typed."""
+    given = [(name, getattr(options, name)) for name in names if getattr(options, name) != getattr(type(options), name)]
+    shown = [(name, value.name if isinstance(value, Path) else value) for name, value in given]
+    return [f"--{name.replace('_', '-')} {value if isinstance(value, str) else f'{value:g}'}" for name, value in shown]
 
 
 def _typical_value(bids: BidProfile) -> float:
@@ -192,18 +196,13 @@ def _train(chosen: Any, job: _Job) -> None:
             training.append_metrics(metrics, epoch)
             found = epoch.deployed
             step(f"epoch {epoch.epoch}: error bound {found.bound:.3f}, regret {found.regret:.4f}")
-    best = trainer.auction()
-    provenance["validation"] = asdict(trainer.measure(trainer.best))
-    if options.audit_profiles:
-        provenance["audit"] = _audited(best, job)
-    learned.save(out, chosen.settings, dict(best.parameters), provenance)
-    checkpoint.unlink(missing_ok=True)
-    found = provenance["validation"]
+    last = trainer.measure(trainer.best)
     words = (
-        f"error bound {found['bound']:.4f}, nobody sells in {found['empty']:.2%}, regret {found['regret']:.4f} of cost "
+        f"error bound {last.bound:.4f}, nobody sells in {last.empty:.2%}, regret {last.regret:.4f} of cost "
         f"(few lies; best epoch {provenance['epoch']}, {provenance['seconds']:.0f} s of processor time)"
     )
-    _show(words, provenance, job)
+    _finish(trainer.auction(), provenance | {"validation": asdict(last)}, words, job)
+    checkpoint.unlink(missing_ok=True)
 
 
 SAVE_EVERY = 120.0  # seconds between checkpoints
@@ -262,26 +261,21 @@ def _train_paper(chosen: Any, job: _Job) -> None:
 
 
 def _write_paper(trainer: Any, job: _Job) -> None:
-    from flmarket.auctions import learned
     from flmarket.auctions.learned.training.papers import by_the_papers, deployed
 
     auction, schedule = trainer.auction(), trainer.preset.schedule
     bound, empty = deployed(auction, *trainer.held_out, seed=trainer.seed)
+    found = by_the_papers(auction, schedule, *trainer.held_out, seed=trainer.seed)
     provenance: dict[str, Any] = {
         "command": job.command, "seed": trainer.seed, "iterations": trainer.iteration, "scheduled": trainer.total,
         "validation_is_flat": trainer.flat, "seconds": round(trainer.seconds, 1),
-        "deployed": {"bound": bound, "empty": empty},
-        "papers_metric": asdict(by_the_papers(auction, schedule, *trainer.held_out, seed=trainer.seed)),
+        "deployed": {"bound": bound, "empty": empty}, "papers_metric": asdict(found),
     }  # fmt: skip
-    if job.options.audit_profiles:
-        provenance["audit"] = _audited(auction, job)
-    learned.save(job.out, auction.settings, dict(auction.parameters), provenance)
-    found = provenance["papers_metric"]
     words = (
         f"{trainer.iteration:,} of {trainer.total:,} iterations; error bound {bound:.3f}, nobody sells in {empty:.2%}; "
-        f"by the papers' metric rgt {found['rgt']:.4f}, irv {found['irv']:.4f}"
+        f"by the papers' metric rgt {found.rgt:.4f}, irv {found.irv:.4f}"
     )
-    _show(words, provenance, job)
+    _finish(auction, provenance, words, job)
 
 
 def _audited(auction: Any, job: _Job) -> dict[str, Any]:
@@ -297,20 +291,19 @@ def _audited(auction: Any, job: _Job) -> dict[str, Any]:
 
 
 def _command(preset_name: str, population: str | None, bids: Path | None, options: LearningOptions, seed: int) -> str:
-    words = ["flmarket train-auction", preset_name]
-    words.append(f"--population {population}" if population else f"--bids {bids.name if bids else ''}")
-    for name in ("profiles", "epochs", "batches", "misreports", "regret_weight"):
-        value = getattr(options, name)
-        if value is not None:
-            words.append(f"--{name.replace('_', '-')} {value:g}")
-    if options.owners != 10:
-        words.append(f"--owners {options.owners}")
-    if options.schedule != "paper":
-        words.append(f"--preset {options.schedule}")
-    return " ".join([*words, f"--seed {seed}"])
+    source = f"--population {population}" if population else f"--bids {bids.name if bids else ''}"
+    words = _changed(options, ("profiles", "epochs", "batches", "misreports", "regret_weight", "owners"))
+    words += [f"--preset {options.schedule}"] if options.schedule != "paper" else []
+    return " ".join(["flmarket train-auction", preset_name, source, *words, f"--seed {seed}"])
 
 
-def _show(words: str, provenance: dict[str, Any], job: _Job) -> None:
+def _finish(auction: Any, provenance: dict[str, Any], words: str, job: _Job) -> None:
+    """Audit it, write the weights with all that is known of them, and say so."""
+    from flmarket.auctions import learned
+
+    if job.options.audit_profiles:
+        provenance["audit"] = _audited(auction, job)
+    learned.save(job.out, auction.settings, dict(auction.parameters), provenance)
     if job.as_json:
         print_json({**provenance, "weights": str(job.out)})
         return

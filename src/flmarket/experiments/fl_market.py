@@ -21,7 +21,7 @@ be compared. Regret is that of a gauge, a fixed list of lies, over the owner's f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,11 +35,25 @@ from flmarket.aggregation import get as get_rule
 from flmarket.auctions import learned
 from flmarket.auctions.learned import LearnedAuction, PaperAuction
 from flmarket.audit import STRENGTHS, AuditReport, audit, first_best
-from flmarket.bids import Auction, BidProfile, FloatArray, Guarantees, Outcome
+from flmarket.audit.attacks import Around
+from flmarket.bids import Auction, BidProfile, FloatArray, Outcome
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError, MissingDependency, needed
 from flmarket.experiments import bound_summary
-from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, from_checks, judged, line, missing, trend
+from flmarket.experiments.items import (
+    Check,
+    Estimate,
+    Finding,
+    Item,
+    Job,
+    Sheet,
+    judged,
+    line,
+    lines_of,
+    means_of,
+    missing,
+    trend,
+)
 from flmarket.files import csv_text, write_files
 from flmarket.learning import DataSet
 from flmarket.report import Curve
@@ -56,6 +70,7 @@ VERSION = 1  # of what a kept training means
 PRIVATE = ("value", "privacy_budget")
 PROFILES = {True: 20, False: 60}  # quick, full; of all seeds together
 SAMPLED_PROFILES = 30  # at most, where an auction draws lots: every lie is judged over 32 draws
+VIOLATIONS = ("regret", "IR violation")
 LOW = 0.1  # of cost: what we call a small violation
 METRIC_PROFILES = {True: 200, False: 1000}
 SIZES = (1, 2, 4, 8, 16)
@@ -81,6 +96,21 @@ def contenders(population: str, names: Sequence[str]) -> dict[str, Auction]:
 def no_weights(*names: str) -> Finding:
     """What there is to say about auctions that are not there."""
     return missing(f"weights of {' and '.join(names)} not shipped")
+
+
+def compared(
+    key: str, claim: str, lead: Mapping[str, Estimate] | None, absent: Sequence[str], *, or_equal: bool = False
+) -> Check:
+    """Whether every lead is above 0; None where weights are missing."""
+    found = no_weights(*absent) if lead is None else judged(lead, above=0.0, or_equal=or_equal)
+    return Check.of(key, claim, found)
+
+
+def on_average(key: str, claim: str, what: str, gain: Mapping[str, FloatArray]) -> Check:
+    """Whether the mean gain of all auctions, run by run, is above 0."""
+    listed = ", ".join(f"{name} {Estimate.of(values)}" for name, values in gain.items())
+    together = {what: Estimate.of(np.mean(list(gain.values()), axis=0))}
+    return Check.of(key, claim, judged(together, above=0.0) + f"; {listed}")
 
 
 def without(names: Sequence[str], found: Mapping[str, object]) -> str:
@@ -121,6 +151,9 @@ class BoundCurve:
         return np.isinf(self.values)
 
 
+Curves = dict[tuple[str, str], BoundCurve]  # by auction and rule
+
+
 def bounds(
     bids: BidProfile,
     budgets: Sequence[FloatArray],
@@ -128,7 +161,7 @@ def bounds(
     rules: Sequence[str],
     *,
     dimension: int = 1,
-) -> list[BoundCurve]:
+) -> Curves:
     """Every auction with every aggregation on the same profiles, a budget per profile at each point."""
     points: dict[tuple[str, str], list[FloatArray]] = {}
     for name, auction in entrants.items():
@@ -139,7 +172,7 @@ def bounds(
                 weights = get_rule(rule, dimension=dimension).weights(sold, bids.data_size)
                 bound = error_bound(weights, sold, bids.data_size, dimension=dimension)
                 points.setdefault((name, rule), []).append(bound)
-    return [BoundCurve(name, rule, np.array(rows)) for (name, rule), rows in points.items()]
+    return {pair: BoundCurve(*pair, np.array(rows)) for pair, rows in points.items()}
 
 
 def floor(job: Job, bids: BidProfile, budgets: Sequence[FloatArray]) -> BoundCurve:
@@ -167,7 +200,7 @@ def fall(curve: BoundCurve, first: int, last: int) -> Estimate:
     return Estimate.of(curve.values[first][both] - curve.values[last][both])
 
 
-def lines(x: Sequence[float], curves: Sequence[BoundCurve], *, empty: bool = False) -> list[Curve]:
+def lines(x: Sequence[float], curves: Collection[BoundCurve], *, empty: bool = False) -> list[Curve]:
     """Colour by auction, dash by aggregation; `empty`: the shares of auctions in which nobody sold, once each."""
     names = list(dict.fromkeys(curve.auction for curve in curves))
     rules = list(dict.fromkeys(curve.rule for curve in curves))
@@ -194,35 +227,19 @@ def labelled(x: Sequence[float], values: Mapping[str, FloatArray], entrants: Seq
 
 
 @dataclass(frozen=True)
-class DrawnBudget:
+class DrawnBudget(Around):
     """An auction whose budget is a random share of the announced one: the papers draw B̄ afresh each round.
 
     The share is drawn before the auction runs and is the same for every mechanism of one seed and round.
     """
 
-    inner: Auction
     least_share: float
-
-    @property
-    def name(self) -> str:
-        """The inner auction's."""
-        return self.inner.name
-
-    @property
-    def guarantees(self) -> Guarantees:
-        """The inner auction's."""
-        return self.inner.guarantees
-
-    @property
-    def pays_losers(self) -> bool:
-        """Whether the inner auction does, which a market has to know."""
-        return bool(getattr(self.inner, "pays_losers", False))
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Draw the share, then clear."""
         draw = np.random.default_rng(0) if rng is None else rng
         share = draw.uniform(self.least_share, 1.0)
-        return self.inner.run(bids, np.asarray(budget, dtype=np.float64) * share, rng=draw)
+        return self.auction.run(bids, np.asarray(budget, dtype=np.float64) * share, rng=draw)
 
 
 def trained(
@@ -310,30 +327,32 @@ def regret_table(
     beside = [(name, said.get(name, "–"), f"{rgt:.4f}, {ir:.4f}") for name, (rgt, ir) in means.items()]
     beside += [(f"{name}, the paper's metric", said[name], _shown(one)) for name, one in metric.items()]
     beside += [(name, row, "weights not shipped") for name, row in said.items() if name not in found]
-    bars = tuple(
-        Bar(name, what, float(value))
-        for name, row in means.items()
-        for what, value in zip(("regret", "IR violation"), row, strict=True)
-    )
-    drawn = BarSet(f"Regret and IR violation, {population}", "share of the owner's cost", bars) if bars else None
-    files = () if drawn is None else write_bars(drawn, job.out_dir, key)
+    sheet = Sheet(job, key, title)
+    pairs = [(name, *pair) for name, row in means.items() for pair in zip(VIOLATIONS, row.tolist(), strict=True)]
+    bars = [Bar(name, what, value) for name, what, value in pairs]
+    if bars:
+        drawn = BarSet(f"Regret and IR violation, {population}", "share of the owner's cost", tuple(bars))
+        sheet.files += write_bars(drawn, job.out_dir, key)
     write_files(job.out_dir, {f"{key}-audit.csv": _csv(reports)})
-    log = next((rows[0].truthful.search for rows in reports.values()), None)
+    sheet.files.append(f"{key}-audit.csv")
     fields = ("rgt", "irv", "rgt_deployed", "irv_deployed", "noise")
-    return from_checks(
-        key,
-        title,
-        [_far_below(found), _within_two(metric, printed), _ours_is_small(found), _posted(found)],
-        files=(*files, f"{key}-audit.csv"),
-        numbers={name: {"regret": float(rgt), "ir_violation": float(ir)} for name, (rgt, ir) in means.items()}
-        | {f"{name}, the paper's metric": {f: mean(one, f) for f in fields} for name, one in metric.items()},
-        beside=beside,
-        note=""
-        if log is None
-        else f"{log.strength.capitalize()} search: {log.misreports_per_owner} misreports by each owner of "
-        f"{PROFILES[job.quick]} profiles (at most {SAMPLED_PROFILES} where lots are drawn). Rows: regret, IR "
-        f"violation. {without(tuple(printed), entrants)}",
-    )
+    network = f"cleared-menu, this project's network, keeps both below {LOW:g}."
+    sheet.checks = [
+        _far_below(found),
+        _within_two(metric, printed),
+        _ours(found, "cleared-menu", "size", network, LOW, no_weights("cleared-menu")),
+        _ours(found, "posted", "posted", "posted has neither.", 0.0, missing("not among the entrants")),
+    ]
+    sheet.numbers |= {name: {"regret": float(rgt), "ir_violation": float(ir)} for name, (rgt, ir) in means.items()}
+    for name, one in metric.items():
+        sheet.numbers[f"{name}, the paper's metric"] = {field: mean(one, field) for field in fields}
+    note, searched = "", [rows[0].truthful.search for rows in reports.values()]
+    if searched:
+        log = searched[0]
+        note = f"{log.strength.capitalize()} search: {log.misreports_per_owner} misreports by each owner of "
+        note += f"{PROFILES[job.quick]} profiles (at most {SAMPLED_PROFILES} where lots are drawn). Rows: regret, IR "
+        note += f"violation. {without(tuple(printed), entrants)}"
+    return sheet.item(note, beside=beside)
 
 
 def _violations(report: AuditReport) -> tuple[float, float]:
@@ -360,37 +379,26 @@ def _within_two(metric: Mapping[str, Sequence[PapersMetric]], printed: Mapping[s
     if not ratio:
         return Check.of("metric", claim, missing("weights of the paper's deterministic networks not shipped"))
     text = ", ".join(f"{name} {mean(metric[name], 'rgt'):.3f} and {mean(metric[name], 'irv'):.3f}" for name in fixed)
-    return Check.of("metric", claim, Finding(judged(ratio, above=-1.0, below=1.0, or_equal=True).verdict, text))
+    return Check.of("metric", claim, judged(ratio, above=-1.0, below=1.0, or_equal=True).told(text))
 
 
-def _far_below(found: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]]) -> Check:
+def _far_below(found: Mapping[str, FloatArray]) -> Check:
     claim = "DM-RegretNet's regret and IR violation are not above RegretNet's and M-RegretNet's."
-    rivals = [name for name in ("regretnet", "m-regretnet") if name in found]
-    if "dm-regretnet" not in found or not rivals:
-        return Check.of("order", claim, no_weights("dm-regretnet", "its rivals"))
     saved = {
         f"{name}'s {what} minus DM-RegretNet's": Estimate.of((found[name] - found["dm-regretnet"])[:, place])
-        for name in rivals
-        for place, what in enumerate(("regret", "IR violation"))
+        for name in ("regretnet", "m-regretnet")
+        if name in found and "dm-regretnet" in found
+        for place, what in enumerate(VIOLATIONS)
     }
-    return Check.of("order", claim, judged(saved, above=0.0, or_equal=True))
+    return compared("order", claim, saved or None, ("dm-regretnet", "its rivals"), or_equal=True)
 
 
-def _ours_is_small(found: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]]) -> Check:
-    """About our network, so not the paper's statement."""
-    claim = f"Beyond the paper: cleared-menu, this project's network, keeps both below {LOW:g}."
-    if "cleared-menu" not in found:
-        return Check.of("size", claim, no_weights("cleared-menu"), beyond=True)
-    both = {what: Estimate.of(found["cleared-menu"][:, place]) for place, what in enumerate(("regret", "IR violation"))}
-    return Check.of("size", claim, judged(both, below=LOW), beyond=True)
-
-
-def _posted(found: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]]) -> Check:
-    claim = "Beyond the paper: posted has neither."
-    if "posted" not in found:
-        return Check.of("posted", claim, missing("not among the entrants"), beyond=True)
-    both = {what: Estimate.of(found["posted"][:, place]) for place, what in enumerate(("regret", "IR violation"))}
-    return Check.of("posted", claim, judged(both, below=0.0, or_equal=True), beyond=True)
+def _ours(found: Mapping[str, FloatArray], name: str, key: str, claim: str, below: float, absent: Finding) -> Check:
+    """About an auction of ours, so not the paper's statement; a bound of 0 may be reached."""
+    if name in found:
+        both = {what: Estimate.of(found[name][:, place]) for place, what in enumerate(VIOLATIONS)}
+        absent = judged(both, below=below, or_equal=not below)
+    return Check.of(key, f"Beyond the paper: {claim}", absent, beyond=True)
 
 
 def _csv(reports: Mapping[str, Sequence[AuditReport]]) -> str:
@@ -438,25 +446,19 @@ def short_training(
 
 def fig10(job: Job) -> Item:
     """Train M-RegretNet for each M and draw regret and IR violation."""
-    found = {name: np.zeros((len(job.seeds), len(SIZES))) for name in ("regret", "IR violation")}
+    found = {name: np.zeros((len(job.seeds), len(SIZES))) for name in VIOLATIONS}
     for place, m in enumerate(SIZES):
         for row, seed in enumerate(job.seeds):
             job.step(f"training M-RegretNet, M = {m}, seed {seed}")
             measured = short_training("m-regretnet", m, POPULATION, quick=job.quick, seed=seed)[1:]
             found["regret"][row, place], found["IR violation"][row, place] = measured
     epochs, batches, profiles, _ = SHORT[job.quick]
-    return from_checks(
-        "flm22-fig10",
-        "FLM22 Figure 10: effect of M on regret and IR violation",
-        [
-            Check.of(key, f"M-RegretNet's {name} falls as M grows.", trend(values, -1, steps=False))
-            for key, (name, values) in zip(("regret", "ir"), found.items(), strict=True)
-        ],
-        files=job.written(
-            "flm22-fig10", "M-RegretNet against M, short training", "M", "share of the owner's cost",
-            [line(name, SIZES, values) for name, values in found.items()],
-        ),
-        numbers={"m": list(SIZES), **{name: values.mean(axis=0).tolist() for name, values in found.items()}},
-        note=f"{len(job.seeds)} models per M, each trained on {epochs * batches} batches of {profiles} profiles (the "
-        "paper: ten models, 5,000 batches of 1,024).",
-    )  # fmt: skip
+    sheet = Sheet(job, "flm22-fig10", "FLM22 Figure 10: effect of M on regret and IR violation")
+    sheet.draw("M", "share of the owner's cost", lines_of(SIZES, found), "M-RegretNet against M, short training")
+    for key, (name, values) in zip(("regret", "ir"), found.items(), strict=True):
+        sheet.check(key, f"M-RegretNet's {name} falls as M grows.", trend(values, -1, steps=False))
+    sheet.numbers = {"m": list(SIZES), **means_of(found)}
+    return sheet.item(
+        f"{len(job.seeds)} models per M, each trained on {epochs * batches} batches of {profiles} profiles (the "
+        "paper: ten models, 5,000 batches of 1,024)."
+    )

@@ -1,8 +1,9 @@
 """What a reproduction yields, how its claims are judged, and how a paper joins `flmarket reproduce`.
 
 A paper is a module of this package with `ITEMS`, a dictionary from a short key ("fig7") to a function of a `Job` that
-yields the items of that table or figure. Each entry is a unit of work: `flmarket reproduce PAPER:fig7` runs it alone,
-finished ones are kept and skipped when the command is run again, and several run side by side in processes.
+yields the items of that table or figure, each gathered in a `Sheet`. Each entry is a unit of work: `flmarket reproduce
+PAPER:fig7` runs it alone, finished ones are kept and skipped when the command is run again, and several run side by
+side in processes.
 
 The functions must be found by name in the imported module (processes look them up), write plots and CSV into the job's
 folder, use no randomness but its seeds, and name files after their item. Keys of items begin with the paper's
@@ -34,10 +35,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import wraps
 from math import ceil, inf, isfinite, sqrt
+from operator import ge, gt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,8 +48,10 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 from flmarket.audit.privacy import rate_at_least, rate_at_most
+from flmarket.bids import FloatArray
 from flmarket.files import write_files
 from flmarket.report import Curve, CurveSet, write_curves
+from flmarket.report.comparison import ClaimRow
 
 Verdict = Literal["reproduced", "differs", "undecided", "not run"]
 LEVEL = 0.99
@@ -100,6 +104,10 @@ class Finding:
     verdict: Verdict
     text: str
 
+    def told(self, text: str) -> Finding:
+        """The same in other words."""
+        return Finding(self.verdict, text)
+
     def __add__(self, more: str) -> Finding:
         """The same with something to add."""
         return Finding(self.verdict, self.text + more)
@@ -127,28 +135,18 @@ def judged(
         return missing("nothing to compare")
     strict = 1 - (1 - LEVEL) / len(found)
     text = ", ".join(f"{name} {one}{unit}".lstrip() for name, one in found.items())
-    if any(_outside(one.interval(strict), above, below, or_equal) for one in found.values()):
+    if not all(_within(*one.interval(strict)[::-1], above, below, or_equal) for one in found.values()):
         return Finding("differs", text)
-    open_ = {name: one for name, one in found.items() if not _inside(one.interval(), above, below, or_equal)}
-    if not open_:
+    unsure = [one for one in found.values() if not _within(*one.interval(), above, below, or_equal)]
+    if not unsure:
         return Finding("reproduced", text)
-    return Finding(
-        "undecided", text + max((_power(one, above, below) for one in open_.values()), key=lambda p: p[0])[1]
-    )
+    return Finding("undecided", text + max((_power(one, above, below) for one in unsure), key=lambda p: p[0])[1])
 
 
-def _inside(interval: tuple[float, float], above: float, below: float, or_equal: bool) -> bool:
-    low, high = interval
-    return (low > above or (or_equal and low == above) or above == -inf) and (
-        high < below or (or_equal and high == below) or below == inf
-    )
-
-
-def _outside(interval: tuple[float, float], above: float, below: float, or_equal: bool) -> bool:
-    low, high = interval
-    if or_equal:
-        return high < above or low > below
-    return (isfinite(above) and high <= above) or (isfinite(below) and low >= below)
+def _within(low: float, high: float, above: float, below: float, or_equal: bool) -> bool:
+    """Whether all of an interval lies there; with its ends exchanged, whether some of it may."""
+    more = ge if or_equal else gt
+    return (above == -inf or more(low, above)) and (below == inf or more(below, high))
 
 
 def _power(one: Estimate, above: float, below: float) -> tuple[float, str]:
@@ -182,7 +180,7 @@ def trend(values: ArrayLike, sign: int, *, steps: bool = True, diminishing: bool
     found = judged(parts, above=0.0)
     each = [Estimate.of(step) for step in np.diff(array, axis=1).T] if steps else []
     strict = 1 - (1 - LEVEL) / max(1, len(each))
-    against = sum(_outside(one.interval(strict), 0.0, inf, True) for one in each)
+    against = sum(one.interval(strict)[1] < 0.0 for one in each)
     first, last = sign * array[:, 0].mean(), sign * array[:, -1].mean()
     verb = "stays at" if first == last else "rises from" if last > first else "falls from"
     said = f"{verb} {first:.4g} to {last:.4g} (± {parts['change'].se:.2g})"
@@ -226,13 +224,6 @@ class Job:
         first, times = self.seeds.start, quick if self.quick else full
         return range(first, first + times * len(self.seeds))
 
-    def written(
-        self, stem: str, title: str, x_label: str, y_label: str, curves: Sequence[Curve], *, log_y: bool = False
-    ) -> tuple[str, ...]:
-        """Draw curves as PNG, SVG and CSV; returns the files' names."""
-        write_curves(CurveSet(title, x_label, y_label, tuple(curves)), self.out_dir, stem, log_y=log_y)
-        return tuple(f"{stem}.{kind}" for kind in ("png", "svg", "csv"))
-
     def kept(self, folder: str, setting: Mapping[str, object], run: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """A run's numbers: read if a run of the same setting is in the folder, else measured and written there.
 
@@ -268,6 +259,16 @@ def line(
     places = np.round(np.asarray(x, dtype=np.float64), 4).tolist()
     band = None if error is None else tuple(error.tolist())
     return Curve(label, tuple(places), tuple(rows.mean(axis=0).tolist()), band, color, dash)
+
+
+def lines_of(x: ArrayLike, values: Mapping[str, ArrayLike]) -> list[Curve]:
+    """A curve for each label."""
+    return [line(label, x, rows) for label, rows in values.items()]
+
+
+def means_of(values: Mapping[str, FloatArray]) -> dict[str, list[float]]:
+    """Over runs, of values (runs, points), for each label."""
+    return {label: rows.mean(axis=0).tolist() for label, rows in values.items()}
 
 
 @dataclass(frozen=True)
@@ -312,30 +313,41 @@ class Item:
 _MARKS = {"reproduced": "as claimed", "differs": "not as claimed", "undecided": "undecided", "not run": "not run"}
 
 
-def from_checks(
-    key: str,
-    title: str,
-    checks: Sequence[Check],
-    *,
-    files: tuple[str, ...] = (),
-    numbers: Mapping[str, object] | None = None,
-    beside: Sequence[tuple[str, str, str]] = (),
-    note: str = "",
-) -> Item:
+def from_checks(key: str, title: str, checks: Sequence[Check]) -> Item:
     """An item whose claim, verdict and reason are those of its checks together."""
     papers_own = [check.verdict for check in checks if not check.beyond]
-    return Item(
-        key,
-        title,
-        " ".join(check.claim for check in checks),
-        combined(papers_own or [check.verdict for check in checks]),
-        " ".join(f"{check.evidence} ({_MARKS[check.verdict]})." for check in checks),
-        files,
-        dict(numbers or {}),
-        tuple(checks),
-        tuple(beside),
-        note.strip(),
-    )
+    verdict = combined(papers_own or [check.verdict for check in checks])
+    reason = " ".join(f"{check.evidence} ({_MARKS[check.verdict]})." for check in checks)
+    return Item(key, title, " ".join(check.claim for check in checks), verdict, reason, checks=tuple(checks))
+
+
+@dataclass
+class Sheet:
+    """An item in the making: what is drawn, stated and counted for one table or figure."""
+
+    job: Job
+    key: str
+    title: str
+    numbers: dict[str, object] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    def draw(
+        self, x: str, y: str, curves: Sequence[Curve], title: str = "", *, more: str = "", log_y: bool = False
+    ) -> None:
+        """Curves as PNG, SVG and CSV, by the item's title if they have none; `more` follows its key in file names."""
+        stem = self.key + more
+        write_curves(CurveSet(title or self.title, x, y, tuple(curves)), self.job.out_dir, stem, log_y=log_y)
+        self.files += [f"{stem}.{kind}" for kind in ("png", "svg", "csv")]
+
+    def check(self, key: str, claim: str, found: Finding, *, beyond: bool = False) -> None:
+        """A statement and what was found about it."""
+        self.checks.append(Check.of(key, claim, found, beyond=beyond))
+
+    def item(self, note: str = "", *, beside: Sequence[tuple[str, str, str]] = ()) -> Item:
+        """As it is now."""
+        made = from_checks(self.key, self.title, self.checks)
+        return replace(made, files=tuple(self.files), numbers=self.numbers, beside=tuple(beside), note=note.strip())
 
 
 @dataclass(frozen=True)
@@ -368,111 +380,98 @@ class Claim:
     evidence: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim, what became of it, and the items that say so."""
-
-    claim: Claim
-    verdict: Verdict
-    reasons: tuple[str, ...]
-    items: tuple[str, ...]
-
-
-CLAIMS = (
-    Claim("flm21", "Fig. 5", "At the smallest budgets All-in buys nobody.", ("flm21-fig5-*#nobody",)),
-    Claim("flm21", "Fig. 5", "At small budgets MURBA outperforms All-in.", ("flm21-fig5-*#small-budgets",)),
-    Claim("flm21", "Fig. 5", "VarOpt beats BiasOpt (noise of the whole gradient).", ("flm21-fig5-*#var-opt",)),
-    Claim("flm21", "Fig. 5", "VarOpt beats BiasOpt (ERR as printed).", ("flm21-fig5-*#var-opt-printed",)),
-    Claim(
-        "flm21", "Fig. 5", "Highly sensitive: All-in is better at large budgets.", ("flm21-fig5-high#large-budgets",)
+_CLAIMS = {
+    "flm21": (
+        ("Fig. 5", "At the smallest budgets All-in buys nobody.", "fig5-*#nobody"),
+        ("Fig. 5", "At small budgets MURBA outperforms All-in.", "fig5-*#small-budgets"),
+        ("Fig. 5", "VarOpt beats BiasOpt (noise of the whole gradient).", "fig5-*#var-opt"),
+        ("Fig. 5", "VarOpt beats BiasOpt (ERR as printed).", "fig5-*#var-opt-printed"),
+        ("Fig. 5", "Highly sensitive: All-in is better at large budgets.", "fig5-high#large-budgets"),
+        ("Fig. 6", "More owners lower every bound (noise of the whole gradient).", "fig6-*#owners"),
+        ("Fig. 6", "More owners lower every bound (ERR as printed).", "fig6-*#owners-printed"),
+        ("Fig. 6", "With few owners All-in may buy nobody.", "fig6-*#nobody"),
+        ("Fig. 6", "The lead of MURBA with VarOpt shrinks as owners become many.", "fig6-*#lead"),
+        ("Fig. 7", "MURBA's error bound falls as M grows.", "fig7-*"),
+        ("Fig. 8", "Accuracy on Bank Marketing tends to grow with the budget.", "fig8-*#budget"),
+        ("Fig. 8", "MURBA with VarOpt trains the most accurate models.", "fig8-*#murba"),
+        ("Table 1", "MURBA's regret and IR violations are small: .0009 to .16.", "table1*"),
     ),
-    Claim("flm21", "Fig. 6", "More owners lower every bound (noise of the whole gradient).", ("flm21-fig6-*#owners",)),
-    Claim("flm21", "Fig. 6", "More owners lower every bound (ERR as printed).", ("flm21-fig6-*#owners-printed",)),
-    Claim("flm21", "Fig. 6", "With few owners All-in may buy nobody.", ("flm21-fig6-*#nobody",)),
-    Claim("flm21", "Fig. 6", "The lead of MURBA with VarOpt shrinks as owners become many.", ("flm21-fig6-*#lead",)),
-    Claim("flm21", "Fig. 7", "MURBA's error bound falls as M grows.", ("flm21-fig7-*",)),
-    Claim("flm21", "Fig. 8", "Accuracy on Bank Marketing tends to grow with the budget.", ("flm21-fig8-*#budget",)),
-    Claim("flm21", "Fig. 8", "MURBA with VarOpt trains the most accurate models.", ("flm21-fig8-*#murba",)),
-    Claim("flm21", "Table 1", "MURBA's regret and IR violations are small: .0009 to .16.", ("flm21-table1*",)),
-    Claim("flm22", "Fig. 7", "DM-RegretNet's bound is below RegretNet's and M-RegretNet's.", ("flm22-fig7-*#dm",)),
-    Claim("flm22", "Fig. 7", "OptAggr is below ConvlAggr under every auction.", ("flm22-fig7-*#opt-aggr",)),
-    Claim("flm22", "Fig. 7", "The error bound still falls beyond B̄ = 1.", ("flm22-fig7-*#budget",)),
-    Claim("flm22", "Fig. 8", "DM-RegretNet never yields an invalid gradient.", ("flm22-fig8-*#dm",)),
-    Claim("flm22", "Fig. 8", "RegretNet and M-RegretNet often do.", ("flm22-fig8-*#randomised",)),
-    Claim("flm22", "Fig. 9", "DM-RegretNet trains more accurate models.", ("flm22-fig9-*#dm",)),
-    Claim("flm22", "Fig. 9", "OptAggr trains more accurate models than ConvlAggr.", ("flm22-fig9-*#opt-aggr",)),
-    Claim("flm22", "Fig. 10", "A larger M lowers M-RegretNet's regret and IR violation.", ("flm22-fig10*",)),
-    Claim(
-        "flm22",
-        "Table I",
-        "DM-RegretNet's regret and IR violation are below RegretNet's and M-RegretNet's.",
-        ("flm22-table1-*#order",),
+    "flm22": (
+        ("Fig. 7", "DM-RegretNet's bound is below RegretNet's and M-RegretNet's.", "fig7-*#dm"),
+        ("Fig. 7", "OptAggr is below ConvlAggr under every auction.", "fig7-*#opt-aggr"),
+        ("Fig. 7", "The error bound still falls beyond B̄ = 1.", "fig7-*#budget"),
+        ("Fig. 8", "DM-RegretNet never yields an invalid gradient.", "fig8-*#dm"),
+        ("Fig. 8", "RegretNet and M-RegretNet often do.", "fig8-*#randomised"),
+        ("Fig. 9", "DM-RegretNet trains more accurate models.", "fig9-*#dm"),
+        ("Fig. 9", "OptAggr trains more accurate models than ConvlAggr.", "fig9-*#opt-aggr"),
+        ("Fig. 10", "A larger M lowers M-RegretNet's regret and IR violation.", "fig10*"),
+        (
+            "Table I",
+            "DM-RegretNet's regret and IR violation are below RegretNet's and M-RegretNet's.",
+            "table1-*#order",
+        ),
+        ("Table I", "DM-RegretNet's are as printed (.02 to .06).", "table1-*#metric"),
     ),
-    Claim("flm22", "Table I", "DM-RegretNet's are as printed (.02 to .06).", ("flm22-table1-*#metric",)),
-    Claim("samp", "Fig. 1", "The optimal q falls in the cost.", ("samp-q#falls",)),
-    Claim(
-        "samp", "Figs. 2, 3", "Loss is complete information ≤ prior-based ≤ uniform sampling.", ("samp-loss-*#order",)
+    "samp": (
+        ("Fig. 1", "The optimal q falls in the cost.", "q#falls"),
+        ("Figs. 2, 3", "Loss is complete information ≤ prior-based ≤ uniform sampling.", "loss-*#order"),
+        ("Fig. 2", "On MNIST prior-based ends at 94 % of uniform's loss.", "loss-mnist-uniform#ratio"),
+        (
+            "Fig. 2",
+            "On EMNIST (Fashion-MNIST without its files) at 90 %.",
+            "loss-emnist-uniform#ratio",
+            "loss-fashion-mnist-uniform#ratio",
+        ),
+        ("Fig. 4", "Average q falls with the mean cost.", "average-q#falls"),
+        ("Fig. 4", "It is above uniform sampling's (the text says lower).", "average-q#more"),
+        ("Alg. 1", "Without a prior the objective nears the optimum as clients become many.", "prior"),
     ),
-    Claim("samp", "Fig. 2", "On MNIST prior-based ends at 94 % of uniform's loss.", ("samp-loss-mnist-uniform#ratio",)),
-    Claim(
-        "samp",
-        "Fig. 2",
-        "On EMNIST (Fashion-MNIST without its files) at 90 %.",
-        ("samp-loss-emnist-uniform#ratio", "samp-loss-fashion-mnist-uniform#ratio"),
+    "stack": (
+        ("Fig. 2(a)", "The number of participants grows with the users.", "fig2a"),
+        ("Fig. 2(b)", "It falls with the largest privacy value.", "fig2b"),
+        ("Fig. 3(a)", "The server's utility grows with the users, ever more slowly.", "fig3a"),
+        ("Fig. 3(b)", "It falls with the largest privacy value.", "fig3b"),
+        ("eq. (17)", "The printed utility has the trends of Fig. 3.", "eq17"),
+        ("Fig. 4(a)", "Users' mean utility falls with the users.", "fig4a#trend"),
+        ("Fig. 4(a)", "So does its spread among them.", "fig4a#spread"),
+        ("Fig. 4(b)", "It grows with the largest privacy value.", "fig4b#trend"),
+        ("Fig. 4(b)", "So does its spread.", "fig4b#spread"),
+        ("Alg. 2", "At the equilibrium no user gains by a deviation.", "equilibrium"),
     ),
-    Claim("samp", "Fig. 4", "Average q falls with the mean cost.", ("samp-average-q#falls",)),
-    Claim("samp", "Fig. 4", "It is above uniform sampling's (the text says lower).", ("samp-average-q#more",)),
-    Claim("samp", "Alg. 1", "Without a prior the objective nears the optimum as clients become many.", ("samp-prior",)),
-    Claim("stack", "Fig. 2(a)", "The number of participants grows with the users.", ("stack-fig2a",)),
-    Claim("stack", "Fig. 2(b)", "It falls with the largest privacy value.", ("stack-fig2b",)),
-    Claim("stack", "Fig. 3(a)", "The server's utility grows with the users, ever more slowly.", ("stack-fig3a",)),
-    Claim("stack", "Fig. 3(b)", "It falls with the largest privacy value.", ("stack-fig3b",)),
-    Claim("stack", "eq. (17)", "The printed utility has the trends of Fig. 3.", ("stack-eq17",)),
-    Claim("stack", "Fig. 4(a)", "Users' mean utility falls with the users.", ("stack-fig4a#trend",)),
-    Claim("stack", "Fig. 4(a)", "So does its spread among them.", ("stack-fig4a#spread",)),
-    Claim("stack", "Fig. 4(b)", "It grows with the largest privacy value.", ("stack-fig4b#trend",)),
-    Claim("stack", "Fig. 4(b)", "So does its spread.", ("stack-fig4b#spread",)),
-    Claim("stack", "Alg. 2", "At the equilibrium no user gains by a deviation.", ("stack-equilibrium",)),
-    Claim("jdp", "Fig. 2", "Clients and data selected grow with budget and candidates.", ("jdp-fig2-*#growth",)),
-    Claim("jdp", "Fig. 2", "M2 selects no fewer of either than M1.", ("jdp-fig2-*#order",)),
-    Claim("jdp", "Fig. 2(d)", "At 90 candidates M1 buys 35,000 records, M2 39,000.", ("jdp-fig2-*#levels",)),
-    Claim("jdp", "Thm. 3", "M1 is budget-balanced.", ("jdp-promises#m1-budget",)),
-    Claim("jdp", "§4.2", "M2 is budget-balanced.", ("jdp-promises#m2-budget",)),
-    Claim("jdp", "§4.2.1", "M1 is envy-free.", ("jdp-promises#envy",)),
-    Claim("jdp", "Alg. 4", "The choice of a group is ε-differentially private.", ("jdp-choice#paper",)),
-    Claim("jdp", "Fig. 3", "Accuracy: no attack ≥ the method under attack > plain averaging.", ("jdp-fig3*#order",)),
-    Claim("jdp", "Fig. 3", "The attack costs averaging 4 to 5 points, the method 1 to 2.", ("jdp-fig3*#gap",)),
-    Claim("jdp", "Fig. 3", "So it does with the adversary's step doubled.", ("jdp-fig3*#boosted",)),
-    Claim(
-        "jdp",
-        "Fig. 4",
-        "Accuracy grows with ε and, up to a point, with the number of clients.",
-        ("jdp-fig4*", "jdp-fig3*#epsilon"),
+    "jdp": (
+        ("Fig. 2", "Clients and data selected grow with budget and candidates.", "fig2-*#growth"),
+        ("Fig. 2", "M2 selects no fewer of either than M1.", "fig2-*#order"),
+        ("Fig. 2(d)", "At 90 candidates M1 buys 35,000 records, M2 39,000.", "fig2-*#levels"),
+        ("Thm. 3", "M1 is budget-balanced.", "promises#m1-budget"),
+        ("§4.2", "M2 is budget-balanced.", "promises#m2-budget"),
+        ("§4.2.1", "M1 is envy-free.", "promises#envy"),
+        ("Alg. 4", "The choice of a group is ε-differentially private.", "choice#paper"),
+        ("Fig. 3", "Accuracy: no attack ≥ the method under attack > plain averaging.", "fig3*#order"),
+        ("Fig. 3", "The attack costs averaging 4 to 5 points, the method 1 to 2.", "fig3*#gap"),
+        ("Fig. 3", "So it does with the adversary's step doubled.", "fig3*#boosted"),
+        ("Fig. 4", "Accuracy grows with ε and, up to a point, with the number of clients.", "fig4*", "fig3*#epsilon"),
+        ("Fig. 5", "Accuracy grows with the size of the groups.", "fig5#size"),
+        ("Fig. 5", "Leave-one-out is better than any partition.", "fig5#leave-one-out"),
     ),
-    Claim("jdp", "Fig. 5", "Accuracy grows with the size of the groups.", ("jdp-fig5#size",)),
-    Claim("jdp", "Fig. 5", "Leave-one-out is better than any partition.", ("jdp-fig5#leave-one-out",)),
+}
+CLAIMS = tuple(
+    Claim(paper, where, text, tuple(f"{paper}-{pattern}" for pattern in evidence))
+    for paper, claims in _CLAIMS.items()
+    for where, text, *evidence in claims
 )
 
 
-def judge(items: Iterable[Item], claims: Sequence[Claim] = CLAIMS) -> list[JudgedClaim]:
+def judge(items: Iterable[Item], claims: Sequence[Claim] = CLAIMS) -> list[ClaimRow]:
     """Every claim with its verdict, from whatever items there are."""
-    items = list(items)
-    return [_judged(claim, items) for claim in claims]
-
-
-def _judged(claim: Claim, items: Sequence[Item]) -> JudgedClaim:
-    verdicts: list[Verdict] = []
-    reasons, used = [], []
-    for pattern in claim.evidence:
-        keys, _, name = pattern.partition("#")
-        for item in items:
-            if not fnmatchcase(item.key, keys):
-                continue
-            found = [(check.verdict, check.evidence) for check in item.checks if check.key == name]
-            if not name:
-                found = [(item.verdict, item.reason)]
-            for verdict, reason in found:
-                verdicts.append(verdict)
-                reasons.append(f"{item.title}: {reason}")
-                used.append(item.key)
-    return JudgedClaim(claim, combined(verdicts), tuple(reasons), tuple(dict.fromkeys(used)))
+    items, judged = list(items), []
+    for claim in claims:
+        found: list[tuple[str, Verdict, str]] = []
+        for keys, _, name in (pattern.partition("#") for pattern in claim.evidence):
+            for item in (item for item in items if fnmatchcase(item.key, keys)):
+                said = [(check.verdict, check.evidence) for check in item.checks if check.key == name]
+                for verdict, reason in said if name else [(item.verdict, item.reason)]:
+                    found.append((item.key, verdict, f"{item.title}: {reason}"))
+        verdict = combined(verdict for _, verdict, _ in found)
+        used = tuple(dict.fromkeys(key for key, _, _ in found))
+        judged.append(ClaimRow(claim.where, claim.text, verdict, used, tuple(reason for *_, reason in found)))
+    return judged

@@ -16,13 +16,15 @@ import os
 import pkgutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 import flmarket
 from flmarket import auctions
@@ -146,7 +148,7 @@ def finished_units(out_dir: Path) -> list[Finished]:
     """Everything that the folder holds, whenever and however it was run, in the order of papers."""
     known = [unit for paper, items in papers().items() for unit in _units(paper, items)]
     records = ((unit, _record(unit, out_dir)) for unit in known)
-    return [_finished(unit, record) for unit, record in records if record is not None]
+    return [record.finished(unit) for unit, record in records if record is not None]
 
 
 def agreement(draws: Sequence[Sequence[Finished]]) -> list[Finished]:
@@ -191,7 +193,7 @@ def _run(unit: Unit, out_dir: Path, settings: Settings, step: Callable[[str], No
         replace(item, numbers=jsonable(item.numbers)) for item in ((made,) if isinstance(made, Item) else made)
     )
     finished = Finished(unit, settings.quick, settings.seeds, time.process_time() - start, items)
-    record = {"inputs": _inputs(unit, settings), "seconds": finished.seconds, "items": [asdict(item) for item in items]}
+    record = asdict(_Record(_inputs(unit, settings), finished.seconds, items))
     write_files(out_dir / RECORDS, {unit.record: json.dumps(record, ensure_ascii=False, indent=1)})
     return finished
 
@@ -230,36 +232,31 @@ def _trained(entrants: Sequence[str]) -> list[str]:
     return found
 
 
-def _record(unit: Unit, out_dir: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class _Record:
+    """What a unit that is done leaves in a file."""
+
+    inputs: dict[str, Any]
+    seconds: float
+    items: tuple[Item, ...]
+
+    def finished(self, unit: Unit) -> Finished:
+        """What `run_units` gives."""
+        return Finished(unit, bool(self.inputs["quick"]), int(self.inputs["seeds"]), self.seconds, self.items)
+
+
+def _record(unit: Unit, out_dir: Path) -> _Record | None:
+    """None where there is none that can be read, or a file that it names is gone."""
     try:
-        record: dict[str, Any] = json.loads((out_dir / RECORDS / unit.record).read_text(encoding="utf-8"))
-        files = [name for item in record["items"] for name in item["files"]]
-        return record if all((out_dir / name).exists() for name in files) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        record = TypeAdapter(_Record).validate_json((out_dir / RECORDS / unit.record).read_bytes())
+    except (OSError, ValueError):
         return None
+    return record if all((out_dir / name).exists() for item in record.items for name in item.files) else None
 
 
 def _earlier(unit: Unit, out_dir: Path, settings: Settings) -> Finished | None:
     record = _record(unit, out_dir)
-    if record is None or record.get("inputs") != _inputs(unit, settings):
-        return None
-    return _finished(unit, record)
-
-
-def _finished(unit: Unit, record: Mapping[str, Any]) -> Finished:
-    inputs = record["inputs"]
-    items = tuple(_item(item) for item in record["items"])
-    return Finished(unit, bool(inputs["quick"]), int(inputs["seeds"]), float(record["seconds"]), items)
-
-
-def _item(values: Mapping[str, Any]) -> Item:
-    """An item as it was before it became JSON, which has lists only."""
-    lists = {
-        "files": tuple(values["files"]),
-        "checks": tuple(Check(**check) for check in values["checks"]),
-        "beside": tuple((what, printed, ours) for what, printed, ours in values["beside"]),
-    }
-    return Item(**{**values, **lists})
+    return None if record is None or record.inputs != _inputs(unit, settings) else record.finished(unit)
 
 
 _notes: Any = None  # in a worker: where its notes go

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flmarket.audit import AuditReport, Bid, Curve, Example, SamplingAudit
+from flmarket.audit import AuditReport, Bid, Example, SamplingAudit
 from flmarket.bids import FloatArray
 from flmarket.files import Name, write_files
 from flmarket.report.drawing import LIGHT, inline_svg, label, panel, styled
@@ -33,22 +33,8 @@ def gain_chart(example: Example) -> tuple[str, str]:
     curve = example.curve
     assert curve is not None
     cost = example.bids[example.owner].full_cost
-    x = np.array(curve.factor)
-    gain = np.array(curve.gain) / (cost if cost > 0 else 1.0)
-    caption = _caption(curve, gain, example)
-    with styled(_KEY):
-        figure, axes = panel(
-            "gain over honesty, as a share of her true cost",
-            _X_LABEL[curve.field],
-            width=_WIDTH,
-            height=_HEIGHT,
-            left=58,
-        )
-        _draw(axes, curve, x, gain, example)
-        return inline_svg(figure, _KEY, "Gain against misreport", caption), caption
-
-
-def _draw(axes: Any, curve: Curve, x: FloatArray, gain: FloatArray, example: Example) -> None:
+    x, gain = np.array(curve.factor), np.array(curve.gain) / (cost if cost > 0 else 1.0)
+    caption = _caption(gain, example)
     shown = np.where(np.isfinite(gain), gain, np.nan)
     known = shown[np.isfinite(shown)]
     low, high = min(0.0, float(known.min(initial=0.0))), max(0.0, float(known.max(initial=0.0)))
@@ -56,28 +42,32 @@ def _draw(axes: Any, curve: Curve, x: FloatArray, gain: FloatArray, example: Exa
     if high - low < 0.05:
         low, high = low - 0.1, high + 0.1
     margin = 0.12 * (high - low)
-    axes.set_ylim(low - margin, high + 1.8 * margin)
-    axes.set_xlim(float(x[0]), float(x[-1]))
     # a jump is a jump: no line leads from one outcome to another
     sells = np.array(curve.epsilon) > 0
     cut = np.flatnonzero(sells[1:] != sells[:-1]) + 1
     broken_x, broken_y = np.insert(x, cut, x[cut]), np.insert(shown, cut, np.nan)
-    axes.axhline(0.0, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
-    axes.fill_between(broken_x, 0.0, broken_y, where=broken_y > 0, color=LIGHT["bad"], alpha=0.14, linewidth=0)
-    axes.plot(broken_x, broken_y, color=LIGHT["blue"], linewidth=2)
-    axes.plot(broken_x, np.where(broken_y > 1e-12, broken_y, np.nan), color=LIGHT["bad"], linewidth=2)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:,.0f} %".replace("-", "−"))
     honest_x, lie_x = (0.0, 1.0) if curve.field == "all fields" else (1.0, _lie_position(curve.field, example))
-    axes.plot([honest_x], [0.0], "o", color=LIGHT["ink"], markersize=7, clip_on=False)
-    label(axes, honest_x, 0.0, "the truth", "ink", dx=9, dy=-7, va="top")
-    if example.gain > 0 and x[0] <= lie_x <= x[-1]:
-        height = example.gain_over_cost
-        axes.plot([lie_x], [height], "o", color=LIGHT["bad"], markersize=7, clip_on=False)
-        right = lie_x < 0.75 * x[-1] + 0.25 * x[0]
-        label(
-            axes, lie_x, height, f"the lie: +{percent(height)}", "bad", dx=2 if right else -2, dy=8,
-            ha="left" if right else "right", va="bottom", weight="bold",
-        )  # fmt: skip
+    with styled(_KEY):
+        unit = "gain over honesty, as a share of her true cost"
+        figure, axes = panel(unit, _X_LABEL[curve.field], width=_WIDTH, height=_HEIGHT, left=58)
+        axes.set_ylim(low - margin, high + 1.8 * margin)
+        axes.set_xlim(float(x[0]), float(x[-1]))
+        axes.axhline(0.0, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
+        axes.fill_between(broken_x, 0.0, broken_y, where=broken_y > 0, color=LIGHT["bad"], alpha=0.14, linewidth=0)
+        axes.plot(broken_x, broken_y, color=LIGHT["blue"], linewidth=2)
+        axes.plot(broken_x, np.where(broken_y > 1e-12, broken_y, np.nan), color=LIGHT["bad"], linewidth=2)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:,.0f} %".replace("-", "−"))
+        _point(axes, honest_x, 0.0, "the truth", "ink", right=True, dy=-7, va="top")
+        if example.gain > 0 and x[0] <= lie_x <= x[-1]:
+            height, right = example.gain_over_cost, lie_x < 0.75 * x[-1] + 0.25 * x[0]
+            _point(axes, lie_x, height, f"the lie: +{percent(height)}", "bad", right=right, weight="bold")
+        return inline_svg(figure, _KEY, "Gain against misreport", caption), caption
+
+
+def _point(axes: Any, x: float, y: float, name: str, color: str, *, right: bool, dy: float = 7, **options: Any) -> None:
+    """A report among others, with its name on one side of it."""
+    axes.plot([x], [y], "o", color=LIGHT[color], markersize=7, clip_on=False)
+    label(axes, x, y, name, color, dx=9 if right else -9, dy=dy, ha="left" if right else "right", **options)
 
 
 def _lie_position(field: str, example: Example) -> float:
@@ -90,7 +80,7 @@ def _lie_position(field: str, example: Example) -> float:
     return told / true if true > 0 else 1.0
 
 
-def _caption(curve: Curve, gain: FloatArray, example: Example) -> str:
+def _caption(gain: FloatArray, example: Example) -> str:
     best = float(gain.max(initial=0.0))
     where = "Every point is an auction run again with all other bids unchanged. "
     gap = " The line stops where she would have to sell what she does not have." if np.isinf(gain).any() else ""
@@ -180,12 +170,10 @@ def _lie_chart(found: SamplingAudit) -> tuple[str, str]:
         figure, axes = panel("expected utility per round", "reported cost", width=640, left=56, right=24)
         axes.axhline(0, color=LIGHT["rule"], linewidth=1)
         axes.plot(reported, utility, color=LIGHT["blue"], linewidth=2)
-        axes.plot([lie.cost], [lie.honest_utility], marker="o", markersize=7, color=LIGHT["teal"])
-        label(axes, lie.cost, lie.honest_utility, "the truth", "teal", dx=9, dy=7)
+        _point(axes, lie.cost, lie.honest_utility, "the truth", "teal", right=True)
         caption = f"A client of cost {significant(lie.cost, 4)}: "
         if found.clients_with_gain:
-            axes.plot([lie.reported], [lie.lying_utility], marker="o", markersize=7, color=LIGHT["bad"])
-            label(axes, lie.reported, lie.lying_utility, "the lie", "bad", dx=-9, dy=7, ha="right")
+            _point(axes, lie.reported, lie.lying_utility, "the lie", "bad", right=False)
             caption += f"saying {significant(lie.reported, 4)} brings {significant(lie.gain)} more each round."
         else:
             caption += "no report brings more than the truth."

@@ -4,7 +4,7 @@ Over rounds: accuracy, spending, error bound and the privacy bought. Over owners
 she earned for the records she sold.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
 from flmarket.ledger import MICROS, AwardState
-from flmarket.report.drawing import HEIGHT, LIGHT, inline_svg, label, log_ticks, panel, spread, styled, thousands
+from flmarket.report.drawing import HEIGHT, LIGHT, end_labels, inline_svg, label, log_scale, panel, styled, thousands
 from flmarket.report.formatting import count, epsilon, money, money_decimals, percent, rate, significant
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ class Tally:
         return totals
 
 
+def symbol(result: "MarketResult") -> str:
+    """What privacy losses are counted in."""
+    return "ρ" if result.currency == "rho" else "ε"
+
+
 _MAX_POINTS = 1_000  # a line drawn finer than the screen only makes the file larger
 _MAX_BARS = 60
 
@@ -92,30 +97,19 @@ _MAX_BARS = 60
 def accuracy(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """Test accuracy after each round, with always guessing the larger class for scale."""
     measured = np.array([record.metrics.get("accuracy", np.nan) for record in result.rounds], dtype=float)
-    base = result.baseline_accuracy
-    figure, axes = panel("share of test examples classified correctly", "round", right=78)
-    shown = np.isfinite(measured)
-    known = measured[shown]
+    base, shown = result.baseline_accuracy, np.isfinite(measured)
+    known, rounds = measured[shown], np.flatnonzero(shown) + 1
     if not known.size:
-        return _empty(figure, axes, "Accuracy was not measured in this run.")
-    rounds = np.arange(1, tally.rounds + 1)
+        return _empty("Accuracy was not measured in this run.")
     low, high = min(float(known.min()), base), max(float(known.max()), base)
     margin = max(0.08 * (high - low), 0.01)
-    axes.set_ylim(max(0.0, low - margin), min(1.02, high + margin))
-    axes.axhline(base, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
-    x, y = thin(rounds[shown], known)
-    axes.plot(x, y, color=LIGHT["blue"], linewidth=2, marker="o" if len(x) == 1 else "", markersize=5)
-    axes.plot(x[-1:], y[-1:], color=LIGHT["blue"], marker="o", markersize=5, clip_on=False)
-    round_axis(axes, tally.rounds)
-    low, high = axes.get_ylim()
-    end, guess = spread([float(y[-1]), base], 0.17 * (high - low), low, high)
-    label(axes, tally.rounds, end, rate(float(y[-1])), "blue", dx=8, va="center", weight="bold")
-    label(axes, tally.rounds, guess, f"larger class\n{rate(base)}", "slate", dx=8, va="center", linespacing=1.3)
-    first, last = float(known[0]), float(known[-1])
+    first, last, best = float(known[0]), float(known[-1]), float(known.max())
+    unit, limits = "share of test examples classified correctly", (max(0.0, low - margin), min(1.02, high + margin))
+    line, guess = (rate(last), "blue", rounds, known), (f"larger class\n{rate(base)}", "slate", base)
+    figure, _ = over_rounds(unit, tally.rounds, [line], [guess], limits=limits, right=78, gap=30.0)
     verb = "rose" if last > first else "fell" if last < first else "stayed"
     move = f"{verb} from {rate(first)} to {rate(last)}" if last != first else f"stayed at {rate(last)}"
-    best = float(known.max())
-    peak = f", with a best of {rate(best)} in round {int(rounds[shown][known.argmax()])}" if best > last + 0.005 else ""
+    peak = f", with a best of {rate(best)} in round {int(rounds[known.argmax()])}" if best > last + 0.005 else ""
     return figure, f"Accuracy {move}{peak}; always guessing the larger class gives {rate(base)}."
 
 
@@ -131,19 +125,17 @@ def spending(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     bars = [np.add.reduceat(values, starts) / covered / MICROS for values in (paid, back, budget)]
     middle, width = starts + (covered + 1) / 2, covered * 0.78
     unit = "currency units" if size == 1 else f"currency units, mean of {size} rounds"
-    figure, axes = panel(unit, "round", left=money_margin(float(bars[2].max(initial=0))), right=66)
+    names = [("budget", "ink", float(bars[2][-1])), ("paid", "blue", float(bars[0][-1]) / 2)]
+    if back.any():
+        names.append(("returned", "rust", float(bars[0][-1] + bars[1][-1] / 2)))
+    top = max(float(bars[2].max()), float((bars[0] + bars[1]).max()), 1e-6) * 1.08
+    figure, axes = over_rounds(
+        unit, tally.rounds, limits=(0, top), names=names, left=money_margin(float(bars[2].max(initial=0)))
+    )
     axes.bar(middle, bars[0], width, color=LIGHT["blue"])
     axes.bar(middle, bars[1], width, bottom=bars[0], color=LIGHT["rust"])
-    edges = np.append(starts, tally.rounds) + 0.5
-    axes.stairs(bars[2], edges, color=LIGHT["ink"], linewidth=1.4, baseline=None)
-    top = max(float(bars[2].max()), float((bars[0] + bars[1]).max()), 1e-6) * 1.08
-    axes.set_ylim(0, top)
+    axes.stairs(bars[2], np.append(starts, tally.rounds) + 0.5, color=LIGHT["ink"], linewidth=1.4, baseline=None)
     thousands(axes.yaxis)
-    marks = [("budget", "ink", float(bars[2][-1])), ("paid", "blue", float(bars[0][-1]) / 2)]
-    if back.any():
-        marks.append(("returned", "rust", float(bars[0][-1] + bars[1][-1] / 2)))
-    end_labels(axes, float(edges[-1]), marks, top * 0.075, 0.0, top)
-    round_axis(axes, tally.rounds)
     axes.set_xlim(0.5, tally.rounds + 0.5)
     total, spent, returned = int(budget.sum()), int(paid.sum()), int(back.sum())
     places = money_decimals([total])
@@ -157,23 +149,15 @@ def error_bound(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """The error bound of each round on a log scale; rounds in which nobody delivered have none and are marked."""
     bound = np.array([record.error_bound for record in result.rounds], dtype=float)
     usable = np.isfinite(bound) & (bound > 0)
-    figure, axes = panel("error bound of the aggregate, log scale", "round", right=82)
     if not usable.any():
-        return _empty(figure, axes, "No round delivered anything, so there is no error bound.")
+        return _empty("No round delivered anything, so there is no error bound.")
     rounds = np.arange(1, tally.rounds + 1)
-    low, high = float(bound[usable].min()), float(bound[usable].max())
-    axes.set_yscale("log")
-    axes.set_ylim(low / 1.6, high * 1.35)
-    log_ticks(axes.yaxis, low / 1.6, high * 1.35)
-    median = float(np.median(bound[usable]))
-    axes.axhline(median, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
-    x, y = thin(rounds, np.where(usable, bound, np.nan))
-    axes.plot(
-        x, y, color=LIGHT["blue"], linewidth=1.6, marker="o", markersize=3.2 if len(x) <= 120 else 0.8, clip_on=False
-    )
+    low, high, median = (float(f(bound[usable])) for f in (np.min, np.max, np.median))
+    unit, limits = "error bound of the aggregate, log scale", (low / 1.6, high * 1.35)
+    line = ("", "blue", rounds, np.where(usable, bound, np.nan))
+    middle = (f"median {significant(median)}", "slate", median)
+    figure, axes = over_rounds(unit, tally.rounds, [line], [middle], limits=limits, right=82, log=True, dotted=True)
     missing = rounds[~np.isfinite(bound)]
-    round_axis(axes, tally.rounds)
-    label(axes, tally.rounds + 0.5, median, f"median {significant(median)}", "slate", dx=6, va="center")
     note = ""
     if missing.size:
         marked = thin(missing, missing)[0]
@@ -189,36 +173,73 @@ def error_bound(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
 
 def epsilon_awarded(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """Smallest, median and largest privacy loss among each round's winners."""
-    figure, axes = panel("ε of one release, per round", "round", right=56)
     sold = tally.epsilon > 0
     if not sold.any():
-        return _empty(figure, axes, "Nobody was awarded anything in this run.")
+        return _empty("Nobody was awarded anything in this run.")
     position, values = tally.position[sold], tally.epsilon[sold]
     order = np.lexsort((values, position))
     present, starts = np.unique(position[order], return_index=True)
     groups = np.split(values[order], starts[1:])
     lines = np.full((3, tally.rounds), np.nan)
     lines[:, present] = np.array([(group[0], np.median(group), group[-1]) for group in groups]).T
+    smallest, _, largest = lines[:, present[-1]].tolist()
     rounds = np.arange(1, tally.rounds + 1)
-    x, low, middle, high = thin(rounds, *lines)
-    axes.fill_between(x, low, high, color=LIGHT["teal"], alpha=0.18, linewidth=0)
-    axes.plot(x, middle, color=LIGHT["teal"], linewidth=2, marker="o" if len(x) == 1 else "")
-    top = float(values.max()) * 1.08
-    axes.set_ylim(0, top)
-    round_axis(axes, tally.rounds)
-    ends = lines[:, present[-1]]
-    marks = [("smallest", "muted", ends[0]), ("median", "teal", ends[1]), ("largest", "muted", ends[2])]
-    end_labels(axes, float(tally.rounds), marks, top * 0.075, 0.0, top)
+    unit, limits = f"{symbol(result)} of one release, per round", (0, float(values.max()) * 1.08)
+    line = ("median", "teal", rounds, lines[1])
+    names = [("smallest", "muted", smallest), ("largest", "muted", largest)]
+    figure, axes = over_rounds(unit, tally.rounds, [line], limits=limits, right=56, names=names)
+    axes.fill_between(*thin(rounds, lines[0], lines[2]), color=LIGHT["teal"], alpha=0.18, linewidth=0)
     median = epsilon(float(np.median(values)))
     span = f"from {epsilon(float(values.min()))} to {epsilon(float(values.max()))}"
-    return figure, f"Half of all awards bought ε of at most {median} per round; single awards ran {span}."
+    return (
+        figure,
+        f"Half of all awards bought {symbol(result)} of at most {median} per round; single awards ran {span}.",
+    )
 
 
-def end_labels(axes: Any, x: float, marks: list[tuple[str, str, float]], gap: float, low: float, high: float) -> None:
-    """Names at the right end of lines, (text, colour, height) each, at least a gap apart."""
-    placed = spread([y for _, _, y in marks], gap, low, high)
-    for (text, color, _), y in zip(marks, placed, strict=True):
-        label(axes, x, y, text, color, dx=6, va="center")
+Level = tuple[str, str, float]  # what stands at the right end, its colour, the height
+
+
+def over_rounds(
+    unit: str,
+    rounds: int,
+    lines: Sequence[tuple[str, str, NDArray[Any], NDArray[Any]]] = (),
+    flats: Sequence[Level] = (),
+    *,
+    limits: tuple[float, float] | None = None,
+    names: Sequence[Level] = (),
+    log: bool = False,
+    dotted: bool = False,
+    left: float = 44,
+    right: float = 66,
+    gap: float = 14.0,
+) -> tuple[Any, Any]:
+    """Lines over rounds, (name, colour, rounds, heights) each, and dashed levels; names stand where they end."""
+    figure, axes = panel(unit, "round", left=left, right=right)
+    round_axis(axes, rounds)
+    if log and limits is not None:
+        log_scale(axes, *limits)
+    elif limits is not None:
+        axes.set_ylim(*limits)
+    for _, color, level in flats:
+        axes.axhline(level, color=LIGHT[color], linewidth=1.2, dashes=(4, 3))
+    ends = [*flats, *names]
+    for name, color, place, heights in lines:
+        x, y = thin(place, heights)
+        size = 3.2 if len(x) <= 120 else 0.8
+        style = {"linewidth": 1.6, "marker": "o", "markersize": size} if dotted else {"linewidth": 2.0}
+        axes.plot(x, y, color=LIGHT[color], clip_on=not dotted, **style)
+        last = np.flatnonzero(np.isfinite(heights))[-1:]  # thinning may have left it out
+        if not dotted:
+            axes.plot(place[last], heights[last], color=LIGHT[color], marker="o", markersize=5, clip_on=False)
+        ends += [(name, color, float(height)) for height in heights[last]]
+    end_labels(axes, [(name, color, float(rounds), height) for name, color, height in ends if name], gap=gap)
+    return figure, axes
+
+
+def dots(axes: Any, x: FloatArray, y: FloatArray, color: str) -> None:
+    """A dot for each owner."""
+    axes.plot(x, y, linestyle="", marker="o", markersize=5, color=LIGHT[color], alpha=0.6, markeredgewidth=0)
 
 
 def round_axis(axes: Any, rounds: int) -> None:
@@ -245,7 +266,8 @@ def thin(x: NDArray[Any], *lines: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     return x[keep], *(line[keep] for line in lines)
 
 
-def _empty(figure: Any, axes: Any, message: str) -> tuple[Any, str]:
+def _empty(message: str) -> tuple[Any, str]:
+    figure, axes = panel("", "")
     axes.set_axis_off()
     axes.text(0.5, 0.5, "nothing to draw", ha="center", color=LIGHT["muted"], transform=axes.transAxes)
     return figure, message
@@ -260,12 +282,11 @@ def privacy(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     """Total privacy loss of each owner, largest first, under her own cap."""
     total = np.array([owner.loss_total for owner in result.owners], dtype=float)
     cap = np.array([owner.loss_cap for owner in result.owners], dtype=float)
-    figure, axes = panel("ε, total over the run", "owners, from most to least", right=58)
     largest = float(total.max(initial=0.0))
     if largest <= 0 or np.isinf(largest):
-        axes.set_axis_off()
         alone = "No owner gave up any privacy in this run."
-        return figure, "Updates left without noise: whoever sold any has no bound." if largest else alone
+        return _empty("Updates left without noise: whoever sold any has no bound." if largest else alone)
+    figure, axes = panel(f"{symbol(result)}, total over the run", "owners, from most to least", right=58)
     order = np.argsort(-total, kind="stable")
     order = order[evenly(len(order), _MAX_DRAWN)]
     shown, limit = total[order], cap[order]
@@ -283,7 +304,7 @@ def privacy(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
     axes.set_ylim(0, top)
     axes.set_xlim(-0.5, len(order) - 0.5)
     axes.set_xticks([])
-    return figure, _privacy_caption(total, cap)
+    return figure, _privacy_caption(total, cap, symbol(result))
 
 
 def _bars(axes: Any, heights: np.ndarray, color: str, **options: Any) -> None:
@@ -294,9 +315,9 @@ def _bars(axes: Any, heights: np.ndarray, color: str, **options: Any) -> None:
         axes.bar(np.arange(len(heights)), heights, 0.76, color=LIGHT[color], **options)
 
 
-def _privacy_caption(total: np.ndarray, cap: np.ndarray) -> str:
+def _privacy_caption(total: np.ndarray, cap: np.ndarray, loss: str) -> str:
     most = int(total.argmax())
-    start = f"The most that any owner gave up is ε = {epsilon(float(total[most]))} in total"
+    start = f"The most that any owner gave up is {loss} = {epsilon(float(total[most]))} in total"
     capped = np.isfinite(cap)
     if not capped.any():
         return f"{start}; no owner set a cap."
@@ -316,17 +337,13 @@ def pay(result: "MarketResult", tally: Tally) -> tuple[Any, str]:
 
     sold = np.array([owner.data_size * owner.releases for owner in result.owners], dtype=float)
     paid = np.array([owner.paid_micros for owner in result.owners], dtype=float) / MICROS
-    figure, axes = panel("paid, currency units", "records × releases", right=20)
     active = (sold > 0) & (paid > 0)
     if not active.any():
-        axes.set_axis_off()
-        return figure, "No owner was paid in this run."
+        return _empty("No owner was paid in this run.")
+    figure, axes = panel("paid, currency units", "records × releases", right=20)
     order = np.flatnonzero(active)
     order = order[evenly(len(order), _MAX_DRAWN)]
-    axes.plot(
-        sold[order], paid[order], linestyle="", marker="o", markersize=6, color=LIGHT["plum"], alpha=0.55,
-        markeredgewidth=0,
-    )  # fmt: skip
+    dots(axes, sold[order], paid[order], "plum")
     axes.set_xlim(0, float(sold[active].max()) * 1.05)
     axes.set_ylim(0, float(paid[active].max()) * 1.12)
     axes.xaxis.set_major_locator(MaxNLocator(5))

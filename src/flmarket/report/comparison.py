@@ -17,7 +17,7 @@ from pathlib import Path
 from flmarket.errors import InvalidInput
 from flmarket.files import Name, csv_text, jsonable, write_files
 from flmarket.report.curves import Curve, CurveSet, draw_curves
-from flmarket.report.drawing import inline_svg, png, standalone_svg, styled
+from flmarket.report.drawing import inline_svg, pictures, styled
 from flmarket.report.formatting import count, percent
 from flmarket.report.html import render, strict_json
 from flmarket.trust import BIDS_ONLY, PAPERS_HERE
@@ -76,9 +76,8 @@ def write_comparison(comparison: Comparison, out_dir: Name, command: str | None 
         raise InvalidInput("rows", (), "at least one row to compare")
     curves = _curves(comparison)
     caption = _caption(comparison)
+    drawn = pictures(_KEY, _KEY, comparison.title, lambda: draw_curves(curves, log_y=True))
     with styled(_KEY):
-        picture = png(draw_curves(curves, log_y=True))
-        drawing = standalone_svg(draw_curves(curves, log_y=True), _KEY, comparison.title)
         # the page has the title as its heading
         inline = inline_svg(draw_curves(curves, log_y=True, titled=False), _KEY, "Error bound by budget", caption)
     page = render(
@@ -90,11 +89,9 @@ def write_comparison(comparison: Comparison, out_dir: Name, command: str | None 
         chart=inline,
         command=command,
     )
-    files: dict[str, str | bytes] = {
+    files = drawn | {
         "comparison.csv": csv_text(list(ComparisonRow.__dataclass_fields__), map(astuple, comparison.rows)),
         "comparison.json": strict_json(jsonable(asdict(comparison))),
-        "comparison.svg": drawing,
-        "comparison.png": picture,
         "comparison.html": page,
     }
     return write_files(out_dir, files) / "comparison.html"

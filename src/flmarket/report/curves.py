@@ -12,7 +12,7 @@ import numpy as np
 
 from flmarket.errors import InvalidInput
 from flmarket.files import Name, csv_text, write_files
-from flmarket.report.drawing import LIGHT, SERIES, heading, log_ticks, panel, png, spread, standalone_svg, styled
+from flmarket.report.drawing import LIGHT, SERIES, end_labels, heading, log_scale, panel, pictures
 from flmarket.report.formatting import significant
 
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.8)), (0, (6, 2, 1.5, 2)))
@@ -55,16 +55,13 @@ def write_curves(curve_set: CurveSet, out_dir: Name, stem: str, *, log_y: bool =
     """Write stem.png, stem.svg and stem.csv, whole or not at all; returns the path of the PNG."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", stem):
         raise InvalidInput("stem", stem, "a file name of letters, digits, '.', '_' and '-'")
-    with styled(stem):
-        picture = png(draw_curves(curve_set, log_y=log_y))
-        drawing = standalone_svg(draw_curves(curve_set, log_y=log_y), "curves", curve_set.title)
     rows = (
         (curve.label, *values)
         for curve in curve_set.curves
         for values in zip(curve.x, curve.mean, curve.se or ("",) * len(curve.x), strict=True)
     )
-    table = csv_text(("label", "x", "mean", "se"), rows)
-    files: dict[str, str | bytes] = {f"{stem}.csv": table, f"{stem}.svg": drawing, f"{stem}.png": picture}
+    drawn = pictures(stem, "curves", curve_set.title, lambda: draw_curves(curve_set, log_y=log_y))
+    files = drawn | {f"{stem}.csv": csv_text(("label", "x", "mean", "se"), rows)}
     return write_files(out_dir, files) / f"{stem}.png"
 
 
@@ -87,7 +84,7 @@ def draw_curves(curve_set: CurveSet, *, log_y: bool = False, titled: bool = True
         dash = (cycle + (curve.dash or 0)) % len(_DASHES)  # past the last colour a new dash keeps lines apart
         ends.append((curve.label, color, *_line(axes, curve, color, dash, log_y)))
     if usable:
-        _labels(axes, ends, height)
+        end_labels(axes, ends, leader=True)
     return figure
 
 
@@ -107,9 +104,7 @@ def _limits(axes: Any, curves: tuple[Curve, ...], log_y: bool) -> bool:
         return False
     low, high = float(means.min()), float(means.max())
     if log_y:
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.25, high * 1.25)
-        log_ticks(axes.yaxis, low / 1.25, high * 1.25)
+        log_scale(axes, low / 1.25, high * 1.25)
     else:
         margin = 0.06 * (high - low) or 0.05 * (abs(high) or 1.0)
         axes.set_ylim(low - margin, high + margin)
@@ -128,24 +123,6 @@ def _line(axes: Any, curve: Curve, color: str, dash: int, log_y: bool) -> tuple[
     axes.plot(x, mean, color=LIGHT[color], linewidth=1.8, linestyle=_DASHES[dash], marker=marker, markersize=4.5)
     known = np.flatnonzero(np.isfinite(mean))
     return (float(x[known[-1]]), float(mean[known[-1]])) if known.size else (float(x[-1]), np.nan)
-
-
-def _labels(axes: Any, ends: list[tuple[str, str, float, float]], height: float) -> None:
-    """Names at the right, spread so that none covers another, with a hairline to the end of the line."""
-    finite = [end for end in ends if np.isfinite(end[3])]
-    box = axes.get_position()
-    points = box.height * height
-    to_points, back = axes.transData.transform, axes.transAxes.inverted().transform
-    wanted = [float(back(to_points((x, y)))[1]) * points for _, _, x, y in finite]
-    leader = {"arrowstyle": "-", "linewidth": 0.7, "alpha": 0.6, "shrinkA": 0, "shrinkB": 4}
-    for (text, color, x, y), place in zip(finite, spread(wanted, 14, 0, points), strict=True):
-        axes.annotate(
-            "", xy=(x, y), xytext=(1.012, place / points), textcoords="axes fraction", annotation_clip=False,
-            arrowprops=leader | {"color": LIGHT[color]},
-        )  # fmt: skip
-        axes.text(
-            1.02, place / points, text, transform=axes.transAxes, color=LIGHT[color], va="center", parse_math=False
-        )
 
 
 _ROW, _GAP = 17.0, 12.0  # points
@@ -175,11 +152,8 @@ class BarSet:
 
 def write_bars(bar_set: BarSet, out_dir: Name, stem: str) -> tuple[str, ...]:
     """Write stem.png, stem.svg and stem.csv; returns their names."""
-    with styled(stem):
-        picture = png(_draw_bars(bar_set))
-        drawing = standalone_svg(_draw_bars(bar_set), "bars", bar_set.title)
     table = csv_text(("group", "series", "value"), ((bar.group, bar.series, bar.value) for bar in bar_set.bars))
-    files: dict[str, str | bytes] = {f"{stem}.png": picture, f"{stem}.svg": drawing, f"{stem}.csv": table}
+    files = pictures(stem, "bars", bar_set.title, lambda: _draw_bars(bar_set)) | {f"{stem}.csv": table}
     write_files(out_dir, files)
     return tuple(files)
 

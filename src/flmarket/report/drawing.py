@@ -13,7 +13,7 @@ blindness; tests measure that under each. All are dark (or light) enough on thei
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any
@@ -161,10 +161,33 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return [float(value) for value in result]
 
 
-def log_ticks(axis: Any, low: float, high: float) -> None:
-    """Plain numbers on a log axis (0.1, 1, 10), with 2 and 5 between them when there are few decades."""
+def end_labels(
+    axes: Any, ends: Sequence[tuple[str, str, float, float]], *, gap: float = 14.0, leader: bool = False
+) -> None:
+    """Names at the right of (name, colour, x, y), at least so many points apart; a hairline leads to the place."""
+    finite = [end for end in ends if np.isfinite(end[3])]
+    points = axes.get_position().height * axes.figure.get_size_inches()[1] * 72
+    to_points, back = axes.transData.transform, axes.transAxes.inverted().transform
+    wanted = [float(back(to_points((x, y)))[1]) * points for _, _, x, y in finite]
+    line = {"arrowstyle": "-", "linewidth": 0.7, "alpha": 0.6, "shrinkA": 0, "shrinkB": 4}
+    for (text, color, x, y), place in zip(finite, spread(wanted, gap, 0, points), strict=True):
+        if leader:
+            axes.annotate(
+                "", xy=(x, y), xytext=(1.012, place / points), textcoords="axes fraction", annotation_clip=False,
+                arrowprops=line | {"color": LIGHT[color]},
+            )  # fmt: skip
+        axes.text(
+            1.02, place / points, text, transform=axes.transAxes, color=LIGHT[color], va="center", parse_math=False
+        )
+
+
+def log_scale(axes: Any, low: float, high: float) -> None:
+    """A log axis with plain numbers (0.1, 1, 10), with 2 and 5 between them when there are few decades."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axis = axes.yaxis
     decades = np.arange(np.floor(np.log10(low)) - 1, np.ceil(np.log10(high)) + 2)
     steps = (1, 2, 5) if np.log10(high / low) < 2.3 else (1,)
     if np.log10(high / low) > 6:
@@ -213,6 +236,12 @@ def png(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
+
+
+def pictures(stem: str, key: str, title: str, draw: Callable[[], Any]) -> dict[str, str | bytes]:
+    """A figure as the files stem.png and stem.svg; it is drawn for each, as saving changes it."""
+    with styled(stem):
+        return {f"{stem}.png": png(draw()), f"{stem}.svg": standalone_svg(draw(), key, title)}
 
 
 def _raw_svg(figure: Any) -> str:

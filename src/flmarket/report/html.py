@@ -22,7 +22,7 @@ from flmarket.errors import needed
 from flmarket.files import Name, write_files
 from flmarket.ledger import AwardState, format_micros
 from flmarket.privacy import Uncapped, epsilon_of_rho
-from flmarket.report.charts import LOST, Tally, market_charts
+from flmarket.report.charts import LOST, Tally, market_charts, symbol
 from flmarket.report.drawing import DARK, FONT_STACK, LIGHT, css_variables
 from flmarket.report.formatting import count, epsilon, finite_or_none, money, money_decimals, percent, rate, significant
 from flmarket.trust import OWNERS_HERE, TrustWords
@@ -42,11 +42,6 @@ class Check:
     rule: str
     holds: bool
     detail: str
-
-
-def symbol(result: "MarketResult") -> str:
-    """What privacy losses are counted in."""
-    return "ρ" if result.currency == "rho" else "ε"
 
 
 def check_guarantees(result: "MarketResult") -> tuple[Check, ...]:
@@ -109,7 +104,7 @@ def _within_caps(result: "MarketResult", tally: Tally) -> Check:
         "No owner set a cap."
         if not capped
         else (
-            f"{count(len(capped), 'owner')} of {len(result.owners):,} set a cap on total ε; "
+            f"{count(len(capped), 'owner')} of {len(result.owners):,} set a cap on total {symbol(result)}; "
             f"the closest reached {percent(nearest)} of hers."
         )
     )

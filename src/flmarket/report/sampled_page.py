@@ -14,8 +14,8 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.files import Name, csv_text, write_files
 from flmarket.ledger import MICROS, format_micros
-from flmarket.report.charts import Chart, Drawing, drawn, end_labels, evenly, money_margin, round_axis, thin
-from flmarket.report.drawing import LIGHT, label, log_ticks, panel, thousands
+from flmarket.report.charts import Chart, Drawing, dots, drawn, evenly, money_margin, over_rounds
+from flmarket.report.drawing import LIGHT, label, panel, thousands
 from flmarket.report.formatting import count, finite_or_none, money, money_decimals, percent, significant
 from flmarket.report.html import Check, heading, render, said, strict_json
 from flmarket.trust import sampled_words
@@ -42,31 +42,21 @@ def sampled_charts(run: "Run") -> tuple[Chart, ...]:
 
 def _loss(run: "Run") -> tuple[Any, str]:
     loss = np.array([run.initial_loss, *(record.loss for record in run.rounds)])
-    figure, axes = panel("penalised cross-entropy, all training records", "round", right=58)
-    x, y = thin(np.arange(len(loss)), loss)
-    axes.plot(x, y, color=LIGHT["blue"], linewidth=2)
-    axes.plot(x[-1:], y[-1:], color=LIGHT["blue"], marker="o", markersize=5, clip_on=False)
-    round_axis(axes, len(run.rounds))
+    first, last, least = (significant(float(value)) for value in (loss[0], loss[-1], loss.min()))
+    unit, line = "penalised cross-entropy, all training records", (last, "blue", np.arange(len(loss)), loss)
+    figure, axes = over_rounds(unit, len(run.rounds), [line], right=58)
     axes.set_xlim(0, len(run.rounds))
-    label(axes, len(run.rounds), float(y[-1]), significant(float(y[-1])), "blue", dx=8, va="center", weight="bold")
-    moved = f"went from {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
-    return figure, f"The loss {moved}; the least was {significant(float(loss.min()))}."
+    return figure, f"The loss went from {first} to {last}; the least was {least}."
 
 
 def _bound(run: "Run") -> tuple[Any, str]:
     rounds = np.arange(1, len(run.rounds) + 1)
     loss, bound = (np.array([getattr(r, name) for r in run.rounds]) for name in ("loss", "bound"))
-    figure, axes = panel("log scale", "round", right=58)
-    lines = [("loss", "blue", loss)] + ([("bound", "rust", bound)] if np.isfinite(bound).all() else [])
-    low, high = min(float(v.min()) for _, _, v in lines), max(float(v.max()) for _, _, v in lines)
-    axes.set_yscale("log")
-    axes.set_ylim(low / 1.6, high * 1.6)
-    log_ticks(axes.yaxis, low / 1.6, high * 1.6)
-    for name, color, values in lines:
-        x, y = thin(rounds, values)
-        axes.plot(x, y, color=LIGHT[color], linewidth=2, marker="o" if len(x) == 1 else "")
-        label(axes, float(x[-1]), float(y[-1]), name, color, dx=8, va="center")
-    round_axis(axes, len(rounds))
+    lines = [("loss", "blue", rounds, loss)]
+    lines += [("bound", "rust", rounds, bound)] if np.isfinite(bound).all() else []
+    heights = np.concatenate([values for *_, values in lines])
+    limits = float(heights.min()) / 1.6, float(heights.max()) * 1.6
+    figure, _ = over_rounds("log scale", len(rounds), lines, limits=limits, right=58, log=True)
     if len(lines) == 1:
         why = "a hard cap is set" if run.hard_cap_micros is not None else "a client is never asked"
         return figure, f"No bound can be given: {why}."
@@ -82,15 +72,11 @@ def _by_cost(run: "Run") -> "tuple[FloatArray, list[Client]]":
     return np.array([client.cost for client in ranked]), ranked
 
 
-def _dots(axes: Any, x: FloatArray, y: FloatArray, color: str) -> None:
-    axes.plot(x, y, linestyle="", marker="o", markersize=5, color=LIGHT[color], alpha=0.6, markeredgewidth=0)
-
-
 def _participation(run: "Run") -> tuple[Any, str]:
     cost, ranked = _by_cost(run)
     q = np.array([client.participation for client in ranked])
     figure, axes = panel("q, probability of taking part in a round", "cost of taking part once")
-    _dots(axes, cost, q, "teal")
+    dots(axes, cost, q, "teal")
     axes.set_ylim(0, 1.05)
     sure = int((q >= 1 - 1e-12).sum())
     text = f"q runs from {significant(float(q.min()))} to {significant(float(q.max()))}"
@@ -104,7 +90,7 @@ def _payment(run: "Run") -> tuple[Any, str]:
         "r, paid for taking part once", "cost of taking part once", left=money_margin(float(pay.max()))
     )
     axes.plot(cost, cost, color=LIGHT["slate"], linewidth=1.2, dashes=(4, 3))
-    _dots(axes, cost, pay, "plum")
+    dots(axes, cost, pay, "plum")
     axes.set_ylim(0, float(max(pay.max(), cost.max())) * 1.08)
     thousands(axes.yaxis)
     label(axes, float(cost[-1]), float(cost[-1]), "her cost", "slate", dx=-4, dy=-14, ha="right")
@@ -120,15 +106,9 @@ def _spending(run: "Run") -> tuple[Any, str]:
     if run.hard_cap_micros is not None:
         limits.append(("cap", "rust", run.hard_cap_micros / MICROS))
     top = max(float(spent.max()), *(value for _, _, value in limits)) * 1.1 or 1.0
-    figure, axes = panel("currency units", "round", left=money_margin(top), right=66)
-    x, y = thin(np.arange(1, len(spent) + 1), spent)
-    axes.plot(x, y, color=LIGHT["blue"], linewidth=1.2, marker="o", markersize=3 if len(x) <= 120 else 0.8)
-    for _, color, value in limits:
-        axes.axhline(value, color=LIGHT[color], linewidth=1.2, dashes=(4, 3))
-    axes.set_ylim(0, top)
+    line, left = ("", "blue", np.arange(1, len(spent) + 1), spent), money_margin(top)
+    figure, axes = over_rounds("currency units", len(spent), [line], limits, limits=(0, top), left=left, dotted=True)
     thousands(axes.yaxis)
-    round_axis(axes, len(spent))
-    end_labels(axes, float(len(spent)), limits, top * 0.075, 0.0, top)
     mean = int(np.mean([record.spent_micros for record in run.rounds]))
     places = money_decimals([int(run.expected_micros), mean])
     text = f"A round cost {money(mean, places)} on average; {money(int(run.expected_micros), places)} was expected"
@@ -150,7 +130,7 @@ def _taken(run: "Run") -> tuple[Any, str]:
     line = np.linspace(0, rounds, 101)
     band = 2 * np.sqrt(line * (1 - line / rounds))
     axes.fill_between(line, line - band, line + band, color=LIGHT["slate"], alpha=0.16, linewidth=0)
-    _dots(axes, expected, taken, "teal")
+    dots(axes, expected, taken, "teal")
     axes.set_xlim(0, rounds * 1.03)
     axes.set_ylim(0, rounds * 1.06)
     never = sum(client.rounds == 0 for client in run.clients)
