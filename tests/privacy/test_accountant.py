@@ -395,6 +395,7 @@ def test_unknown_kinds_are_refused():
         {"total": {}},
         {"total": None},
         {"releases": -1},
+        {"releases": float("inf")},
         {"cap": {"kind": "gaussian", "noise_multiplier": 1.0}},
     ],
 )
