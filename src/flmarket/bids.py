@@ -440,3 +440,12 @@ def checked_budget(budget: ArrayLike, batch: tuple[int, ...]) -> FloatArray:
         return np.broadcast_to(array, batch)
     except ValueError:
         raise InvalidInput("budget", array.shape, f"a number or an array of the batch's shape {batch}") from None
+
+
+def in_parts(
+    bids: BidProfile, budget: ArrayLike, rows: int, decide: Callable[[BidProfile, FloatArray], tuple[FloatArray, ...]]
+) -> tuple[FloatArray, ...]:
+    """What is decided for a batch, from so many of its profiles (rows, n) with their budgets (rows,) at a time."""
+    money, flat = checked_budget(budget, bids.shape[:-1]).reshape(-1), bids.flat
+    parts = (decide(flat[part], money[part]) for part in slices(len(money), rows))
+    return tuple(np.concatenate(each).reshape(bids.shape) for each in zip(*parts, strict=True))
