@@ -207,8 +207,7 @@ class Valuations:
         if kind is Kind.SQRT:
             return 2.0 * np.sqrt(eps)
         if kind is Kind.EXPONENTIAL:
-            with np.errstate(over="ignore"):  # beyond ε = 709 she asks for an infinite sum
-                return np.expm1(eps)
+            return np.expm1(np.minimum(eps, 500.0))  # beyond all money; e^710 is no float, and 0 · ∞ no number
         if kind is Kind.STEP:
             return (eps > 0).astype(np.float64)
         assert self.grid is not None
