@@ -12,6 +12,7 @@ the small library safetensors (extra `app`), never torch.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
@@ -56,16 +57,19 @@ def learned_auction(auction: str, weights: str | None = None) -> LearnedAuction 
     default = (DEFAULTS | PAPERS)[auction]
     chosen = default if weights is None else weights
     found = load(auction, chosen, name=auction if chosen == default else f"{auction}:{chosen}")
-    if isinstance(found, PaperAuction):
-        # the same mechanism, for whatever number of owners and width of network
-        fits = auction in PAPERS and found.settings == replace(
-            SHAPES[auction], owners=found.settings.owners, hidden=found.settings.hidden
-        )
-    else:
-        fits = auction in DEFAULTS
-    if not fits:
-        whose = "another one, of the papers'" if isinstance(found, PaperAuction) else f"one of {', '.join(DEFAULTS)}"
-        raise ConfigError("weights", chosen, f"a network of {auction}; this is {whose}")
+    if isinstance(found, LearnedAuction):
+        if auction in PAPERS:  # files from when these were names of this project's networks
+            warnings.warn(
+                f"{chosen} holds a network of this project's, which used to be called {auction}; {auction} is the "
+                f"paper's mechanism now. Say what it is instead, of {', '.join(DEFAULTS)}.",
+                FutureWarning,
+                stacklevel=4,
+            )
+        return found
+    # the same mechanism, for whatever number of owners and width of network
+    owners, hidden = found.settings.owners, found.settings.hidden
+    if auction not in PAPERS or found.settings != replace(SHAPES[auction], owners=owners, hidden=hidden):
+        raise ConfigError("weights", chosen, f"a network of {auction}; this is another one, of the papers'")
     return found
 
 
