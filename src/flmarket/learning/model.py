@@ -66,7 +66,8 @@ class LocalTraining:
     optimizer: Optimizer = "sgd"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "epochs", "batch_size"):
+        checked_whole("steps", self.steps, 1)
+        for name in ("epochs", "batch_size"):
             if getattr(self, name) is not None:
                 checked_whole(name, getattr(self, name), 1)
         if self.epochs is not None and self.steps != 1:

@@ -145,12 +145,14 @@ def read_about(files: Mapping[str, bytes]) -> dict[str, Any]:
         raise Refused(f"{ABOUT}: rule", about.get("rule"), f"{LARGEST!r} or {ABOVE_ZERO!r}")
     if about.get("use") not in ("last", "best") or (about["use"] == "best" and BEST not in files):
         raise Refused(f"{ABOUT}: use", about.get("use"), "last, or best where there is one")
-    if not isinstance(about.get("model"), dict | None) or not isinstance(about.get("shape"), list):
-        raise Refused(f"{ABOUT}: model, shape", about.get("model"), "an object or null, and a list")
+    model = about.get("model")
+    named = isinstance(model, dict) and isinstance(model.get("name"), str)
+    if not (named or model is None) or not isinstance(about.get("shape"), list):
+        raise Refused(f"{ABOUT}: model, shape", model, "an object with a name, or null, and a list")
     encoding = about.get("encoding")
     if encoding is not None:
         _check_encoding(encoding, features)
-    if about["model"] is not None and about["model"].get("name") == "softmax":
+    if about["model"] is not None and about["model"]["name"] == "softmax":
         outputs = 1 if len(classes) == 2 else len(classes)
         wanted = {"weights": [outputs, len(features)], "biases": [outputs]}
         rule = ABOVE_ZERO if outputs == 1 else LARGEST
@@ -182,7 +184,7 @@ def _check_encoding(encoding: object, features: list[str]) -> None:
         if not isinstance(values, list) or len(values) != len(numbers):
             raise Refused(f"{ABOUT}: encoding.{field}", values, f"{len(numbers)} numbers")
         for value in values:
-            known = type(value) in (int, float) and math.isfinite(value)
+            known = type(value) in (int, float) and abs(value) <= sys.float_info.max
             if not known or (field == "scale" and value == 0):
                 raise Refused(f"{ABOUT}: encoding.{field}", value, "finite numbers, scales other than 0")
     lists = [numbers, *categories.values()]
@@ -221,7 +223,7 @@ def read_tensors(content: bytes, shapes: dict[str, list[int]], name: str = LAST)
 
 
 def _is_entry(entry: object) -> bool:
-    if not isinstance(entry, dict) or entry.get("dtype") not in _TYPES or not isinstance(entry.get("shape"), list):
+    if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or str(entry.get("dtype")) not in _TYPES:
         return False
     span = entry.get("data_offsets")
     return isinstance(span, list) and len(span) == 2 and all(type(k) is int and k >= 0 for k in span)

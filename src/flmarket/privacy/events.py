@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from numbers import Real
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -38,15 +38,20 @@ _LIMITS = {
 
 def checked_number(name: str, value: object, low: float, high: float) -> float:
     """One finite number between two limits (both accepted), or a typed error."""
-    if type(value) is float:  # the usual case, and millions of it
-        number = value
-    elif isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidInput(name, value, "a number")
-    else:
-        number = float(value)
+    number = value if type(value) is float else _real(value)  # the usual case, and millions of it
     if not (isfinite(number) and low <= number <= high):
         raise InvalidInput(name, value, f"a number from {low:g} to {high:g}")
     return number
+
+
+def _real(value: object) -> float:
+    """As a float: NaN for what is no number, infinite for what is too large for one."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return nan
+    try:
+        return float(value)
+    except OverflowError:
+        return inf
 
 
 def checked_whole(name: str, value: object, least: int, most: int | None = None) -> int:
@@ -59,7 +64,7 @@ def checked_whole(name: str, value: object, least: int, most: int | None = None)
 
 def checked_positive(name: str, value: Any) -> float:
     """One finite number above 0, or a typed error."""
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
+    number = _real(value)
     if not 0 < number < inf:
         raise InvalidInput(name, value, "a finite number above 0")
     return number
