@@ -70,7 +70,7 @@ def fedavg_seconds(market: Simulation) -> list[float]:
         start = ArrayRecord({"parameters": Array(model.initial())})
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-            found = model.accuracy(arrays["parameters"].numpy(), data.x_test, data.y_test)
+            found = model.evaluate(arrays["parameters"].numpy(), data.test)["accuracy"]
             marks.append(time.perf_counter())
             return MetricRecord({"accuracy": found})
 

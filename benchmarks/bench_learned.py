@@ -22,7 +22,7 @@ from benchmarks.measure import Row
 from flmarket import BidProfile, auctions
 from flmarket.aggregation import OptAggr, error_bound
 from flmarket.auctions.learned import DEFAULTS, PAPERS, LearnedAuction, weight_names
-from flmarket.auctions.learned.training import paper_preset, preset
+from flmarket.auctions.learned.training import preset
 from flmarket.auctions.learned.training.market import Source, make_batch
 from flmarket.auctions.learned.training.papers import PaperTrainer
 from flmarket.auctions.learned.training.trainer import VALUE_LIES, Trainer, measure
@@ -127,7 +127,7 @@ def run() -> Iterator[Row]:
     peer = plain_iteration(bids, budget)
     size = "K=1024, n=10, M=8, J=100"
     yield Row(f"cleared-menu, {size}", "training iteration", ours, "published loop, plainly", peer)
-    papers = PaperTrainer(paper_preset("dm-regretnet"), source, validation=10)
+    papers = PaperTrainer(preset("dm-regretnet"), source, validation=10)
     yield Row(f"DM-RegretNet, {size}", "training iteration", best_of(papers.step), "published loop, plainly", peer)
     many = BidProfile.sample(np.random.default_rng(1), 10_000, 10, "flm22-iid")
     money = 0.5 * many.full_cost.sum(axis=-1)

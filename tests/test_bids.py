@@ -114,6 +114,14 @@ def test_values_cannot_be_changed_afterwards():
         bids.privacy_budget[0] = 5.0
 
 
+def test_no_privacy_loss_is_too_large_for_a_number():
+    """e^1000 overflows: neither an owner to whom privacy is worth nothing nor one without records costs NaN for it."""
+    bids = BidProfile(Valuations([EXPONENTIAL] * 3, [0.0, 2.0, 2.0]), 1000.0, [10.0, 0.0, 10.0])
+    assert np.isfinite(bids.full_cost).all()
+    np.testing.assert_array_equal(bids.full_cost[:2], 0.0)
+    assert bids.full_cost[2] > 1e100
+
+
 def test_utility_is_minus_infinity_beyond_the_privacy_budget():
     bids = BidProfile(Valuations([LINEAR, LINEAR], 1.0), [1.0, 1.0], [1, 1])
     utility = bids.utility(Outcome(np.array([1.0, 1.5]), np.array([3.0, 9.0])))

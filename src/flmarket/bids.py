@@ -207,8 +207,7 @@ class Valuations:
         if kind is Kind.SQRT:
             return 2.0 * np.sqrt(eps)
         if kind is Kind.EXPONENTIAL:
-            with np.errstate(over="ignore"):  # beyond ε = 709 she asks for an infinite sum
-                return np.expm1(eps)
+            return np.expm1(np.minimum(eps, 500.0))  # beyond all money; e^710 is no float, and 0 · ∞ no number
         if kind is Kind.STEP:
             return (eps > 0).astype(np.float64)
         assert self.grid is not None
@@ -440,3 +439,12 @@ def checked_budget(budget: ArrayLike, batch: tuple[int, ...]) -> FloatArray:
         return np.broadcast_to(array, batch)
     except ValueError:
         raise InvalidInput("budget", array.shape, f"a number or an array of the batch's shape {batch}") from None
+
+
+def in_parts(
+    bids: BidProfile, budget: ArrayLike, rows: int, decide: Callable[[BidProfile, FloatArray], tuple[FloatArray, ...]]
+) -> tuple[FloatArray, ...]:
+    """What is decided for a batch, from so many of its profiles (rows, n) with their budgets (rows,) at a time."""
+    money, flat = checked_budget(budget, bids.shape[:-1]).reshape(-1), bids.flat
+    parts = (decide(flat[part], money[part]) for part in slices(len(money), rows))
+    return tuple(np.concatenate(each).reshape(bids.shape) for each in zip(*parts, strict=True))

@@ -319,13 +319,13 @@ class Stackelberg:
 
     def payments(self, rho: ArrayLike, reward: float) -> FloatArray:
         """ρ_i R/Σρ; nothing to anybody if nobody takes part."""
-        budgets = self._checked_rho(rho)
+        budgets = self.checked_rho(rho)
         total = budgets.sum()
         return budgets * (_checked_reward(reward) / total) if total > 0 else np.zeros(self.n)
 
     def user_utilities(self, rho: ArrayLike, reward: float) -> FloatArray:
         """Payment minus privacy cost of every user at any profile, equilibrium or not."""
-        budgets = self._checked_rho(rho)
+        budgets = self.checked_rho(rho)
         return self.payments(budgets, reward) - self.cost_family.cost(self.privacy_values, budgets)
 
     def server_utility(self, reward: ArrayLike) -> FloatArray | float:
@@ -333,12 +333,6 @@ class Stackelberg:
         rewards = np.asarray(reward, dtype=np.float64)
         values = [self._utility_of(self.equilibrium(r), r) for r in rewards.ravel().tolist()]
         return values[0] if rewards.ndim == 0 else np.array(values).reshape(rewards.shape)
-
-    def server_gradient(self, reward: float) -> float:
-        """U'(R), exact for linear costs and refused for others."""
-        if self.cost_family.name != "linear":
-            raise InvalidInput("cost", self.cost_family.name, "linear costs for the exact derivative")
-        return linear_gradient(self._scaled, self.weight, _checked_reward(reward))
 
     def optimal_reward(self) -> float:
         """R*: the server's best reward; 0 where buying nothing is best."""
@@ -353,7 +347,8 @@ class Stackelberg:
     def _utility_of(self, rho: FloatArray, reward: float) -> float:
         return self.weight / 2 * (1.0 + accuracy_term(self._kappa * rho, self.noise_account)) - reward
 
-    def _checked_rho(self, rho: ArrayLike) -> FloatArray:
+    def checked_rho(self, rho: ArrayLike) -> FloatArray:
+        """One privacy budget for each user, or a typed error."""
         budgets = checked_array("rho", rho)
         if budgets.shape != (self.n,):
             raise InvalidInput("rho", budgets.shape, f"one privacy budget for each of {self.n} users")
@@ -370,18 +365,15 @@ _CHUNK_ENTRIES = 200_000
 
 def verify_equilibrium(game: Stackelberg, rho: ArrayLike, *, reward: float, points: int = 65) -> float:
     """The most that any user gains by changing her own ρ; at an equilibrium, no more than rounding."""
-    profile = checked_array("rho", rho)
-    _, best = best_deviations(game, profile, reward=reward, points=points)
-    return float(np.max(best - game.user_utilities(profile, reward)))
+    _, best = best_deviations(game, rho, reward=reward, points=points)
+    return float(np.max(best - game.user_utilities(rho, reward)))
 
 
 def best_deviations(
     game: Stackelberg, rho: ArrayLike, *, reward: float, points: int = 65
 ) -> tuple[FloatArray, FloatArray]:
     """Every user's best ρ against the others' as they are, and her utility there."""
-    profile, amount = checked_array("rho", rho), checked_number("reward", reward, 0.0, 1e15)
-    if profile.shape != (game.n,):
-        raise InvalidInput("rho", profile.shape, f"one privacy budget for each of {game.n} users")
+    profile, amount = game.checked_rho(rho), _checked_reward(reward)
     # Σ_{j≠i} ρ_j as sums from both sides: exact zeros where all others are out, no cancellation
     before = np.concatenate(([0.0], np.cumsum(profile)[:-1]))
     others = before + np.concatenate((np.cumsum(profile[::-1])[::-1][1:], [0.0]))

@@ -168,16 +168,15 @@ def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
     if path.suffix.lower() == ".json":
         try:
             rows = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(str(path), f"line {error.lineno}", f"valid JSON ({error.msg})") from None
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or lists without end
+            raise ConfigError(str(path), f"line {getattr(error, 'lineno', '?')}", f"valid JSON ({error})") from None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ConfigError(str(path), type(rows).__name__, "a list of objects")
         return rows
     reader = csv.DictReader(text.splitlines(), strict=True)
-    missing = {"kind", "rate", "privacy_budget", "data_size"} - set(reader.fieldnames or ())
-    if missing:
-        raise ConfigError(str(path), reader.fieldnames, f"a header with {', '.join(sorted(missing))}")
     try:
+        if missing := {"kind", "rate", "privacy_budget", "data_size"} - set(reader.fieldnames or ()):
+            raise ConfigError(str(path), reader.fieldnames, f"a header with {', '.join(sorted(missing))}")
         return list(reader)
     except csv.Error as error:
         raise ConfigError(str(path), f"line {reader.line_num}", f"valid CSV ({error})") from None

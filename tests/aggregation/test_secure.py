@@ -116,3 +116,13 @@ def test_the_more_owners_the_better_and_local_wins_among_few() -> None:
         there = error_bound(np.full(n, 1 / n), epsilon, sizes, 1.0, 7850, perturbation=local)
         ratio[n] = float(here / there)
     assert ratio[2] > 1 > ratio[20] > ratio[100]
+
+
+def test_where_records_are_protected_an_owner_of_many_weighs_more() -> None:
+    """Noise for one record is the less the more records she has: no other weights have a smaller bound."""
+    noise, epsilon, sizes = privacy.RecordNoise(), [1.0, 1.0, 0.5], [10, 200, 40]
+    rule = SecureOpt(dimension=50, perturbation=noise)
+    terms = {"dimension": 50, "perturbation": noise, "trust": "secure-aggregation"}
+    least = error_bound(rule.weights(epsilon, sizes), epsilon, sizes, **terms)
+    others = np.random.default_rng(0).dirichlet(np.ones(3), 2000)
+    assert (error_bound(others, epsilon, sizes, **terms) >= least * (1 - 1e-9)).all()

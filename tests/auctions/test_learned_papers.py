@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flmarket import APPROXIMATE, EXACT, BidProfile, InvalidInput, Valuations, auctions  # noqa: E402
-from flmarket.auctions.learned import FORMER_NAMES, PAPERS, load, save, weight_names  # noqa: E402
+from flmarket.auctions.learned import PAPERS, load, save, weight_names  # noqa: E402
 from flmarket.auctions.learned.papers import PaperAuction, PaperSettings, first_parameters, inputs_of, outputs  # noqa: E402
-from flmarket.auctions.learned.training import PAPER_PRESETS, paper_preset  # noqa: E402
+from flmarket.auctions.learned.training import PAPER_PRESETS  # noqa: E402
 from flmarket.auctions.learned.training import papers as training  # noqa: E402
 from flmarket.auctions.learned.training.market import Source, conventional_bound  # noqa: E402
 from flmarket.auctions.learned.training.papers import (  # noqa: E402
@@ -77,7 +77,7 @@ def worked(settings, schedule, lie=None):
     return terms(settings, schedule, constant(settings), batch, told)
 
 
-LOTTERY = paper_preset("m-regretnet").schedule
+LOTTERY = PAPER_PRESETS["m-regretnet"].schedule
 
 
 def test_what_is_paid_below_cost_over_the_cost_of_what_is_sold():
@@ -123,7 +123,7 @@ def test_murbas_violations_are_in_money_at_the_mean_privacy_loss():
     settings = PaperSettings(items=2, owners=2, hidden=(3, 3), grid="harmonic", sold="mean", dummy=False)
     bids = BidProfile(Valuations(np.full((2, 2), 1), BIDS.valuations.rate), BIDS.privacy_budget, BIDS.data_size)
     batch = make_batch(settings, bids, MONEY / 10)
-    schedule, lie = paper_preset("murba").schedule, training._truth(batch).clone()
+    schedule, lie = PAPER_PRESETS["murba"].schedule, training._truth(batch).clone()
     lie[1, :, 2] *= 0.5  # owner 2 sells half of ε: her cost falls to a quarter: gains 19.0125 and 3.16875
     objective, found = terms(settings, schedule, constant(settings), batch, lie)
     np.testing.assert_allclose(found.rational.numpy(), [0.15625, 12.1625], rtol=1e-5)
@@ -149,7 +149,7 @@ def least_bound(epsilon, share):
 @pytest.mark.parametrize("aggregation", ["opt-aggr", "conventional"])
 def test_dm_regretnet_sharpens_probabilities_not_logits(aggregation):
     # z' = softmax(z/τ) with τ = 1/8: z_1/τ = (4, 2, 2), so z'_1 = (e², 1, 1)/(e² + 2); z_2/τ = (1.6, 2.4, 4).
-    schedule = replace(paper_preset("dm-regretnet").schedule, objective=aggregation)
+    schedule = replace(PAPER_PRESETS["dm-regretnet"].schedule, objective=aggregation)
     settings = replace(TWO, sold="argmax")
     sharp = [soft(z, 0.125) for z in Z]
     assert sharp[0] == pytest.approx([math.exp(2) / (math.exp(2) + 2), *[1 / (math.exp(2) + 2)] * 2])
@@ -183,15 +183,15 @@ def test_the_lagrangian_by_hand():
     # 2·4 + 2·.6 + 1.5·.6² + .2 + 1.5·.2² + 1.5·.6 + .5·.6² = 8 + 1.2 + .54 + .2 + .06 + .9 + .18 = 11.08
     found = training.Violations(torch.tensor([0.5, 0.1]), torch.tensor([0.2, 0.0]), torch.tensor([0.3, 0.3]))
     multipliers = {"regret": torch.full((2,), 2.0), "rational": torch.ones(2), "determinism": torch.full((2,), 1.5)}
-    schedule = paper_preset("dm-regretnet").schedule
+    schedule = PAPER_PRESETS["dm-regretnet"].schedule
     assert float(training.lagrangian(schedule, torch.tensor(4.0), found, multipliers, 2)) == pytest.approx(11.08)
     # MURBA, fifth epoch: ρ = 3 and 10, ERR once: 4 + 1.2 + 1.5·.36 + .2 + 5·.04 = 6.14
-    schedule, found = paper_preset("murba").schedule, replace(found, determinism=None)
+    schedule, found = PAPER_PRESETS["murba"].schedule, replace(found, determinism=None)
     assert float(training.lagrangian(schedule, torch.tensor(4.0), found, multipliers, 4)) == pytest.approx(6.14)
 
 
 def test_the_papers_schedules():
-    flm22, flm21 = paper_preset("dm-regretnet").schedule, paper_preset("murba").schedule
+    flm22, flm21 = PAPER_PRESETS["dm-regretnet"].schedule, PAPER_PRESETS["murba"].schedule
     assert (flm22.epochs, flm22.batches, flm22.profiles, flm22.misreports, flm22.update_every) == (
         50,
         100,
@@ -223,7 +223,7 @@ def test_the_grids():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_payments_do_not_depend_on_the_draw_and_never_exceed_the_budget(name, rng):
-    settings = paper_preset(name).settings
+    settings = PAPER_PRESETS[name].settings
     auction = PaperAuction(settings, wild(settings))
     bids = BidProfile.sample(rng, 200, 10, "flm22-iid")
     budget = bids.full_cost.sum(-1) * 10 ** rng.uniform(-2, 2, 200)
@@ -262,7 +262,7 @@ def test_what_the_networks_see():
 
 
 def test_another_number_of_owners_is_refused(rng):
-    settings = paper_preset("dm-regretnet").settings
+    settings = PAPER_PRESETS["dm-regretnet"].settings
     with pytest.raises(InvalidInput, match="10 owners"):
         PaperAuction(settings, wild(settings)).run(BidProfile.sample(rng, None, 9, "flm22-iid"), 1.0)
     for bad in ({"items": 0}, {"grid": "other"}, {"sold": "all"}, {"owners": 0}):
@@ -323,7 +323,7 @@ def plain_utility(settings, schedule, parameters, bids, budget, owner, lie):
 @pytest.mark.parametrize("name", ["dm-regretnet", "regretnet", "murba-10"])
 def test_the_search_is_plain_gradient_ascent(name, rng):
     """The fast search against autograd on the whole network, owner by owner, in double precision."""
-    preset = paper_preset(name)
+    preset = PAPER_PRESETS[name]
     settings, schedule = replace(preset.settings, owners=3, hidden=(7, 5)), preset.schedule
     bids = BidProfile.sample(rng, 6, 3, "flm21-high")
     budget = bids.full_cost.sum(-1) * rng.uniform(0.1, 2, 6)
@@ -353,7 +353,7 @@ def test_the_search_is_plain_gradient_ascent(name, rng):
 
 
 def tiny(name="dm-regretnet", **changes):
-    preset = paper_preset(name)
+    preset = PAPER_PRESETS[name]
     schedule = replace(preset.schedule, **{"epochs": 2, "batches": 3, "profiles": 6, "misreports": 3, **changes})
     return replace(preset, schedule=schedule, settings=replace(preset.settings, hidden=(6, 6), owners=4))
 
@@ -412,7 +412,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_ends_where_an_uninterrupted_one
 
 def test_what_cannot_be_trained_on_is_refused(rng):
     bids = BidProfile.sample(rng, 3, 10, "jdp")
-    settings = paper_preset("dm-regretnet").settings
+    settings = PAPER_PRESETS["dm-regretnet"].settings
     with pytest.raises(InvalidInput, match="STEP"):
         make_batch(settings, bids, bids.full_cost.sum(-1))
     with pytest.raises(InvalidInput, match="owners"):
@@ -430,7 +430,7 @@ def saved(path, auction, **provenance):
 def test_the_papers_names_are_the_papers_mechanisms(tmp_path):
     assert set(PAPERS) == set(PAPER_PRESETS)
     for name in PAPERS:
-        settings = paper_preset(name).settings
+        settings = PAPER_PRESETS[name].settings
         path = saved(
             tmp_path / f"{name}.safetensors", PaperAuction(settings, wild(settings)), iterations=7, scheduled=9
         )
@@ -459,18 +459,16 @@ def test_files_of_the_former_names_still_open_and_say_what_they_are(tmp_path):
     with pytest.warns(FutureWarning, match="cleared-menu"):
         found = auctions.get("dm-regretnet", weights=path)
     assert found.settings == ours.settings
-    paper = paper_preset("murba-10").settings
+    paper = PAPER_PRESETS["murba-10"].settings
     path = saved(tmp_path / "theirs.safetensors", PaperAuction(paper, wild(paper)))
     with pytest.raises(ConfigError, match="papers"):
         auctions.get("cleared-menu", weights=path)
     with pytest.raises(ConfigError, match="another"):
         auctions.get("murba", weights=path)  # M = 10 is no murba, nor dm-regretnet
-    assert set(FORMER_NAMES.values()) == {"cleared-menu", "cleared-menu-20", "cleared-menu-convl", "menu-lottery",
-                                          "single-lottery"}  # fmt: skip
 
 
 def test_damaged_files_are_refused(tmp_path):
-    settings = paper_preset("murba-10").settings
+    settings = PAPER_PRESETS["murba-10"].settings
     wrong = PaperAuction(settings, wild(replace(settings, hidden=(100, 99))))
     with pytest.raises(ConfigError, match="shapes"):
         load("murba-10", saved(tmp_path / "wrong.safetensors", wrong))
@@ -504,7 +502,7 @@ def test_the_metric_sees_what_the_deployed_auction_does():
     """DM-RegretNet by hand: its argmax sells nothing of owner 1 and everything of owner 2 (the batch above)."""
     settings = replace(TWO, sold="argmax")
     auction = PaperAuction(settings, {key: value.numpy() for key, value in constant(settings).items()})
-    schedule = replace(paper_preset("dm-regretnet").schedule, misreports=1, step=1e-9)
+    schedule = replace(PAPER_PRESETS["dm-regretnet"].schedule, misreports=1, step=1e-9)
     found = by_the_papers(auction, schedule, BIDS, MONEY)
     # owner 2 sells all: costs 30·2 and 10·2 against payments of 30 and 12: below by half and by 8/20
     assert found.irv_deployed == pytest.approx((0.5 + 0.4) / 2, rel=1e-5)
@@ -523,7 +521,7 @@ def options(folder, **changes):
 def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
     folder, out = tmp_path / "state", tmp_path / "out" / "murba.safetensors"
     run = lambda **changes: command.train_network(  # noqa: E731
-        "flm21-murba-10", "flm21-low", None, options(folder, **changes), 0, out, as_json=True
+        "murba-10", "flm21-low", None, options(folder, **changes), 0, out, as_json=True
     )
     run(iterations=3)
     first = capsys.readouterr().out

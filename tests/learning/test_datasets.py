@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from flmarket.errors import ConfigError, DataUnavailable, InvalidInput, MissingDependency, UnknownName
-from flmarket.learning import DataSet, Encoding, Pool, Records, datasets, from_files, load, names
+from flmarket.learning import DataSet, Encoding, Pool, Records, datasets, from_files, load, names, predict
 from flmarket.learning.data import stratified_split
 
 # --- the value type and its helpers -------------------------------------------------------------------------------
@@ -72,9 +72,8 @@ def test_an_encoding_learns_from_training_records_only() -> None:
     assert encoding.encode(TABLE).tolist() == [[-1, 0, 0, 1], [1, 0, 1, 0]]
     unseen = {"a": np.array([4.0]), "b": np.array([6.0]), "c": np.array(["z"])}
     assert encoding.encode(unseen).tolist() == [[3, 1, 0, 0]]
-    again = Encoding.from_dict(json.loads(json.dumps(encoding.to_dict())))
-    assert again.encode(unseen).tolist() == [[3, 1, 0, 0]]
-    assert again.features == encoding.features
+    about = {"encoding": json.loads(json.dumps(encoding.to_dict())), "features": encoding.features}
+    assert predict.encode(about, unseen).tolist() == [[3, 1, 0, 0]]  # as it travels with a model
     unit = Encoding.fit(TABLE, ["a"], {}, "unit")
     assert unit.encode({"a": np.array([-1.0, 1.0, 9.0])}).tolist() == [[0], [0.5], [1]]
 

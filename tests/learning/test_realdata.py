@@ -46,8 +46,8 @@ def test_softmax_regression_learns_nsl_kdd_from_ten_owners_a_round(kdd: DataSet)
         rows, offsets = part.select(stream(0, r, purpose=Purpose.PARTICIPATION).choice(1000, 10, replace=False))
         gradients = fedsgd(model, params, kdd.x_train[rows], kdd.y_train[rows], offsets)
         params = params - 0.5 * (np.diff(offsets) / offsets[-1]) @ gradients
-    assert model.accuracy(params, kdd.x_train, kdd.y_train) > 0.93
-    assert model.accuracy(params, kdd.x_test, kdd.y_test) > 0.71
+    assert model.evaluate(params, kdd.train)["accuracy"] > 0.93
+    assert model.evaluate(params, kdd.test)["accuracy"] > 0.71
 
 
 def test_bank_marketing(data_dir: Path) -> None:

@@ -222,7 +222,8 @@ def test_a_hostile_text_is_refused_at_once(case: str) -> None:
         for fields in (
             {"steps": 10**9}, {"steps": 0}, {"steps": 1.5}, {"epochs": 5}, {"epochs": 10**6, "steps": 1},
             {"batch_size": "all"}, {"learning_rate": "fast"}, {"learning_rate": True}, {"learning_rate": -1},
-            {"momentum": None}, {"momentum": 1}, {"optimizer": "lbfgs"}, {"optimizer": []},
+            {"momentum": None}, {"momentum": 1}, {"optimizer": "lbfgs"}, {"optimizer": []}, {"steps": None},
+            {"learning_rate": 10**400},
         )
     ]  # fmt: skip
     for text in texts:

@@ -180,7 +180,7 @@ def test_federated_averaging_learns_digits_from_unlike_owners() -> None:
             steps=10, batch_size=16, learning_rate=0.5, rngs=OwnerStreams(0, r, owners, Purpose.BATCHES),
         )  # fmt: skip
         params = params - np.diff(offsets) / offsets[-1] @ updates
-    assert model.accuracy(params, data.x_test, data.y_test) > 0.9
+    assert model.evaluate(params, data.test)["accuracy"] > 0.9
 
 
 # --- what a server subtracts, for any model ---------------------------------------------------------------------------

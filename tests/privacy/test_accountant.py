@@ -372,7 +372,14 @@ def test_events_round_trip_through_json(event):
 
 @pytest.mark.parametrize(
     "bad",
-    [{}, {"kind": "pure-dp"}, {"kind": "pure-dp", "epsilon": 1, "delta": 1}, {"kind": "pure-dp", "epsilon": "1"}, 3],
+    [
+        {},
+        {"kind": "pure-dp"},
+        {"kind": "pure-dp", "epsilon": 1, "delta": 1},
+        {"kind": "pure-dp", "epsilon": "1"},
+        3,
+        {"kind": "pure-dp", "epsilon": 10**400},
+    ],
 )
 def test_malformed_events_are_refused(bad):
     with pytest.raises(InvalidInput):
@@ -395,6 +402,7 @@ def test_unknown_kinds_are_refused():
         {"total": {}},
         {"total": None},
         {"releases": -1},
+        {"releases": float("inf")},
         {"cap": {"kind": "gaussian", "noise_multiplier": 1.0}},
     ],
 )

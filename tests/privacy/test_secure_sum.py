@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import sqrt
 
@@ -237,7 +238,8 @@ def test_rho_and_epsilon_are_inverse_and_agree_with_a_peer() -> None:
 def test_terms_survive_json_and_nonsense_does_not() -> None:
     _, _, _, terms = market()
     assert SumTerms.from_json(terms[3].to_json()) == terms[3]
-    for text in ("", "[]", "{}", terms[0].to_json().replace("threshold", "treshold"), '{"weight": 2}'):
+    endless = json.dumps(json.loads(terms[0].to_json()) | {"weight": 10**400})
+    for text in ("", "[]", "{}", terms[0].to_json().replace("threshold", "treshold"), '{"weight": 2}', endless):
         with pytest.raises(InvalidInput):
             SumTerms.from_json(text)
     with pytest.raises(InvalidInput, match="honest"):

@@ -41,7 +41,7 @@ from flmarket.aggregation.rules import normalised, shares_and_winners
 from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.privacy import ExponentialRelease, NoiseSource, exponential
-from flmarket.privacy.events import checked_number
+from flmarket.privacy.events import checked_number, checked_whole
 from flmarket.registry import Registry
 
 BoolArray = NDArray[np.bool_]
@@ -169,8 +169,8 @@ class LeaveKOut(Grouping):
     count: int = 40
 
     def __post_init__(self) -> None:
-        for name in ("k", "count"):
-            _whole(name, getattr(self, name))
+        checked_whole("k", self.k, 1)
+        checked_whole("count", self.count, 1)
 
     def members(self, clients: int, rng: Rng) -> BoolArray:
         """Fresh groups each time."""
@@ -197,7 +197,7 @@ class Partition(Grouping):
     size: int = 5
 
     def __post_init__(self) -> None:
-        _whole("size", self.size)
+        checked_whole("size", self.size, 1)
 
     def members(self, clients: int, rng: Rng) -> BoolArray:
         """Every client in exactly one group."""
@@ -232,11 +232,6 @@ def _generator(rng: Rng) -> np.random.Generator:
     if rng is None:
         raise InvalidInput("rng", rng, "a numpy.random.Generator, to draw groups")
     return rng
-
-
-def _whole(name: str, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise InvalidInput(name, value, "a whole number of at least 1")
 
 
 Sensitivity = Literal["record", "client", "paper"]
@@ -275,8 +270,7 @@ class ExponentialChoice:
 
     def __post_init__(self) -> None:
         checked_number("epsilon", self.epsilon, 1e-30, 1e30)
-        if type(self.validation) is not int or self.validation < 1:
-            raise InvalidInput("validation", self.validation, "a whole number of at least 1: the server's records")
+        checked_whole("validation", self.validation, 1)
         if self.sensitivity not in SENSITIVITIES:
             raise InvalidInput("sensitivity", self.sensitivity, f"one of {', '.join(SENSITIVITIES)}")
 
@@ -390,8 +384,7 @@ class _Against(_Statistic):
     adversaries: int = 1
 
     def __post_init__(self) -> None:
-        if type(self.adversaries) is not int or self.adversaries < 0:
-            raise InvalidInput("adversaries", self.adversaries, "a whole number of at least 0")
+        checked_whole("adversaries", self.adversaries, 0)
 
 
 @dataclass(frozen=True)

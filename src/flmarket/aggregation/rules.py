@@ -56,8 +56,9 @@ from typing import ClassVar, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flmarket.bids import FloatArray, checked_array
+from flmarket.bids import FloatArray, checked_array, slices
 from flmarket.errors import InvalidInput
+from flmarket.privacy.events import checked_positive
 
 Trust = Literal["local", "secure-aggregation"]
 TRUST: tuple[Trust, ...] = get_args(Trust)
@@ -83,8 +84,7 @@ def release_energy(
     Noise for one record (`unit = "record"`) is the less the more records an owner has; all other noise is not.
     """
     eps = checked_array("epsilon", epsilon)
-    if not (np.isfinite(clip) and clip > 0):
-        raise InvalidInput("clip", clip, "a positive number")
+    checked_positive("clip", clip)
     if int(dimension) != dimension or dimension < 1:
         raise InvalidInput("dimension", dimension, "a whole number of at least 1")
     sells = eps > 0
@@ -203,32 +203,51 @@ class BiasOpt:
         return np.where((eps > 0).any(axis=-1, keepdims=True), kept + np.where(best, spare, 0.0), shares)
 
 
-@dataclass(frozen=True)
-class VarOpt:
-    """Least variance: weights inverse to the noise energy (in ε² for the papers' Laplace noise)."""
-
-    clip: float = 1.0
-    dimension: int = 1
-    perturbation: HasNoiseEnergy | None = None
-    name: str = "var-opt"
-
-    def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
-        """Rows sum to 1, 0 where ε = 0."""
-        shares, eps = shares_and_winners(epsilon, data_size)
-        energy = release_energy(
-            eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation, data_size=data_size
-        )
-        least = np.where(np.isfinite(energy), energy, np.inf).min(axis=-1, keepdims=True)
-        precision = np.where(eps > 0, np.divide(least, energy, out=np.zeros(eps.shape), where=eps > 0), 0.0)
-        return normalised(precision, shares)
-
-
 # Rows are independent: chunks of about this many entries keep every temporary in the processor's cache.
 _CHUNK_ENTRIES = 60_000
 
 
 @dataclass(frozen=True)
-class OptAggr:
+class _ByEnergy:
+    """Rules that look at the noise energy of every release."""
+
+    clip: float = 1.0
+    dimension: int = 1
+    perturbation: HasNoiseEnergy | None = None
+
+    def energy(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
+        """σ of each owner's release."""
+        return release_energy(
+            epsilon, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation, data_size=data_size
+        )
+
+    def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
+        """Rows sum to 1, 0 where ε = 0; the data shares where nobody releases anything."""
+        shares, eps = shares_and_winners(epsilon, data_size)
+        flat, energy = shares.reshape(-1, eps.shape[-1]), self.energy(eps, data_size).reshape(-1, eps.shape[-1])
+        out = np.empty_like(flat)
+        for part in slices(len(out), _CHUNK_ENTRIES // eps.shape[-1]):
+            out[part] = self._solved(flat[part], energy[part])
+        return out.reshape(eps.shape)
+
+    def _solved(self, shares: FloatArray, energy: FloatArray) -> FloatArray:
+        """The weights of rows (rows, n), by their data shares and energies, which are ∞ for those who do not sell."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class VarOpt(_ByEnergy):
+    """Least variance: weights inverse to the noise energy (in ε² for the papers' Laplace noise)."""
+
+    name: str = "var-opt"
+
+    def _solved(self, shares: FloatArray, energy: FloatArray) -> FloatArray:
+        least, sells = energy.min(axis=-1, keepdims=True), np.isfinite(energy)
+        return normalised(np.divide(least, energy, out=np.zeros(energy.shape), where=sells), shares)
+
+
+@dataclass(frozen=True)
+class OptAggr(_ByEnergy):
     """The weights that minimise the error bound for a given clip, dimension and perturbation.
 
     OptAggr in closed form: the weights of least error bound, exact, O(n log n), a whole batch at once.
@@ -251,25 +270,10 @@ class OptAggr:
     sub-optimal when somebody loses (docs/errata.md E1).
     """
 
-    clip: float = 1.0
-    dimension: int = 1
-    perturbation: HasNoiseEnergy | None = None
     name: str = "opt-aggr"
 
-    def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
-        """Rows sum to 1, 0 where ε = 0; the data shares where nobody releases anything."""
-        shares, eps = shares_and_winners(epsilon, data_size)
-        energy = release_energy(
-            eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation, data_size=data_size
-        )
-        n = eps.shape[-1]
-        flat_shares, flat_energy = shares.reshape(-1, n), energy.reshape(-1, n)
-        out = np.empty_like(flat_shares)
-        rows = max(1, _CHUNK_ENTRIES // n)
-        for start in range(0, len(out), rows):
-            part = slice(start, start + rows)
-            out[part] = _solve(flat_shares[part], flat_energy[part], 8.0 * self.clip * self.clip)
-        return out.reshape(eps.shape)
+    def _solved(self, shares: FloatArray, energy: FloatArray) -> FloatArray:
+        return _solve(shares, energy, 8.0 * self.clip * self.clip)
 
 
 def _solve(shares: FloatArray, energy: FloatArray, penalty: float) -> FloatArray:
@@ -331,28 +335,20 @@ def _multipliers(
 
 
 @dataclass(frozen=True)
-class SecureOpt:
+class SecureOpt(_ByEnergy):
     """Of a sum that nobody sees the parts of: the weights of least error bound."""
 
-    clip: float = 1.0
-    dimension: int = 1
-    perturbation: HasNoiseEnergy | None = None
     excess: float = 1.0
     name: str = "secure-opt"
     trust: ClassVar[Trust] = "secure-aggregation"
 
-    def weights(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
-        """Rows sum to 1, 0 where ε = 0; the data shares where nobody releases anything."""
-        shares, eps = shares_and_winners(epsilon, data_size)
-        energy = release_energy(eps, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation)
-        n = eps.shape[-1]
-        found = _solve_for_sum(shares.reshape(-1, n), energy.reshape(-1, n), self.excess, 4.0 * self.clip * self.clip)
-        return found.reshape(eps.shape)
-
     def noise(self, epsilon: ArrayLike, data_size: ArrayLike) -> FloatArray:
         """N: the standard deviation per coordinate that the sum must have; infinite where nobody sells."""
-        energy = release_energy(epsilon, clip=self.clip, dimension=self.dimension, perturbation=self.perturbation)
+        energy = self.energy(epsilon, data_size)
         return np.sqrt(common_energy(self.weights(epsilon, data_size), energy) / self.dimension)
+
+    def _solved(self, shares: FloatArray, energy: FloatArray) -> FloatArray:
+        return _solve_for_sum(shares, energy, self.excess, 4.0 * self.clip * self.clip)
 
 
 def _solve_for_sum(shares: FloatArray, energy: FloatArray, excess: float, penalty: float) -> FloatArray:

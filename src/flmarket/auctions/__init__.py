@@ -46,10 +46,7 @@ register(
         weight="privacy",
         capped=False,
         guarantees=Guarantees(
-            truthful=NONE,
-            rational=EXACT,
-            budget_feasible=EXACT,
-            source="FL-Market 2021 Alg. 4, 2022 Alg. 4. The papers' truthfulness fails: docs/errata.md E3",
+            NONE, EXACT, EXACT, "FL-Market 2021 Alg. 4, 2022 Alg. 4. The papers' truthfulness fails: docs/errata.md E3"
         ),
     ),
     about="Proportional share. A lie can pay; kept for comparison.",

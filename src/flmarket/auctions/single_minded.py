@@ -15,21 +15,36 @@ from numpy.typing import ArrayLike, NDArray
 
 from flmarket.bids import EXACT, NONE, BidProfile, FloatArray, Guarantees, IntArray, Outcome, checked_budget, slices
 
-Rule = Callable[[FloatArray, FloatArray, FloatArray], tuple[NDArray[np.bool_], FloatArray]]
-
 _CHUNK_ENTRIES = 60_000
+Decision = tuple[NDArray[np.bool_], FloatArray]  # who wins, and what each is paid
 
 
-def clear(rule: Rule, bids: BidProfile, weight: FloatArray, budget: ArrayLike) -> Outcome:
-    """Apply a rule (cost, weight, budget of shape (rows, 1)) → (wins, payment) to every profile of a batch."""
-    n = bids.n
-    limit = checked_budget(budget, bids.shape[:-1]).reshape(-1, 1)
-    cost, weight = bids.full_cost.reshape(-1, n), weight.reshape(-1, n)
-    wins, payment = np.empty(cost.shape, dtype=bool), np.empty(cost.shape)
-    for part in slices(len(cost), _CHUNK_ENTRIES // n):
-        wins[part], payment[part] = rule(cost[part], weight[part], limit[part])
-    wins, payment = wins.reshape(bids.shape), payment.reshape(bids.shape)
-    return Outcome(np.where(wins, bids.privacy_budget, 0.0), payment)
+class SingleMinded:
+    """A rule over rows of costs and weights, (rows, n), with a budget for each row, (rows, 1)."""
+
+    def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
+        """Clear one auction or a batch; deterministic, ties to the lower index."""
+        n = bids.n
+        limit = checked_budget(budget, bids.shape[:-1]).reshape(-1, 1)
+        cost, weight = bids.full_cost.reshape(-1, n), self._weights(bids).reshape(-1, n)
+        wins, payment = np.empty(cost.shape, dtype=bool), np.empty(cost.shape)
+        for part in slices(len(cost), _CHUNK_ENTRIES // n):
+            wins[part], payment[part] = self._clear(cost[part], weight[part], limit[part])
+        wins, payment = wins.reshape(bids.shape), payment.reshape(bids.shape)
+        return Outcome(np.where(wins, bids.privacy_budget, 0.0), payment)
+
+    def _weights(self, bids: BidProfile) -> FloatArray:
+        """What is bought, by default records; 0 of who sells none."""
+        return bids.data_size * (bids.privacy_budget > 0)
+
+    def _clear(self, cost: FloatArray, weight: FloatArray, budget: FloatArray) -> Decision:
+        raise NotImplementedError
+
+
+def by_unit_cost(cost: FloatArray, weight: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Costs per unit of weight, and the ascending order of each row; who has no weight comes last, at ∞."""
+    unit = np.divide(cost, weight, out=np.full(cost.shape, np.inf), where=weight > 0)
+    return unit, np.argsort(unit, axis=-1, kind="stable")
 
 
 def last_true(
@@ -50,7 +65,9 @@ def last_true(
 class SortedRows:
     """Owners of each row in ascending order of unit cost, with prefix sums over the first k of them, k = 0..n."""
 
-    def __init__(self, unit: FloatArray, cost: FloatArray, size: FloatArray) -> None:
+    def __init__(self, cost: FloatArray, size: FloatArray) -> None:
+        unit, self.order = by_unit_cost(cost, size)
+        unit, cost, size = (np.take_along_axis(a, self.order, axis=-1) for a in (unit, cost, size))
         rows, self.n = unit.shape
         zero = np.zeros((rows, 1))
         self.size, self.cost = size, cost
@@ -93,7 +110,7 @@ Weight = Literal["privacy", "records", "owners"]
 
 
 @dataclass(frozen=True)
-class ProportionalShare:
+class ProportionalShare(SingleMinded):
     """One price per unit of `weight`, paid to the cheapest owners that the budget carries.
 
     All-in, M1 and FairQuery are its settings.
@@ -122,34 +139,34 @@ class ProportionalShare:
     capped: bool
     guarantees: Guarantees
 
-    def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
-        """Clear one auction or a batch; deterministic."""
-        return clear(self._clear_shares, bids, self._weights(bids), budget)
-
-    def _clear_shares(
-        self, cost: FloatArray, weight: FloatArray, budget: FloatArray
-    ) -> tuple[NDArray[np.bool_], FloatArray]:
-        # owners of no weight sort last, at an infinite unit value that no price reaches
-        unit = np.divide(cost, weight, out=np.full(cost.shape, np.inf), where=weight > 0)
-        order = np.argsort(unit, axis=-1, kind="stable")
-        take = take_prefix if self.capped else _take_all_that_fit
-        sorted_unit, sorted_weight = (np.take_along_axis(a, order, axis=-1) for a in (unit, weight))
-        taken, price = take(sorted_unit, sorted_weight, budget)
-        wins = np.empty(cost.shape, dtype=bool)
-        np.put_along_axis(wins, order, taken, axis=-1)
+    def _clear(self, cost: FloatArray, weight: FloatArray, budget: FloatArray) -> Decision:
+        wins, price = _shared(take_prefix if self.capped else _take_all_that_fit, cost, weight, budget)
         # weight · (cost / weight) may round below cost by one unit in the last place; a winner never loses by it
         return wins, np.where(wins, np.maximum(weight * price, cost), 0.0)
 
     def _weights(self, bids: BidProfile) -> FloatArray:
-        sellable = bids.data_size * (bids.privacy_budget > 0)
-        if self.weight == "records":
-            return sellable
         if self.weight == "privacy":
             return bids.data_size * bids.privacy_budget
-        return (sellable > 0).astype(np.float64)
+        records = super()._weights(bids)
+        return records if self.weight == "records" else (records > 0).astype(np.float64)
 
 
-def take_prefix(unit: FloatArray, weight: FloatArray, budget: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
+def _shared(
+    take: Callable[[FloatArray, FloatArray, FloatArray], Decision],
+    cost: FloatArray,
+    weight: FloatArray,
+    budget: FloatArray,
+) -> Decision:
+    """Who is taken in ascending order of unit cost, and the price per unit; it reaches nobody who has no weight."""
+    unit, order = by_unit_cost(cost, weight)
+    sorted_unit, sorted_weight = (np.take_along_axis(a, order, axis=-1) for a in (unit, weight))
+    taken, price = take(sorted_unit, sorted_weight, budget)
+    wins = np.empty(cost.shape, dtype=bool)
+    np.put_along_axis(wins, order, taken, axis=-1)
+    return wins, price
+
+
+def take_prefix(unit: FloatArray, weight: FloatArray, budget: FloatArray) -> Decision:
     """Winners up to the first who does not fit, and the price per unit, capped by her unit value."""
     rows, n = unit.shape
     total = np.cumsum(weight, axis=-1)
@@ -162,9 +179,7 @@ def take_prefix(unit: FloatArray, weight: FloatArray, budget: FloatArray) -> tup
     return np.arange(n) < count, price
 
 
-def _take_all_that_fit(
-    unit: FloatArray, weight: FloatArray, budget: FloatArray
-) -> tuple[NDArray[np.bool_], FloatArray]:
+def _take_all_that_fit(unit: FloatArray, weight: FloatArray, budget: FloatArray) -> Decision:
     """Winners when misfits are passed over, and the price per unit that spends the whole budget."""
     rows, n = unit.shape
     if rows < n:  # few long auctions: one step an owner, in plain floats
@@ -189,17 +204,13 @@ def _fits(unit: list[float], weight: list[float], budget: float) -> list[bool]:
     return taken
 
 
-_M2 = Guarantees(
-    truthful=EXACT,
-    rational=EXACT,
-    budget_feasible=NONE,
-    source="Zhang et al. (JDP) Alg. 2; Myerson 1981. The paper's budget balance fails: docs/errata.md E8",
-    assumes="single-minded owners whose privacy budget and data size are not private",
-)
+_ASSUMES = "single-minded owners whose privacy budget and data size are not private"
+_M2_SOURCE = "Zhang et al. (JDP) Alg. 2; Myerson 1981. The paper's budget balance fails: docs/errata.md E8"
+_M2 = Guarantees(EXACT, EXACT, NONE, _M2_SOURCE, _ASSUMES)
 
 
 @dataclass(frozen=True)
-class GreedyKnapsack:
+class GreedyKnapsack(SingleMinded):
     """M2 as published: truthful and rational, but within budget only in costs.
 
     M2: buy as many records as the sum of *costs* allows, pay critical bids (Zhang et al., JDP, Alg. 2).
@@ -224,33 +235,25 @@ class GreedyKnapsack:
     name: str = "m2"
     guarantees: Guarantees = _M2
 
-    def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
-        """Clear one auction or a batch; deterministic, ties to the lower index."""
-        return clear(_clear_greedy, bids, bids.data_size * (bids.privacy_budget > 0), budget)
+    def _clear(self, cost: FloatArray, weight: FloatArray, budget: FloatArray) -> Decision:
+        rows, n = cost.shape
+        market = SortedRows(np.where(weight > 0, cost, np.inf), weight)
 
+        affordable = np.where(market.cost <= budget, market.size, -1.0)
+        largest_size = affordable.max(axis=-1)
+        # among equally large owners the lowest index in the original order stands alone
+        largest = np.where(affordable == largest_size[:, None], market.order, n).argmin(axis=-1)
+        greedy = (market.total_cost[:, 1:] <= budget).sum(axis=-1)
+        alone = market.total_size[np.arange(rows), greedy] < largest_size
+        taken = (np.arange(n) < greedy[:, None]) & ~alone[:, None]
+        taken[alone, largest[alone]] = True
 
-def _clear_greedy(cost: FloatArray, size: FloatArray, limit: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
-    rows, n = cost.shape
-    cost = np.where(size > 0, cost, np.inf)
-    unit = np.divide(cost, size, out=np.full(cost.shape, np.inf), where=size > 0)
-    order = np.argsort(unit, axis=-1, kind="stable")
-    market = SortedRows(*(np.take_along_axis(a, order, axis=-1) for a in (unit, cost, size)))
-
-    affordable = np.where(market.cost <= limit, market.size, -1.0)
-    largest_size = affordable.max(axis=-1)
-    # among equally large owners the lowest index in the original order stands alone
-    largest = np.where(affordable == largest_size[:, None], order, n).argmin(axis=-1)
-    greedy = (market.total_cost[:, 1:] <= limit).sum(axis=-1)
-    alone = market.total_size[np.arange(rows), greedy] < largest_size
-    taken = (np.arange(n) < greedy[:, None]) & ~alone[:, None]
-    taken[alone, largest[alone]] = True
-
-    row, position = np.nonzero(taken)
-    bids = _critical_bids(market.without(row, position), limit[row, 0], largest_size[row], position == largest[row])
-    wins, payment = np.zeros(cost.shape, dtype=bool), np.zeros(cost.shape)
-    wins[row, order[row, position]] = True
-    payment[row, order[row, position]] = bids
-    return wins, payment
+        row, position = np.nonzero(taken)
+        others, at = market.without(row, position), (row, market.order[row, position])
+        wins, payment = np.zeros(cost.shape, dtype=bool), np.zeros(cost.shape)
+        wins[at] = True
+        payment[at] = _critical_bids(others, budget[row, 0], largest_size[row], position == largest[row])
+        return wins, payment
 
 
 def _critical_bids(
@@ -271,17 +274,12 @@ def _critical_bids(
 
 
 APPROXIMATION = 2.0 + np.sqrt(2.0)
-_M2_BF = Guarantees(
-    truthful=EXACT,
-    rational=EXACT,
-    budget_feasible=EXACT,
-    source="Chen, Gravin, Lu, SODA 2011 (deterministic knapsack): at least 1/(2+√2) of the most records one could buy",
-    assumes="single-minded owners whose privacy budget and data size are not private",
-)
+_CGL = "Chen, Gravin, Lu, SODA 2011 (deterministic knapsack): at least 1/(2+√2) of the most records one could buy"
+_M2_BF = Guarantees(EXACT, EXACT, EXACT, _CGL, _ASSUMES)
 
 
 @dataclass(frozen=True)
-class BudgetFeasibleKnapsack:
+class BudgetFeasibleKnapsack(SingleMinded):
     """M2's aim within the budget: (2+√2)-approximate.
 
     m2-bf: buy as many records as the budget carries in *payments*; truthful, rational, within budget, and near-optimal.
@@ -305,52 +303,36 @@ class BudgetFeasibleKnapsack:
     name: str = "m2-bf"
     guarantees: Guarantees = _M2_BF
 
-    def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
-        """Clear one auction or a batch; deterministic, ties to the lower index."""
-        return clear(_clear_fractional, bids, bids.data_size * (bids.privacy_budget > 0), budget)
+    def _clear(self, cost: FloatArray, weight: FloatArray, budget: FloatArray) -> Decision:
+        row, limit = np.arange(len(cost)), budget[:, 0]
+        size = np.where(cost <= budget, weight, 0.0)  # whoever costs more than all the money is out
+        star = size.argmax(axis=-1)
+        target = (APPROXIMATION - 1.0) * size[row, star]
 
+        others = size.copy()
+        others[row, star] = 0.0
+        rest = _Fractional(cost, others, limit)
+        alone = (rest.value() <= target) & (size[row, star] > 0)
 
-def _clear_fractional(cost: FloatArray, size: FloatArray, budget: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
-    rows, n = cost.shape
-    row, limit = np.arange(rows), budget[:, 0]
-    size = np.where(cost <= budget, size, 0.0)  # whoever costs more than all the money is out
-    star = size.argmax(axis=-1)
-    target = (APPROXIMATION - 1.0) * size[row, star]
+        wins, price = _shared(take_prefix, cost, size, budget)
+        wins &= ~alone[:, None]
+        payment = np.where(wins, size * price, 0.0)
+        ordinary = wins.copy()
+        ordinary[row, star] = False
+        who, owner = np.nonzero(ordinary)
+        payment[who, owner] = np.minimum(payment[who, owner], rest.critical_bids(who, owner, target[who]))
 
-    others = size.copy()
-    others[row, star] = 0.0
-    rest = _Fractional(cost, others, limit)
-    alone = (rest.value() <= target) & (size[row, star] > 0)
-
-    unit = np.divide(cost, size, out=np.full(cost.shape, np.inf), where=size > 0)
-    order = np.argsort(unit, axis=-1, kind="stable")
-    taken, price = take_prefix(np.take_along_axis(unit, order, -1), np.take_along_axis(size, order, -1), budget)
-    wins = np.empty((rows, n), dtype=bool)
-    np.put_along_axis(wins, order, taken, axis=-1)
-    wins &= ~alone[:, None]
-    payment = np.where(wins, size * price, 0.0)
-    ordinary = wins.copy()
-    ordinary[row, star] = False
-    who, owner = np.nonzero(ordinary)
-    payment[who, owner] = np.minimum(payment[who, owner], rest.critical_bids(who, owner, target[who]))
-
-    wins[row[alone], star[alone]] = True
-    payment[row[alone], star[alone]] = limit[alone]
-    return wins, np.where(wins, np.maximum(payment, cost), 0.0)  # rounding never takes a winner below her cost
+        wins[row[alone], star[alone]] = True
+        payment[row[alone], star[alone]] = limit[alone]
+        return wins, np.where(wins, np.maximum(payment, cost), 0.0)  # rounding never takes a winner below her cost
 
 
 class _Fractional:
     """The best fractional purchase within a limit: owners in ascending unit cost, the last one in part."""
 
     def __init__(self, cost: FloatArray, size: FloatArray, limit: FloatArray) -> None:
-        counts = size > 0
-        unit = np.divide(cost, size, out=np.full(cost.shape, np.inf), where=counts)
-        order = np.argsort(unit, axis=-1, kind="stable")
-        self.position = np.empty_like(order)
-        np.put_along_axis(self.position, order, np.arange(cost.shape[-1]), axis=-1)
-        cost = np.where(counts, cost, 0.0)
-        self.rows = SortedRows(*(np.take_along_axis(a, order, axis=-1) for a in (unit, cost, size)))
-        self.limit = limit
+        self.rows, self.limit = SortedRows(np.where(size > 0, cost, 0.0), size), limit
+        self.position = np.argsort(self.rows.order, axis=-1)
 
     def value(self) -> FloatArray:
         """The most records, in fractions, that the limit buys."""

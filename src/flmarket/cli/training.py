@@ -141,12 +141,10 @@ def train_network(
     """Train a network; weights, provenance, metrics and a checkpoint are written after every epoch."""
     with needed("torch"):
         import torch
-    from flmarket.auctions.learned.training import FORMER_PRESETS, PAPER_PRESETS, paper_preset, preset
+    from flmarket.auctions.learned.training import PAPER_PRESETS, preset
     from flmarket.auctions.learned.training.market import Source
 
-    preset_name = FORMER_PRESETS.get(preset_name, preset_name)
-    paper = preset_name in PAPER_PRESETS
-    chosen: Any = paper_preset(preset_name) if paper else preset(preset_name)
+    paper, chosen = preset_name in PAPER_PRESETS, preset(preset_name)
     if (population is None) == (bids is None):
         raise InvalidInput("population", population, "one --population, or --bids with a file of past bids")
     if out.suffix != ".safetensors":

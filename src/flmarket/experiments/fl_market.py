@@ -281,7 +281,7 @@ def few_tests(data: DataSet, records: int) -> DataSet:
 def audited(job: Job, auction: Auction, population: str) -> list[AuditReport]:
     """The audits that every row of a table comes from, one for each seed."""
     number = PROFILES[job.quick]
-    ours = isinstance(auction, LearnedAuction) and auction.settings.deployment == "sampled"
+    ours = isinstance(auction, LearnedAuction) and not auction.settings.clearing
     if ours or (isinstance(auction, PaperAuction) and auction.settings.sold == "drawn"):
         number = min(number, SAMPLED_PROFILES)
     each = -(-number // len(job.seeds))
@@ -292,10 +292,10 @@ def audited(job: Job, auction: Auction, population: str) -> list[AuditReport]:
 def measured_by_the_papers(job: Job, auction: PaperAuction, preset_name: str, population: str) -> list[PapersMetric]:
     """The papers' own search and metric on one of their networks, on fresh profiles for each seed."""
     with needed("torch"):
-        from flmarket.auctions.learned.training import paper_preset
+        from flmarket.auctions.learned.training import preset
         from flmarket.auctions.learned.training.market import Source
         from flmarket.auctions.learned.training.papers import by_the_papers
-    schedule, each = paper_preset(preset_name).schedule, -(-METRIC_PROFILES[job.quick] // len(job.seeds))
+    schedule, each = preset(preset_name).schedule, -(-METRIC_PROFILES[job.quick] // len(job.seeds))
     drawn = [(seed, Source(population).draw(np.random.default_rng((seed, 77)), each)) for seed in job.seeds]
     return [by_the_papers(auction, schedule, *profiles, seed=seed) for seed, profiles in drawn]
 
@@ -424,11 +424,11 @@ def short_training(
     with needed("torch"):
         import torch
 
-        from flmarket.auctions.learned.training import paper_preset
+        from flmarket.auctions.learned.training import preset
         from flmarket.auctions.learned.training.market import Source
         from flmarket.auctions.learned.training.papers import PaperTrainer
         from flmarket.auctions.learned.training.trainer import measure
-    chosen = paper_preset(preset_name)
+    chosen = preset(preset_name)
     epochs, batches, profiles, misreports = SHORT[quick]
     schedule = replace(chosen.schedule, epochs=epochs, batches=batches, profiles=profiles, misreports=misreports)
     settings = replace(chosen.settings, items=items)

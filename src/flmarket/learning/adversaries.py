@@ -23,6 +23,7 @@ import numpy as np
 
 from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
+from flmarket.privacy.events import checked_positive, checked_whole
 from flmarket.registry import Registry
 
 
@@ -51,8 +52,7 @@ class DirtyLabel(Adversary):
     name: str = "dirty-label"
 
     def __post_init__(self) -> None:
-        if type(self.target) is not int or self.target < 0:
-            raise InvalidInput("target", self.target, "a class, numbered from 0")
+        checked_whole("target", self.target, 0)
 
     def labels(self, y: IntArray, classes: int) -> IntArray:
         """All the same."""
@@ -77,8 +77,7 @@ class _Crafted(Adversary):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.factor) and self.factor > 0):
-            raise InvalidInput("factor", self.factor, "a finite number above 0")
+        checked_positive("factor", self.factor)
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,7 @@ class ScaledUpdate(DirtyLabel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (np.isfinite(self.factor) and self.factor > 0):
-            raise InvalidInput("factor", self.factor, "a finite number above 0")
+        checked_positive("factor", self.factor)
 
     def upload(self, honest: FloatArray, public: FloatArray, rng: np.random.Generator) -> FloatArray:
         """The public model plus `factor` times the poisoned step."""

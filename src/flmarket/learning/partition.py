@@ -21,6 +21,7 @@ from flmarket.bids import IntArray
 from flmarket.errors import InvalidInput
 from flmarket.learning.streams import whole
 from flmarket.populations import log_normal_sizes
+from flmarket.privacy.events import checked_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +108,7 @@ def dirichlet(
         raise InvalidInput("labels", labels, "at least one label, numbered from 0")
     minimum = whole("minimum", minimum, 1)
     owners = whole("owners", owners, 1, labels.size // minimum)
-    if not (np.isfinite(concentration) and concentration > 0):
-        raise InvalidInput("concentration", concentration, "a finite number above 0")
+    checked_positive("concentration", concentration)
     classes = np.bincount(labels)
     shares = rng.dirichlet(np.full(owners, concentration), size=len(classes))
     counts = [rng.multinomial(count, share) for count, share in zip(classes, shares, strict=True)]

@@ -24,6 +24,7 @@ import os
 import sys
 import zipfile
 import zlib
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def _deeper(value: object, levels: int) -> bool:
     return levels < 0 or any(_deeper(part, levels - 1) for part in parts)
 
 
-def read_about(files: dict[str, bytes]) -> dict[str, Any]:
+def read_about(files: Mapping[str, bytes]) -> dict[str, Any]:
     """model.json, checked: what the model is, its features and classes, and how raw columns become features."""
     if ABOUT not in files or LAST not in files:
         raise Refused("model", ", ".join(files) or "nothing", f"{ABOUT} and {LAST} at least")
@@ -144,12 +145,14 @@ def read_about(files: dict[str, bytes]) -> dict[str, Any]:
         raise Refused(f"{ABOUT}: rule", about.get("rule"), f"{LARGEST!r} or {ABOVE_ZERO!r}")
     if about.get("use") not in ("last", "best") or (about["use"] == "best" and BEST not in files):
         raise Refused(f"{ABOUT}: use", about.get("use"), "last, or best where there is one")
-    if not isinstance(about.get("model"), dict | None) or not isinstance(about.get("shape"), list):
-        raise Refused(f"{ABOUT}: model, shape", about.get("model"), "an object or null, and a list")
+    model = about.get("model")
+    named = isinstance(model, dict) and isinstance(model.get("name"), str)
+    if not (named or model is None) or not isinstance(about.get("shape"), list):
+        raise Refused(f"{ABOUT}: model, shape", model, "an object with a name, or null, and a list")
     encoding = about.get("encoding")
     if encoding is not None:
         _check_encoding(encoding, features)
-    if about["model"] is not None and about["model"].get("name") == "softmax":
+    if about["model"] is not None and about["model"]["name"] == "softmax":
         outputs = 1 if len(classes) == 2 else len(classes)
         wanted = {"weights": [outputs, len(features)], "biases": [outputs]}
         rule = ABOVE_ZERO if outputs == 1 else LARGEST
@@ -181,7 +184,7 @@ def _check_encoding(encoding: object, features: list[str]) -> None:
         if not isinstance(values, list) or len(values) != len(numbers):
             raise Refused(f"{ABOUT}: encoding.{field}", values, f"{len(numbers)} numbers")
         for value in values:
-            known = type(value) in (int, float) and math.isfinite(value)
+            known = type(value) in (int, float) and abs(value) <= sys.float_info.max
             if not known or (field == "scale" and value == 0):
                 raise Refused(f"{ABOUT}: encoding.{field}", value, "finite numbers, scales other than 0")
     lists = [numbers, *categories.values()]
@@ -220,7 +223,7 @@ def read_tensors(content: bytes, shapes: dict[str, list[int]], name: str = LAST)
 
 
 def _is_entry(entry: object) -> bool:
-    if not isinstance(entry, dict) or entry.get("dtype") not in _TYPES or not isinstance(entry.get("shape"), list):
+    if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or str(entry.get("dtype")) not in _TYPES:
         return False
     span = entry.get("data_offsets")
     return isinstance(span, list) and len(span) == 2 and all(type(k) is int and k >= 0 for k in span)
@@ -243,14 +246,28 @@ def read_records(path: str | os.PathLike[str]) -> Columns | NDArray[Any]:
         raise
     except (OSError, UnicodeDecodeError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise Refused("records", path, f"a CSV file in UTF-8, or an npz with x ({error})") from None
-    by = max(",;\t", key=text.partition("\n")[0].count)
+    return columns(text)
+
+
+def columns(text: str, delimiter: str = "", needs: Sequence[str] = (), least: int = 1) -> Columns:
+    """The fields of CSV as text, by a header with the names that are needed; separated by what the header has most."""
+    by = delimiter or max(",;\t", key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=by, strict=True)
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=by, strict=True) if row]
+        header = next(reader, [])
+        rows = [row for row in reader if row]
     except csv.Error as error:
-        raise Refused("records", str(error), "valid CSV") from None
-    if len(rows) < 2 or len(set(rows[0])) != len(rows[0]) or any(len(row) != len(rows[0]) for row in rows):
-        raise Refused("records", rows[:1], "a header of different names, and records with as many fields")
-    return dict(zip(rows[0], (np.array(column) for column in zip(*rows[1:], strict=True)), strict=True))
+        raise Refused("records", f"line {reader.line_num}", f"valid CSV ({error})") from None
+    if missing := [name for name in needs if name not in header]:
+        raise Refused("records", header, f"a {by!r}-separated header with {', '.join(missing)}")
+    if not header or len(set(header)) != len(header):
+        raise Refused("records", header, "a header of different column names")
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise Refused("records", f"line {line} with {len(row)} fields", f"{len(header)} fields")
+    if len(rows) < least:
+        raise Refused("records", f"{len(rows)} records", f"at least {least}")
+    return dict(zip(header, (np.array(column) for column in zip(*rows, strict=True)), strict=True))
 
 
 def encode(about: dict[str, Any], records: Columns | NDArray[Any]) -> NDArray[np.float64]:
@@ -273,7 +290,7 @@ def encode(about: dict[str, Any], records: Columns | NDArray[Any]) -> NDArray[np
     scaled = (raw - np.array(encoding["offset"], dtype=np.float64)) / np.array(encoding["scale"], dtype=np.float64)
     if encoding["clipped"]:
         np.clip(scaled, 0.0, 1.0, out=scaled)
-    hot = [_one_hot(records[name], known) for name, known in categories.items()]
+    hot = [one_hot(texts(records[name]), known) for name, known in categories.items()]
     return np.concatenate([scaled, *hot], axis=1)
 
 
@@ -292,17 +309,19 @@ def _numbers(values: NDArray[Any], name: str) -> NDArray[np.float64]:
         raise Refused(f"records: {name}", str(error), "numbers") from None
 
 
-def _one_hot(values: NDArray[Any], known: list[str]) -> NDArray[np.float64]:
+def one_hot(values: NDArray[Any], known: Sequence[str]) -> NDArray[np.float64]:
     """A column for each of the sorted categories; a value that is none of them has zeros."""
-    texts, categories = np.array([_text(value) for value in values.tolist()]), np.array(known)
-    codes = np.minimum(np.searchsorted(categories, texts), len(categories) - 1)
-    encoded = np.zeros((len(texts), len(categories)))
-    encoded[np.arange(len(texts)), codes] = categories[codes] == texts
+    categories = np.array(known)
+    codes = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
+    encoded = np.zeros((len(values), len(categories)))
+    encoded[np.arange(len(values)), codes] = categories[codes] == values
     return encoded
 
 
-def _text(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+def texts(values: NDArray[Any]) -> NDArray[np.str_]:
+    """A column as texts: 1.0 is 1."""
+    known = (str(int(x)) if isinstance(x, float) and x.is_integer() else str(x) for x in values.tolist())
+    return np.array(list(known), dtype=np.str_)
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -321,36 +340,42 @@ def decide(rule: str, scores: NDArray[Any]) -> NDArray[np.int64]:
     return np.asarray(np.argmax(scores, axis=-1), dtype=np.int64)
 
 
-def predict(files: dict[str, bytes], records: Columns | NDArray[Any], which: str | None = None) -> NDArray[np.int64]:
-    """The number of each record's class, by the checkpoint that the model says to use, or `which`."""
-    about = read_about(files)
+def weights(files: Mapping[str, bytes], about: dict[str, Any], which: str | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a checkpoint, by default of the one that the model says to use."""
     chosen = about["use"] if which is None else which
-    if chosen not in ("last", "best") or (chosen == "best" and BEST not in files):
+    name = {"last": LAST, "best": BEST}.get(chosen, "")
+    if name not in files:
         raise Refused("checkpoint", chosen, "last, or best where there is one")
-    name = BEST if chosen == "best" else LAST
-    named = read_tensors(files[name], about["tensors"], name)
-    x = encode(about, records)
+    return read_tensors(files[name], about["tensors"], name)
+
+
+def predict(
+    files: Mapping[str, bytes], records: Columns | NDArray[Any], which: str | None = None, allow: tuple[str, ...] = ()
+) -> NDArray[np.int64]:
+    """The number of each record's class; a model other than softmax regression is built by flmarket, if it may."""
+    about = read_about(files)
+    named, x = weights(files, about, which), encode(about, records)
     if about["model"] is not None and about["model"]["name"] == "softmax":
         return decide(about["rule"], softmax_scores(named, x))
     try:
         from flmarket.learning.travel import network_classes
     except ImportError:
         raise Refused("model", about["model"], "softmax regression here; `flmarket model predict` for others") from None
-    return np.asarray(network_classes(about, named, x), dtype=np.int64)
+    return np.asarray(network_classes(about, named, x, allow), dtype=np.int64)
 
 
 def right(classes: list[str], labels: NDArray[Any], answers: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which answers are the class that a column says, by name, or by number where no name is one of the classes."""
     try:
-        texts = [_text(value) for value in np.asarray(labels).astype(np.float64).tolist()]
+        said = texts(np.asarray(labels).astype(np.float64)).tolist()
     except ValueError:
-        texts = [str(value) for value in labels.tolist()]
-    if texts and not set(texts) & set(classes):
+        said = [str(value) for value in labels.tolist()]
+    if said and not set(said) & set(classes):
         numbers = {str(k): name for k, name in enumerate(classes)}
-        if not set(texts) <= numbers.keys():
-            raise Refused("label", ", ".join(sorted(set(texts))[:5]), f"the classes {', '.join(classes[:20])}")
-        texts = [numbers[text] for text in texts]
-    return np.array([classes[k] == text for k, text in zip(answers.tolist(), texts, strict=True)])
+        if not set(said) <= numbers.keys():
+            raise Refused("label", ", ".join(sorted(set(said))[:5]), f"the classes {', '.join(classes[:20])}")
+        said = [numbers[text] for text in said]
+    return np.array([classes[k] == text for k, text in zip(answers.tolist(), said, strict=True)])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,28 +23,17 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
-
-from flmarket.errors import InvalidInput, MissingDependency
-
-try:
-    import torch
-    from torch import Tensor, nn
-    from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise MissingDependency("torch", "torch") from None
+from numpy.typing import ArrayLike, NDArray
 
 from flmarket.bids import FloatArray, IntArray
+from flmarket.errors import InvalidInput, needed
 from flmarket.learning.data import Records
 from flmarket.learning.model import (
     LocalTraining,
@@ -52,9 +41,17 @@ from flmarket.learning.model import (
     checked_parameters,
     checked_records,
     dimension,
+    owners_of,
     visits,
 )
 from flmarket.learning.networks import Network, network
+from flmarket.privacy.events import checked_whole
+
+with needed("torch"):
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -84,8 +81,7 @@ class TorchModel:
     dtype: np.dtype[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if type(self.threads) is not int or self.threads < 1:
-            raise InvalidInput("threads", self.threads, "a whole number of at least 1")
+        checked_whole("threads", self.threads, 1)
         module = self._built(0)
         trained = {name: part for name, part in module.named_parameters() if part.requires_grad}
         if not trained:
@@ -118,9 +114,7 @@ class TorchModel:
         self, parameters: ArrayLike, data: Sequence[Records], rngs: Sequence[np.random.Generator]
     ) -> FloatArray:
         """Where each owner's local work ends, (owners, p), from a common start (p,) or her own (owners, p)."""
-        if not len(data) == len(rngs) >= 1:
-            raise InvalidInput("rngs", f"{len(rngs)} generators", f"{len(data)}, one for each owner")
-        starts = checked_parameters(parameters, self.dimension, rows=len(data))
+        starts = checked_parameters(parameters, self.dimension, rows=owners_of(data, rngs))
         return np.stack(self._each(lambda i: self._descend(starts[i], data[i], rngs[i]), range(len(data))))
 
     def record_gradients(self, parameters: ArrayLike, data: Records) -> FloatArray:
@@ -129,9 +123,7 @@ class TorchModel:
         for part in self.template.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats:
                 raise InvalidInput("module", type(part).__name__, "layers in which records do not meet each other")
-        x, y = checked_records(data.x, data.y, self.features, None)
-        fits = (y >= 0) & (y < self.classes)
-        inputs, labels = self._inputs(x), torch.from_numpy(np.where(fits, y, 0))
+        inputs, labels, fits = self._any_records(data)
         work = self._mapped if self._maps else self._looped
         rows = self._each(lambda row: work(row, inputs, labels), start)[0]
         rows[~fits] = np.nan
@@ -141,9 +133,7 @@ class TorchModel:
         """The sum of records' clipped gradients by the network's own short cut; None where it has none."""
         if not isinstance(self.template, Network):
             return None
-        x, y = checked_records(data.x, data.y, self.features, None)
-        fits = (y >= 0) & (y < self.classes)
-        inputs, labels = self._inputs(x), torch.from_numpy(np.where(fits, y, 0))
+        inputs, labels, fits = self._any_records(data)
 
         def work(vector: FloatArray) -> FloatArray:
             module, leaves = self._holding(vector)
@@ -153,6 +143,12 @@ class TorchModel:
             return module.eval().clipped_sum(inputs, labels, torch.from_numpy(fits), clip)
 
         return self._each(work, parameters[None])[0]
+
+    def _any_records(self, data: Records) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
+        """Inputs and labels, and whose label is a class; others are called 0."""
+        x, y = checked_records(data.x, data.y, self.features, None)
+        fits = (y >= 0) & (y < self.classes)
+        return self._inputs(x), torch.from_numpy(np.where(fits, y, 0)), fits
 
     @cached_property
     def _maps(self) -> bool:
@@ -255,29 +251,15 @@ class TorchModel:
                 part.eval()
         steps, batch = (int(k) for k in self.local.plan(len(y)))
         step = _STEPS[self.local.optimizer](leaves, self.local)
-        if isinstance(module, Network):
+        if isinstance(module, Network):  # has a generator of its own
             module.generator.manual_seed(seed)
-            self._steps(module, leaves, x, y, visits(rng, len(y), steps, batch), step)
-        else:
-            with _seeded(seed):
-                self._steps(module, leaves, x, y, visits(rng, len(y), steps, batch), step)
+        with nullcontext() if isinstance(module, Network) else _seeded(seed):
+            for rows in visits(rng, len(y), steps, batch):
+                scores = self._checked(module(self._inputs(x[rows])), len(rows))
+                gradients = _slopes(functional.cross_entropy(scores, torch.from_numpy(y[rows])), leaves)
+                with torch.no_grad():
+                    step(gradients)
         return np.concatenate([_numbers(leaf) for leaf in leaves])
-
-    def _steps(
-        self,
-        module: nn.Module,
-        leaves: list[nn.Parameter],
-        x: FloatArray,
-        y: Any,
-        batches: Iterable[Any],
-        step: Callable[[Sequence[Tensor]], None],
-    ) -> None:
-        for rows in batches:
-            scores = self._checked(module(self._inputs(x[rows])), len(rows))
-            loss = functional.cross_entropy(scores, torch.from_numpy(y[rows]))
-            gradients = _slopes(loss, leaves)
-            with torch.no_grad():
-                step(gradients)
 
     def _scores(self, vector: FloatArray, data: Records) -> tuple[Tensor, Tensor]:
         """Every record's scores, and the labels."""
@@ -411,8 +393,8 @@ def mlp(
     features: int, classes: int, *, hidden: Sequence[int] = (32,), local: LocalTraining, threads: int = 1
 ) -> TorchModel:
     """Dense layers with ReLU between them."""
-    if not all(type(width) is int and 1 <= width <= 100_000 for width in hidden):
-        raise InvalidInput("hidden", hidden, "widths of the layers between, whole numbers from 1")
+    for width in hidden:
+        checked_whole("hidden", width, 1, 100_000)
     build = partial(_dense, (features, *hidden, classes))
     return TorchModel(build, features, classes, local, threads=threads, name="mlp")
 

@@ -32,8 +32,8 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flmarket.bids import FloatArray, IntArray
-from flmarket.errors import ConfigError, FlmarketError, InvalidInput, MissingDependency, UnknownName
+from flmarket.errors import ConfigError, FlmarketError, InvalidInput, MissingDependency, UnknownName, needed
 from flmarket.learning import predict as standalone
 from flmarket.learning.data import DataSet
 from flmarket.learning.data.files import read_csv, read_table
@@ -56,6 +56,7 @@ from flmarket.learning.model import (
     models,
     with_local,
 )
+from flmarket.privacy.events import checked_whole
 
 LONGEST_TEXT = 2_000
 MOST_PARAMETERS = 100_000_000
@@ -102,8 +103,8 @@ def built(text: str, allow: Collection[str] = ()) -> Model:
     if not isinstance(name, str) or (":" in name and name not in tuple(allow)):
         raise UnknownName("model", name, "a name that is registered here, or one that this machine's owner allows")
     settings: dict[str, Any] = {
-        "features": _whole("features", features, 1, MOST_PARAMETERS),
-        "classes": _whole("classes", classes, 2, MOST_PARAMETERS),
+        "features": checked_whole("features", features, 1, MOST_PARAMETERS),
+        "classes": checked_whole("classes", classes, 2, MOST_PARAMETERS),
         **_settings(found["settings"]),
     }
     if "shape" in found:
@@ -156,12 +157,6 @@ def _plain(value: object) -> object:
     raise TypeError(type(value).__name__)
 
 
-def _whole(field: str, value: object, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidInput(field, value, f"a whole number from {least} to {most:,}")
-    return value
-
-
 def _settings(value: object) -> dict[str, Any]:
     if not isinstance(value, dict) or value.keys() & _OFFERED:
         raise InvalidInput("settings", value, f"settings by name, without {', '.join(sorted(_OFFERED))}")
@@ -171,7 +166,7 @@ def _settings(value: object) -> dict[str, Any]:
 def _shape(value: object, features: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= 8:
         raise InvalidInput("shape", value, "a list of one to eight lengths")
-    shape = tuple(_whole("shape", length, 1, features) for length in value)
+    shape = tuple(checked_whole("shape", length, 1, features) for length in value)
     if math.prod(shape) != features:
         raise InvalidInput("shape", value, f"a shape of {features} values")
     return shape
@@ -185,10 +180,7 @@ def _local(value: object) -> LocalTraining | None:
         raise InvalidInput("local", value, f"{', '.join(sorted(known))}, or null")
     for name in ("steps", "epochs"):
         if value[name] is not None:
-            _whole(name, value[name], 1, MOST_STEPS)
-    for name in ("learning_rate", "momentum"):
-        if type(value[name]) not in (int, float):
-            raise InvalidInput(name, value[name], "a number")
+            checked_whole(name, value[name], 1, MOST_STEPS)
     return LocalTraining(**value)
 
 
@@ -234,21 +226,20 @@ def save_parameters(
     model: Model, parameters: ArrayLike, path: str | PathLike[str], about: Mapping[str, str] | None = None
 ) -> None:
     """Write a safetensors file, with any texts `about` it."""
-    named = to_named(model, parameters)
-    try:
-        from safetensors.numpy import save_file
-    except ImportError:
-        raise MissingDependency("safetensors", "app") from None
-    save_file(named, path, metadata=dict(about or {}))
+    Path(path).write_bytes(_saved(model, parameters, about or {}))
+
+
+def _saved(model: Model, parameters: ArrayLike, about: Mapping[str, str] | None = None) -> bytes:
+    with needed("app", "safetensors"):
+        from safetensors.numpy import save
+    return bytes(save(to_named(model, parameters), None if about is None else dict(about)))
 
 
 def load_parameters(model: Model, path: str | PathLike[str]) -> FloatArray:
     """What `save_parameters` wrote, or any safetensors file of the same names and shapes."""
-    try:
+    with needed("app", "safetensors"):
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
-    except ImportError:
-        raise MissingDependency("safetensors", "app") from None
     try:
         return from_named(model, load_file(Path(path)))
     except (OSError, SafetensorError) as error:
@@ -305,14 +296,6 @@ def pack(
     return buffer.getvalue()
 
 
-def _saved(model: Model, parameters: FloatArray) -> bytes:
-    try:
-        from safetensors.numpy import save
-    except ImportError:
-        raise MissingDependency("safetensors", "app") from None
-    return bytes(save(to_named(model, parameters)))
-
-
 @dataclass(frozen=True, eq=False)
 class Bundle:
     """A model that was read and checked. `about` is model.json, `card` what it says of itself."""
@@ -328,15 +311,13 @@ class Bundle:
         place = Path(path)
         if place.is_dir() and not (place / standalone.ABOUT).exists() and (place / "model.zip").exists():
             place = place / "model.zip"
-        try:
+        with _typed():
             files = standalone.read_files(place)
             about = standalone.read_about(files)
             for name in (standalone.LAST, standalone.BEST):
                 if name in files:
                     standalone.read_tensors(files[name], about["tensors"], name)
             card = standalone.read_json(files[standalone.CARD], standalone.CARD) if standalone.CARD in files else {}
-        except standalone.Refused as problem:
-            raise _typed(problem) from None
         return cls(files, about, card, tuple(allow))
 
     @property
@@ -346,28 +327,19 @@ class Bundle:
 
     def weights(self, which: str | None = None) -> dict[str, NDArray[Any]]:
         """Named arrays of a checkpoint, by default of the one to use."""
-        name = {"last": standalone.LAST, "best": standalone.BEST}.get(which or self.about["use"], "")
-        if name not in self.files:
-            raise InvalidInput("checkpoint", which, "last, or best where there is one")
-        return standalone.read_tensors(self.files[name], self.about["tensors"], name)
+        with _typed():
+            return standalone.weights(self.files, dict(self.about), which)
 
     def predict(self, records: Mapping[str, NDArray[Any]] | NDArray[Any], which: str | None = None) -> IntArray:
         """The number of each raw record's class; records are columns by name, or an array of numbers."""
-        try:
-            x = standalone.encode(dict(self.about), records if isinstance(records, np.ndarray) else dict(records))
-            named = self.weights(which)
-            if self.about["model"] is not None and self.about["model"]["name"] == "softmax":
-                return standalone.decide(self.about["rule"], standalone.softmax_scores(named, x))
-            return network_classes(self.about, named, x, self.allow)
-        except standalone.Refused as problem:
-            raise _typed(problem) from None
+        with _typed():
+            given = records if isinstance(records, np.ndarray) else dict(records)
+            return standalone.predict(self.files, given, which, self.allow)
 
     def right(self, labels: NDArray[Any], answers: IntArray) -> NDArray[np.bool_]:
         """Which answers are the class that a column of labels says."""
-        try:
+        with _typed():
             return standalone.right(list(self.classes), labels, answers)
-        except standalone.Refused as problem:
-            raise _typed(problem) from None
 
 
 def read_raw(path: str | PathLike[str]) -> dict[str, NDArray[Any]] | NDArray[Any]:
@@ -375,11 +347,9 @@ def read_raw(path: str | PathLike[str]) -> dict[str, NDArray[Any]] | NDArray[Any
     if str(path).endswith(".parquet"):
         return read_table(Path(path))
     if str(path).endswith(".gz"):
-        return dict(read_csv(Path(path), None, least=1))
-    try:
+        return read_csv(Path(path), least=1)
+    with _typed():
         return standalone.read_records(path)
-    except standalone.Refused as problem:
-        raise _typed(problem) from None
 
 
 def network_classes(
@@ -396,5 +366,9 @@ def network_classes(
     return np.asarray(answers(from_named(model, named), x))
 
 
-def _typed(problem: standalone.Refused) -> ConfigError:
-    return ConfigError(problem.field, problem.value, problem.accepted)
+@contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except standalone.Refused as problem:
+        raise ConfigError(problem.field, problem.value, problem.accepted) from None

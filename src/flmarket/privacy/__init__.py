@@ -7,8 +7,6 @@ whole update and for one release, unless it is an account's total, or says that 
 
 from __future__ import annotations
 
-from typing import Any
-
 from flmarket.privacy import exponential
 from flmarket.privacy.accountant import PrivacyAccount
 from flmarket.privacy.additive import DistributedGaussian, GaussianL2, GaussianZCdp, LaplaceL1, RecordNoise
@@ -109,8 +107,4 @@ names = _REGISTRY.names
 register = _REGISTRY.register
 admit = _REGISTRY.admit
 about = _REGISTRY.about
-
-
-def get(name: str, **settings: Any) -> Perturbation:
-    """The perturbation called `name`, built with the given settings (`clip`, for some also `delta` or `rank`)."""
-    return _REGISTRY.get(name, **settings)
+get = _REGISTRY.get

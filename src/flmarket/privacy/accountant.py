@@ -42,6 +42,7 @@ from flmarket.privacy.events import (
     Unprotected,
     ZCdp,
     cap_from_dict,
+    checked_whole,
     event_to_dict,
     unit_of,
 )
@@ -153,7 +154,7 @@ class PrivacyAccount:
 
         By default for pure releases. Pass a perturbation's `guarantee` for its own ε; costs must grow with ε.
         """
-        _checked_count("releases", releases)
+        checked_whole("releases", releases, 1)
         if self._limit == inf:
             return most
         if guarantee is PureDp and self._inner is self._cap and not isinstance(self._total, ApproxTotal):
@@ -208,7 +209,7 @@ class PrivacyAccount:
         return isinstance(event, Unprotected) and self._limit < inf
 
     def _after(self, event: Event, count: int) -> int | ApproxTotal:
-        _checked_count("count", count)
+        checked_whole("count", count, 1)
         event, total = self._own(event), self._total
         if isinstance(total, ApproxTotal):
             return total.plus(event, count)
@@ -236,8 +237,3 @@ class PrivacyAccount:
                 return True
             return self._cost(total) <= self._limit * (1 + ROUNDING_ALLOWANCE)
         return total <= self._limit_units
-
-
-def _checked_count(name: str, count: int) -> None:
-    if type(count) is not int or count < 1:
-        raise InvalidInput(name, count, "a whole number of at least 1")

@@ -56,102 +56,83 @@ from flmarket.privacy.events import (
     RecordLevel,
     Unit,
     ZCdp,
-    checked_number,
+    checked_whole,
 )
 from flmarket.privacy.noise import NoiseSource
 from flmarket.privacy.perturbation import (
-    checked_clip,
+    Clipping,
     checked_dimension,
-    clip_l1,
-    clip_l2,
+    energy_where_sold,
     positive_epsilon,
     release_epsilon,
     release_source,
 )
 
 
-@dataclass(frozen=True)
-class LaplaceL1:
-    """Clip to L1 norm `clip`, add Laplace(2·clip/ε) to each coordinate."""
+class _Additive(Clipping):
+    """Everything except what the noise is and how its scale follows from the promise."""
 
-    clip: float = 1.0
-    name: ClassVar[str] = "laplace-l1"
-    norm: ClassVar[Literal["l1", "l2"]] = "l1"
-    sound: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", checked_clip(self.clip))
-
-    def privatize(self, vectors: ArrayLike, epsilon: ArrayLike, rng: np.random.Generator | NoiseSource) -> FloatArray:
-        """Private versions of vectors (..., p), each with its own ε."""
-        source = release_source(self, rng)
-        clipped = clip_l1(vectors, self.clip)
-        scale = 2 * self.clip / release_epsilon(epsilon, clipped.shape[:-1]) * (1 + ROUNDING_ALLOWANCE)
-        return source.add_laplace(clipped, scale=scale, sensitivity=2 * self.clip)
-
-    def noise_energy(self, epsilon: ArrayLike, dimension: int) -> FloatArray:
-        """dimension · 8·clip²/ε²."""
-        eps = checked_array("epsilon", epsilon)
-        with np.errstate(divide="ignore", over="ignore"):
-            return np.asarray(2.0 * checked_dimension(dimension) * (2 * self.clip / eps) ** 2)
-
-    def guarantee(self, epsilon: float) -> PureDp:
-        """Pure ε-DP."""
-        return PureDp(positive_epsilon(epsilon))
-
-
-class _Gaussian:
-    """Everything except how σ follows from the promise."""
-
-    clip: float
     name: ClassVar[str]
-    norm: ClassVar[Literal["l1", "l2"]] = "l2"
-    sound: ClassVar[bool] = True
 
     def sigma(self, epsilon: ArrayLike) -> FloatArray:
-        """The standard deviation in each coordinate; ε > 0."""
+        """The scale of the noise in each coordinate; ε > 0."""
         raise NotImplementedError
 
     def privatize(self, vectors: ArrayLike, epsilon: ArrayLike, rng: np.random.Generator | NoiseSource) -> FloatArray:
         """Private versions of vectors (..., p), each with its own ε."""
-        source = release_source(self, rng)
-        clipped = clip_l2(vectors, self.clip)
+        source, clipped = release_source(self, rng), self.clipped(vectors)
         scale = self.sigma(release_epsilon(epsilon, clipped.shape[:-1])) * (1 + ROUNDING_ALLOWANCE)
-        return source.add_gaussian(clipped, scale=scale, sensitivity=2 * self.clip)
+        add = source.add_laplace if self.norm == "l1" else source.add_gaussian
+        return add(clipped, scale=scale, sensitivity=2 * self.clip)
 
     def noise_energy(self, epsilon: ArrayLike, dimension: int) -> FloatArray:
-        """dimension · σ(ε)²."""
-        eps = checked_array("epsilon", epsilon)
-        variance = np.full(eps.shape, np.inf)
-        variance[eps > 0] = self.sigma(eps[eps > 0]) ** 2 if (eps > 0).any() else np.inf
-        return np.asarray(checked_dimension(dimension) * variance)
+        """dimension · σ(ε)² of Gaussian noise."""
+        return checked_dimension(dimension) * energy_where_sold(epsilon, lambda eps: self.sigma(eps) ** 2)
 
     def guarantee(self, epsilon: float) -> Event:
         """A Gaussian release with noise σ(ε) against sensitivity 2·clip."""
         return GaussianRelease(float(self.sigma(positive_epsilon(epsilon))) / (2 * self.clip))
 
 
+@dataclass(frozen=True)
+class LaplaceL1(_Additive):
+    """Clip to L1 norm `clip`, add Laplace(2·clip/ε) to each coordinate."""
+
+    name: ClassVar[str] = "laplace-l1"
+    norm: ClassVar[Literal["l1", "l2"]] = "l1"
+
+    def sigma(self, epsilon: ArrayLike) -> FloatArray:
+        """2·clip/ε, which is 1/√2 of the standard deviation."""
+        with np.errstate(divide="ignore", over="ignore"):
+            return np.asarray(2 * self.clip / np.asarray(epsilon, dtype=np.float64))
+
+    def noise_energy(self, epsilon: ArrayLike, dimension: int) -> FloatArray:
+        """dimension · 8·clip²/ε²."""
+        with np.errstate(over="ignore"):
+            return np.asarray(2.0 * checked_dimension(dimension) * self.sigma(checked_array("epsilon", epsilon)) ** 2)
+
+    def guarantee(self, epsilon: float) -> PureDp:
+        """Pure ε-DP."""
+        return PureDp(positive_epsilon(epsilon))
+
+
 @lru_cache(maxsize=4096)
-def _analytic(epsilon: float, delta: float, sensitivity: float) -> float:
+def analytic_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
+    """One `analytic_gaussian_sigma`; a release is asked about by guard, account, noise and books in turn."""
     return float(analytic_gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=sensitivity))
 
 
 @dataclass(frozen=True)
-class GaussianL2(_Gaussian):
+class GaussianL2(_Additive):
     """Clip to L2 norm `clip`; one release is (ε, `delta`)-DP for any ε > 0."""
 
-    clip: float = 1.0
     delta: float = 1e-5
     name: ClassVar[str] = "gaussian-l2"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", checked_clip(self.clip))
-        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
-
     def sigma(self, epsilon: ArrayLike) -> FloatArray:
         """The least σ for (ε, δ) at sensitivity 2·clip."""
-        if np.size(epsilon) == 1:  # one release is asked about by guard, account, noise and books in turn
-            once = _analytic(float(np.asarray(epsilon).item()), self.delta, 2 * self.clip)
+        if np.size(epsilon) == 1:
+            once = analytic_sigma(float(np.asarray(epsilon).item()), self.delta, 2 * self.clip)
             return np.full(np.shape(epsilon), once)
         distinct, position = np.unique(epsilon, return_inverse=True)
         sigma = analytic_gaussian_sigma(epsilon=distinct, delta=self.delta, sensitivity=2 * self.clip)
@@ -159,14 +140,10 @@ class GaussianL2(_Gaussian):
 
 
 @dataclass(frozen=True)
-class GaussianZCdp(_Gaussian):
+class GaussianZCdp(_Additive):
     """Clip to L2 norm `clip`; one release is ρ-zCDP. Where a method says epsilon, this mechanism reads ρ."""
 
-    clip: float = 1.0
     name: ClassVar[str] = "gaussian-zcdp"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", checked_clip(self.clip))
 
     def sigma(self, epsilon: ArrayLike) -> FloatArray:
         """2·clip/√(2ρ)."""
@@ -174,16 +151,11 @@ class GaussianZCdp(_Gaussian):
 
 
 @dataclass(frozen=True)
-class DistributedGaussian(_Gaussian):
+class DistributedGaussian(_Additive):
     """Clip to L2 norm `clip`; one release is ρ-zCDP with the most ρ that is (ε, `delta`)-DP. Made for sums."""
 
-    clip: float = 1.0
     delta: float = 1e-6
     name: ClassVar[str] = "distributed-gaussian"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", checked_clip(self.clip))
-        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
 
     def sigma(self, epsilon: ArrayLike) -> FloatArray:
         """2·clip/√(2ρ) for the ρ of this ε; of the whole noise, whoever adds it."""
@@ -201,28 +173,22 @@ def record_distance(clip: float, records: int, steps: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordNoise:
+class RecordNoise(Clipping):
     """Per-record clipping and noise; ε of one release is at `delta`, for one record.
 
     `steps` and `rate` are those of the local work, as far as the buyer needs them: `rate` is how far one step of length
     1 carries the model (with momentum, at most).
     """
 
-    clip: float = 1.0
     delta: float = 1e-5
     steps: int = 1
     rate: float = 1.0
     name: ClassVar[str] = "gaussian-records"
-    norm: ClassVar[Literal["l1", "l2"]] = "l2"
     unit: ClassVar[Unit] = "record"
-    sound: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", checked_clip(self.clip))
-        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
-        object.__setattr__(self, "rate", checked_number("rate", self.rate, 1e-12, 1e12))
-        if type(self.steps) is not int or not 1 <= self.steps <= 1_000_000:
-            raise InvalidInput("steps", self.steps, "a whole number of at least 1")
+        super().__post_init__()
+        checked_whole("steps", self.steps, 1, 1_000_000)
 
     @property
     def length(self) -> float:
@@ -231,7 +197,7 @@ class RecordNoise:
 
     def multiplier(self, epsilon: float) -> float:
         """σ at a distance of 1, by the analytic calibration."""
-        return float(analytic_gaussian_sigma(epsilon=epsilon, delta=self.delta, sensitivity=1.0))
+        return analytic_sigma(epsilon, self.delta, 1.0)
 
     def guarantee(self, epsilon: float) -> RecordLevel:
         """One Gaussian release, for one record."""
@@ -243,13 +209,12 @@ class RecordNoise:
 
     def noise_energy(self, epsilon: ArrayLike, dimension: int) -> FloatArray:
         """Of an owner of one record; d records have a d²-th of it (`aggregation.release_energy`)."""
-        eps = checked_array("epsilon", epsilon)
-        sigma = np.full(eps.shape, np.inf)
-        sells = eps > 0
-        if sells.any():
-            step = analytic_gaussian_sigma(epsilon=eps[sells], delta=self.delta, sensitivity=2 * self.clip)
-            sigma[sells] = step * self.rate * self.steps
-        return np.asarray(checked_dimension(dimension) * sigma**2)
+
+        def squared(eps: FloatArray) -> FloatArray:
+            step = analytic_gaussian_sigma(epsilon=eps, delta=self.delta, sensitivity=2 * self.clip)
+            return np.asarray((step * self.rate * self.steps) ** 2)
+
+        return checked_dimension(dimension) * energy_where_sold(epsilon, squared)
 
     def privatize(self, vectors: ArrayLike, epsilon: ArrayLike, rng: np.random.Generator | NoiseSource) -> FloatArray:
         """None: what protects records is done to gradients, before there is a vector."""

@@ -259,6 +259,9 @@ def _pure_curve(epsilon: FloatArray) -> FloatArray:
     return np.minimum(np.minimum(exact + rounding, eps), eps**2 * order / 2)
 
 
+_SUMS = ("rho", "precision", "delta", "unprotected")
+
+
 @dataclass(frozen=True, slots=True)
 class ApproxTotal:
     """What an (ε, δ) total needs: ε's with their counts, sums of ρ, 1/m² and δ, and how often nothing protected."""
@@ -329,32 +332,23 @@ class ApproxTotal:
 
     def state(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {
-            "pure": sorted([eps, n] for eps, n in self.pure.items()),
-            "exponential": sorted([eps, n] for eps, n in self.exponential.items()),
-            "rho": str(self.rho),
-            "precision": str(self.precision),
-            "delta": str(self.delta),
-            "unprotected": str(self.unprotected),
-        }
+        counts = {"pure": self.pure, "exponential": self.exponential}
+        listed: dict[str, Any] = {name: sorted([eps, n] for eps, n in each.items()) for name, each in counts.items()}
+        return listed | {name: str(getattr(self, name)) for name in _SUMS}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ApproxTotal:
         """The inverse of `state`."""
-        return cls(
-            pure={PureDp(eps).epsilon: whole(n) for eps, n in state["pure"]},
-            exponential={PureDp(eps).epsilon: whole(n) for eps, n in state["exponential"]},
-            rho=whole(state["rho"]),
-            precision=whole(state["precision"]),
-            delta=whole(state["delta"]),
-            unprotected=whole(state.get("unprotected", 0)),  # states written before there was such a thing
+        pure, exponential = (
+            {PureDp(eps).epsilon: whole(n) for eps, n in state[name]} for name in ("pure", "exponential")
         )
+        known = {"unprotected": 0, **state}  # states were written before there was such a thing
+        return cls(pure, exponential, **{name: whole(known[name]) for name in _SUMS})
 
 
 def whole(value: int | str) -> int:
     """A whole number of at least 0 from a stored state: a corrupt record must not give budget back."""
-    number = int(value)
-    if isinstance(value, float) or number < 0:
+    if isinstance(value, float) or (number := int(value)) < 0:
         raise InvalidInput("state", value, "a whole number of at least 0")
     return number
 

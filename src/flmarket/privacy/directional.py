@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
-from flmarket.bids import FloatArray, checked_array, slices
+from flmarket.bids import FloatArray, slices
 from flmarket.errors import InvalidInput
 from flmarket.privacy.candidates import (
     Cap,
@@ -40,12 +40,12 @@ from flmarket.privacy.candidates import (
     draw,
     half_cap,
 )
-from flmarket.privacy.events import ROUNDING_ALLOWANCE, PureDp, checked_number
+from flmarket.privacy.events import ROUNDING_ALLOWANCE, PureDp, checked_number, checked_whole
 from flmarket.privacy.noise import NoiseSource, SimulationNoise
 from flmarket.privacy.perturbation import (
-    checked_clip,
+    Clipping,
     checked_dimension,
-    clip_l2,
+    energy_where_sold,
     positive_epsilon,
     release_epsilon,
     release_source,
@@ -71,23 +71,16 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Directional:
+class Directional(Clipping):
     """Clip to L2 norm `clip`, put on a sphere, choose a direction. Subclasses say which law and which cap."""
 
-    clip: float = 1.0
     name: ClassVar[str]
-    norm: ClassVar[Literal["l1", "l2"]] = "l2"
-    sound: ClassVar[bool] = True
     # Whether points lie on the unit sphere; else they are standard normal.
     on_sphere: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", checked_clip(self.clip))
-
     def privatize(self, vectors: ArrayLike, epsilon: ArrayLike, rng: np.random.Generator | NoiseSource) -> FloatArray:
         """Private versions of vectors (..., p), each with its own ε."""
-        source = release_source(self, rng)
-        clipped = clip_l2(vectors, self.clip)
+        source, clipped = release_source(self, rng), self.clipped(vectors)
         eps = release_epsilon(epsilon, clipped.shape[:-1]).ravel()
         ball = (clipped / self.clip).reshape(eps.size, -1)
         plan = self.plan(eps, ball.shape[1])
@@ -103,12 +96,7 @@ class Directional:
     def energy(self, epsilon: ArrayLike, dimension: int, *, norm: float) -> FloatArray:
         """E‖output − clipped input‖² of an input of this L2 norm (at most the clip)."""
         size, radius = checked_dimension(dimension), checked_number("norm", norm, 0.0, self.clip) / self.clip
-        eps = checked_array("epsilon", epsilon)
-        energy = np.full(eps.shape, np.inf)
-        sells = eps > 0
-        if sells.any():
-            energy[sells] = self._energy(self.plan(eps[sells], size), size, radius) * self.clip**2
-        return energy
+        return energy_where_sold(epsilon, lambda e: self._energy(self.plan(e, size), size, radius) * self.clip**2)
 
     def guarantee(self, epsilon: float) -> PureDp:
         """Pure ε-DP."""
@@ -337,13 +325,12 @@ class ProjUnit(Directional):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.rank) is not int or not 1 <= self.rank <= 65536:
-            raise InvalidInput("rank", self.rank, "a whole number from 1 to 65536")
+        checked_whole("rank", self.rank, 1, 65536)
 
     def encode(self, vector: ArrayLike, epsilon: float, rng: np.random.Generator | NoiseSource) -> Sketch:
         """A private sketch of one vector; `decode` of it has the law of `privatize`."""
         source = release_source(self, rng)
-        ball = clip_l2(vector, self.clip)[None, :] / self.clip
+        ball = self.clipped(vector)[None, :] / self.clip
         if ball.ndim != 2:
             raise InvalidInput("vector", np.shape(vector), "one vector of shape (p,)")
         eps, seed = np.array([positive_epsilon(epsilon)]), source.below(2**128)
@@ -372,9 +359,9 @@ class ProjUnit(Directional):
         return choose(seen, plan.cap, epsilon, source, normal=False) * self._gain(plan)[:, None]
 
     def _chosen(self, ball: FloatArray, plan: Plan, epsilon: FloatArray, source: NoiseSource) -> FloatArray:
-        out, step = np.empty_like(ball), max(1, _PROJECTED_BLOCK // self._size(ball.shape[1]))
-        for first in range(0, len(ball), step):
-            rows = np.arange(first, min(first + step, len(ball)))
+        out, everybody = np.empty_like(ball), np.arange(len(ball))
+        for part in slices(len(ball), _PROJECTED_BLOCK // self._size(ball.shape[1])):
+            rows = everybody[part]
             public = self._projection(source.generator(), rows.size, ball.shape[1])
             numbers = self._numbers(ball[rows], plan.take(rows), epsilon[rows], public, source)
             out[rows] = public.back(numbers)[:, : ball.shape[1]]

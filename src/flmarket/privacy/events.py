@@ -11,10 +11,10 @@ fits under no other cap.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import Field, dataclass
+from math import inf, isfinite, nan
 from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from flmarket.errors import InvalidInput, UnknownName
 
@@ -24,75 +24,101 @@ from flmarket.errors import InvalidInput, UnknownName
 ROUNDING_ALLOWANCE = 1e-12
 
 _LARGEST = 1e18
+# from where to where numbers of these names may be, wherever a value here has them; squares and scales made from a clip
+# must be normal numbers
+_LIMITS = {
+    "epsilon": (0.0, _LARGEST),
+    "rho": (0.0, _LARGEST),
+    "delta": (1e-30, 0.5),
+    "noise_multiplier": (1e-9, _LARGEST),
+    "clip": (1e-50, 1e50),
+    "rate": (1e-12, 1e12),
+}
 
 
 def checked_number(name: str, value: object, low: float, high: float) -> float:
     """One finite number between two limits (both accepted), or a typed error."""
-    if type(value) is float:  # the usual case, and millions of it
-        number = value
-    elif isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidInput(name, value, "a number")
-    else:
-        number = float(value)
+    number = value if type(value) is float else _real(value)  # the usual case, and millions of it
     if not (isfinite(number) and low <= number <= high):
         raise InvalidInput(name, value, f"a number from {low:g} to {high:g}")
     return number
 
 
+def _real(value: object) -> float:
+    """As a float: NaN for what is no number, infinite for what is too large for one."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return nan
+    try:
+        return float(value)
+    except OverflowError:
+        return inf
+
+
+def checked_whole(name: str, value: object, least: int, most: int | None = None) -> int:
+    """One whole number of at least `least`, and at most `most` if that is given, or a typed error."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        accepted = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        raise InvalidInput(name, value, f"a whole number {accepted}")
+    return value
+
+
+def checked_positive(name: str, value: Any) -> float:
+    """One finite number above 0, or a typed error."""
+    number = _real(value)
+    if not 0 < number < inf:
+        raise InvalidInput(name, value, "a finite number above 0")
+    return number
+
+
+class Checked:
+    """A frozen value; its fields that have limits by their name are within them."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if name in _LIMITS:
+                object.__setattr__(self, name, checked_number(name, getattr(self, name), *_LIMITS[name]))
+
+
 @dataclass(frozen=True, slots=True)
-class PureDp:
+class PureDp(Checked):
     """ε-differential privacy (Dwork, McSherry, Nissim, Smith 2006)."""
 
     epsilon: float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checked_number("epsilon", self.epsilon, 0.0, _LARGEST))
-
 
 @dataclass(frozen=True, slots=True)
-class ApproxDp:
+class ApproxDp(Checked):
     """(ε, δ)-differential privacy, with nothing else known about the mechanism."""
 
     epsilon: float
     delta: float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checked_number("epsilon", self.epsilon, 0.0, _LARGEST))
-        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
-
 
 @dataclass(frozen=True, slots=True)
-class ZCdp:
+class ZCdp(Checked):
     """ρ-zero-concentrated differential privacy (Bun & Steinke 2016, Definition 1.1)."""
 
     rho: float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rho", checked_number("rho", self.rho, 0.0, _LARGEST))
-
 
 @dataclass(frozen=True, slots=True)
-class GaussianRelease:
+class GaussianRelease(Checked):
     """A Gaussian mechanism; `noise_multiplier` is σ divided by the replace-one sensitivity (2·clip here)."""
 
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        multiplier = checked_number("noise_multiplier", self.noise_multiplier, 1e-9, _LARGEST)
-        object.__setattr__(self, "noise_multiplier", multiplier)
-
 
 @dataclass(frozen=True, slots=True)
-class ExponentialRelease:
+class ExponentialRelease(Checked):
     """An exponential mechanism of parameter ε: ε-DP and ε-bounded-range, hence ε²/8-zCDP.
 
     Bounded range: Durfee & Rogers 2019; its zCDP constant: Cesar & Rogers 2021 (arXiv:2004.07223).
     """
 
     epsilon: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checked_number("epsilon", self.epsilon, 0.0, _LARGEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +141,10 @@ class RecordLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class Uncapped:
+class Uncapped(Checked):
     """No limit on what may be given away. Totals are still kept: ε at `delta`, ∞ after an unprotected release."""
 
     delta: float = 1e-6
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
 
 
 Event = PureDp | ApproxDp | ZCdp | GaussianRelease | ExponentialRelease | Unprotected | RecordLevel

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import isinf
 from typing import ClassVar, Literal
 
@@ -37,21 +36,19 @@ from flmarket.privacy import (
     NoiseSource,
     PrivacyAccount,
     ZCdp,
-    analytic_gaussian_sigma,
     as_noise_source,
     classic_gaussian_sigma,
     clip_l2,
     gaussian_epsilon,
 )
-from flmarket.privacy.additive import record_distance
-from flmarket.privacy.events import ROUNDING_ALLOWANCE, checked_number
-from flmarket.privacy.perturbation import checked_clip
+from flmarket.privacy.additive import analytic_sigma, record_distance
+from flmarket.privacy.events import ROUNDING_ALLOWANCE, Checked
 
 _UNLIMITED = 1e15
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPerturbation:
+class LocalPerturbation(Checked):
     """Clip and Gaussian noise, at home; see the module for the choices."""
 
     clip: float = 1.0
@@ -61,8 +58,7 @@ class LocalPerturbation:
     unit: Literal["client", "record"] = "client"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", checked_clip(self.clip))
-        object.__setattr__(self, "delta", checked_number("delta", self.delta, 1e-30, 0.5))
+        super().__post_init__()
         for name, accepted in (
             ("clipped", ("update", "parameters")),
             ("calibration", ("analytic", "paper")),
@@ -82,7 +78,9 @@ class LocalPerturbation:
 
     def guarantee(self, epsilon: float) -> GaussianRelease:
         """What one upload promises for its unit: the noise's σ at a distance of 1."""
-        return GaussianRelease(_multiplier(self.calibration, epsilon, self.delta))
+        if self.calibration == "analytic":
+            return GaussianRelease(analytic_sigma(epsilon, self.delta, 1.0))
+        return GaussianRelease(float(classic_gaussian_sigma(epsilon=epsilon, delta=self.delta)))
 
     def scale(self, epsilon: float, records: int, steps: int = 1) -> float:
         """σ in each coordinate: of an upload or, where records are protected, of each of so many steps."""
@@ -106,16 +104,10 @@ class LocalPerturbation:
         return sent
 
 
-@lru_cache(maxsize=4096)
-def _multiplier(calibration: str, epsilon: float, delta: float) -> float:
-    rule = analytic_gaussian_sigma if calibration == "analytic" else classic_gaussian_sigma
-    return float(rule(epsilon=epsilon, delta=delta, sensitivity=1.0))
-
-
 def upload_epsilon(total: float, delta: float, rounds: int) -> float:
     """The ε of each of `rounds` uploads that come to `total` together, both at δ."""
-    once = float(analytic_gaussian_sigma(epsilon=total, delta=delta, sensitivity=1.0))
-    return float(gaussian_epsilon(sigma=once * np.sqrt(rounds), delta=delta))
+    sigma = analytic_sigma(total, delta, 1.0) * np.sqrt(rounds)
+    return float(gaussian_epsilon(sigma=sigma, delta=delta))
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,16 @@ clipping twice changes nothing.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.bids import FloatArray, checked_array
 from flmarket.errors import InvalidInput
-from flmarket.privacy.events import Event, checked_number
+from flmarket.privacy.events import Checked, Event
 from flmarket.privacy.noise import NoiseSource, SimulationNoise, as_noise_source
 
 
@@ -69,6 +71,28 @@ class Perturbation(Protocol):
 
     def guarantee(self, epsilon: float) -> Event:
         """What one release at this ε promises, for the account."""
+
+
+@dataclass(frozen=True)
+class Clipping(Checked):
+    """What clips to a norm; sound in finite precision."""
+
+    clip: float = 1.0
+    norm: ClassVar[Literal["l1", "l2"]] = "l2"
+    sound: ClassVar[bool] = True
+
+    def clipped(self, vectors: ArrayLike) -> FloatArray:
+        """The vectors, none longer than the clip."""
+        return (clip_l1 if self.norm == "l1" else clip_l2)(vectors, self.clip)
+
+
+def energy_where_sold(epsilon: ArrayLike, energy: Callable[[FloatArray], FloatArray]) -> FloatArray:
+    """The noise energy of each ε > 0, by a function of a vector of them; ∞ where ε = 0."""
+    eps = checked_array("epsilon", epsilon)
+    found, sells = np.full(eps.shape, np.inf), eps > 0
+    if sells.any():
+        found[sells] = energy(eps[sells])
+    return found
 
 
 def signal_to_noise(perturbation: Perturbation, epsilon: ArrayLike, dimension: int) -> FloatArray:
@@ -114,11 +138,6 @@ def checked_dimension(dimension: int) -> int:
     if isinstance(dimension, bool) or not isinstance(dimension, (int, np.integer)) or dimension < 1:
         raise InvalidInput("dimension", dimension, "a whole number of at least 1")
     return int(dimension)
-
-
-def checked_clip(clip: float) -> float:
-    """A clip from 1e-50 to 1e50 (squares and scales made from it must be normal numbers), or a typed error."""
-    return checked_number("clip", clip, 1e-50, 1e50)
 
 
 def clip_l1(vectors: ArrayLike, bound: float) -> FloatArray:

@@ -57,7 +57,7 @@ from scipy.fft import dct, idct
 
 from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
-from flmarket.privacy.events import ZCdp, checked_number
+from flmarket.privacy.events import ZCdp, checked_number, checked_whole
 from flmarket.privacy.noise import NoiseSource, WholeNoise
 from flmarket.privacy.perturbation import checked_dimension, clip_l2
 
@@ -90,8 +90,7 @@ class SecureAggregation:
             raise InvalidInput(
                 "survivors", self.survivors, f"more than (1 + colluders)/2 = {(1 + self.colluders) / 2:g}"
             )
-        if type(self.bits) is not int or not 8 <= self.bits <= MOST_BITS:
-            raise InvalidInput("bits", self.bits, f"a whole number from 8 to {MOST_BITS}")
+        checked_whole("bits", self.bits, 8, MOST_BITS)
 
     def counts(self, contributors: int) -> tuple[int, int]:
         """(threshold, honest): how many must stay, and how many of them are counted on for noise."""
@@ -124,15 +123,10 @@ class SumTerms:
         checked_number("weight", self.weight, 0.0, 1.0)
         checked_number("scale", self.scale, 2.0**-60, 2.0**60)
         checked_number("noise", self.noise, 1e-3, 2.0**MOST_BITS)
-        for name, least, most in (
-            ("contributors", 1, MOST_CONTRIBUTORS),
-            ("threshold", 1, self.contributors),
-            ("honest", 1, self.threshold),
-            ("bits", 8, MOST_BITS),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise InvalidInput(name, value, f"a whole number from {least} to {most}")
+        checked_whole("contributors", self.contributors, 1, MOST_CONTRIBUTORS)
+        checked_whole("threshold", self.threshold, 1, self.contributors)
+        checked_whole("honest", self.honest, 1, self.threshold)
+        checked_whole("bits", self.bits, 8, MOST_BITS)
 
     def to_json(self) -> str:
         """As an order carries it."""

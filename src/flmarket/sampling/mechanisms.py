@@ -39,7 +39,7 @@ tight.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
@@ -66,8 +66,26 @@ class Posted(Protocol):
         """The participation probability and the payment per participation for each reported cost."""
 
 
+@dataclass(frozen=True, eq=False)
 class Schedule:
-    """Terms over costs. Unpacks into its two functions: ``q, r = schedule``."""
+    """Terms over listed costs. Unpacks into its two functions: ``q, r = schedule``."""
+
+    cost: FloatArray
+    participation: FloatArray
+    payment: FloatArray
+
+    @classmethod
+    def truthful(cls, cost: FloatArray, participation: FloatArray) -> Self:
+        """With the payments of Theorem 1 (for discrete costs, equation 16)."""
+        payment = cost.copy()
+        rent = cls._cells(np.diff(cost), participation)[::-1].cumsum()[::-1]
+        payment[:-1] += rent / np.where(participation > 0, participation, 1.0)[:-1]
+        return cls(cost, participation, payment)
+
+    @staticmethod
+    def _cells(width: FloatArray, participation: FloatArray) -> FloatArray:
+        """∫q over each cell between costs."""
+        raise NotImplementedError
 
     def offer(self, cost: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """(q, r) for each reported cost."""
@@ -90,19 +108,14 @@ class Schedule:
 class StepSchedule(Schedule):
     """A menu: a report gets the terms of the lowest listed cost that is not below it."""
 
-    cost: FloatArray
-    participation: FloatArray
-    payment: FloatArray
-
-    @classmethod
-    def truthful(cls, cost: FloatArray, participation: FloatArray) -> "StepSchedule":
-        """With the payments of Theorem 1 (for discrete costs, equation 16)."""
-        return cls(cost, participation, _with_rent(cost, participation, (cost[1:] - cost[:-1]) * participation[1:]))
-
     @classmethod
     def constant(cls, maximum: float, participation: float) -> "StepSchedule":
         """The same q for everybody, paid the highest cost."""
         return cls(np.array([maximum]), np.array([participation]), np.array([maximum]))
+
+    @staticmethod
+    def _cells(width: FloatArray, participation: FloatArray) -> FloatArray:
+        return width * participation[1:]
 
     @property
     def largest_expected_payment(self) -> float:
@@ -119,15 +132,9 @@ class StepSchedule(Schedule):
 class LinearSchedule(Schedule):
     """q is linear between listed costs."""
 
-    cost: FloatArray
-    participation: FloatArray
-    payment: FloatArray
-
-    @classmethod
-    def truthful(cls, cost: FloatArray, participation: FloatArray) -> "LinearSchedule":
-        """With the payments of Theorem 1."""
-        trapezia = np.diff(cost) * (participation[1:] + participation[:-1]) / 2
-        return cls(cost, participation, _with_rent(cost, participation, trapezia))
+    @staticmethod
+    def _cells(width: FloatArray, participation: FloatArray) -> FloatArray:
+        return np.asarray(width * (participation[1:] + participation[:-1]) / 2)
 
     def offer(self, cost: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """(q, r) for each reported cost."""
@@ -138,13 +145,6 @@ class LinearSchedule(Schedule):
         rent_right = q_right * (self.payment[right] - c_right)
         rent = rent_right + (c_right - c) * (q + q_right) / 2
         return np.asarray(q), np.asarray(c + rent / np.where(q > 0, q, 1.0))
-
-
-def _with_rent(cost: FloatArray, participation: FloatArray, cells: FloatArray) -> FloatArray:
-    """r at the nodes, given ∫q over each cell between them."""
-    payment = cost.copy()
-    payment[:-1] += cells[::-1].cumsum()[::-1] / np.where(participation > 0, participation, 1.0)[:-1]
-    return payment
 
 
 def utility(posted: Posted, cost: ArrayLike, reported: ArrayLike | None = None) -> FloatArray:
@@ -423,7 +423,7 @@ def convergence_bound(participation: ArrayLike, scale: ArrayLike, *, beta: float
     return float((np.sum(s / q) + beta) / rounds)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FedAvgConstants:
     """The learning problem's constants; `gradient_norms` are the G_n."""
 
@@ -431,37 +431,22 @@ class FedAvgConstants:
     strong_convexity: float
     local_steps: int
     gradient_norms: FloatArray
-    gradient_deviations: FloatArray
-    heterogeneity: float
-    initial_distance: float
+    gradient_deviations: FloatArray = field(default_factory=lambda: np.zeros(()))
+    heterogeneity: float = 0.0
+    initial_distance: float = 1.0
 
-    def __init__(
-        self,
-        *,
-        smoothness: float,
-        strong_convexity: float,
-        local_steps: int,
-        gradient_norms: ArrayLike,
-        gradient_deviations: ArrayLike = 0.0,
-        heterogeneity: float = 0.0,
-        initial_distance: float = 1.0,
-    ) -> None:
-        mu = checked_number("strong_convexity", strong_convexity, 1e-12, 1e12)
-        norms = np.atleast_1d(checked_array("gradient_norms", gradient_norms))
-        deviations = checked_array("gradient_deviations", gradient_deviations)
+    def __post_init__(self) -> None:
+        checked_number("strong_convexity", self.strong_convexity, 1e-12, 1e12)
+        checked_number("smoothness", self.smoothness, self.strong_convexity, 1e12)
+        checked_number("local_steps", self.local_steps, 1, 1e9)
+        checked_number("heterogeneity", self.heterogeneity, 0.0, 1e12)
+        checked_number("initial_distance", self.initial_distance, 0.0, 1e12)
+        norms = np.atleast_1d(checked_array("gradient_norms", self.gradient_norms))
+        deviations = checked_array("gradient_deviations", self.gradient_deviations)
         if deviations.shape not in ((), norms.shape):
             raise InvalidInput("gradient_deviations", deviations.shape, f"one number, or shape {norms.shape}")
-        values = {
-            "strong_convexity": mu,
-            "smoothness": checked_number("smoothness", smoothness, mu, 1e12),
-            "local_steps": int(checked_number("local_steps", local_steps, 1, 1e9)),
-            "gradient_norms": norms,
-            "gradient_deviations": np.broadcast_to(deviations, norms.shape),
-            "heterogeneity": checked_number("heterogeneity", heterogeneity, 0.0, 1e12),
-            "initial_distance": checked_number("initial_distance", initial_distance, 0.0, 1e12),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "gradient_norms", norms)
+        object.__setattr__(self, "gradient_deviations", np.broadcast_to(deviations, norms.shape))
 
     @property
     def scale(self) -> FloatArray:

@@ -120,28 +120,15 @@ class PriorIndependent:
         self._counts = np.zeros(self._grid.size)
         self._counts[-1] = checked_number("pseudo_count", pseudo_count, 0.0, 1e9)
         self._listed = np.flatnonzero(self._counts)
-        self._remaining, self._served = self.budget, 0
-        self._phase: Phase = "estimating"
+        # what is left of the round's budget; negative (beyond rounding) only with the printed worst case
+        self.remaining_budget = self.budget
+        self.served = 0  # clients that have reported
+        self.phase: Phase = "estimating"
         self._schedule = StepSchedule.constant(self.c_max, float(first))
-
-    @property
-    def phase(self) -> Phase:
-        """Where the algorithm stands."""
-        return self._phase
-
-    @property
-    def remaining_budget(self) -> float:
-        """What is left of the round's budget; negative (beyond rounding) only with the printed worst case."""
-        return self._remaining
-
-    @property
-    def served(self) -> int:
-        """Clients that have reported."""
-        return self._served
 
     def offer(self) -> StepSchedule:
         """The schedule for the next client, fixed before she reports: ``q, r = mechanism.offer()``."""
-        if self._phase == "finished":
+        if self.phase == "finished":
             raise MechanismViolation(f"all {self.n} clients have been served")
         return self._schedule
 
@@ -155,40 +142,40 @@ class PriorIndependent:
         if self._counts[bin_] == 0:
             self._listed = np.insert(self._listed, np.searchsorted(self._listed, bin_), bin_)
         self._counts[bin_] += 1.0
-        self._served += 1
-        self._remaining -= q * r
+        self.served += 1
+        self.remaining_budget -= q * r
         self._prepare()
         return q, r
 
     def run(self, costs: ArrayLike) -> SampledClients:
         """Serve these clients one after the other, in their order."""
         reports = checked_reports(costs, self.c_max)
-        if reports.ndim != 1 or self._served + reports.size > self.n:
-            raise InvalidInput("costs", reports.shape, f"a vector of at most {self.n - self._served} costs")
+        if reports.ndim != 1 or self.served + reports.size > self.n:
+            raise InvalidInput("costs", reports.shape, f"a vector of at most {self.n - self.served} costs")
         terms = np.array([self.report(cost) for cost in reports.tolist()]).reshape(-1, 2)
         return SampledClients(terms[:, 0], terms[:, 1])
 
     def _prepare(self) -> None:
-        left = self.n - self._served
+        left = self.n - self.served
         if left == 0:
-            self._phase = "finished"
-        elif self._phase != "uniform" and self._served >= self.explored:
-            self._phase = "updating"
+            self.phase = "finished"
+        elif self.phase != "uniform" and self.served >= self.explored:
+            self.phase = "updating"
             schedule = self._solve(left)
             if schedule is None:
-                self._phase = "uniform"
-                q = min(1.0, max(0.0, self._remaining) / (self.c_max * left))
+                self.phase = "uniform"
+                q = min(1.0, max(0.0, self.remaining_budget) / (self.c_max * left))
                 schedule = StepSchedule.constant(self.c_max, q)
             self._schedule = schedule
 
     def _solve(self, left: int) -> StepSchedule | None:
         """Theorem 2 on the reports so far, for an equal share of what is left; None if the worst case exceeds it."""
-        if self._remaining <= 0:
+        if self.remaining_budget <= 0:
             return None
         # in numbers of clients instead of probabilities: virtual costs do not change, the budget scales
         cost, counts = self._grid[self._listed], self._counts[self._listed]
         last, virtual, spend = pool(counts, discrete_spend(cost, counts))
-        optimum = solve(virtual, spend, self._remaining / left * float(counts.sum()))
+        optimum = solve(virtual, spend, self.remaining_budget / left * float(counts.sum()))
         menu, participation = cost[last], optimum.participation
         if menu[-1] < self.c_max:  # pseudo_count = 0: as printed, unseen high costs are never served
             menu, participation = np.append(menu, self.c_max), np.append(participation, 0.0)
@@ -196,7 +183,7 @@ class PriorIndependent:
         worst = schedule.largest_expected_payment
         if self._worst_case == "printed":
             worst = float(schedule.participation[-1] * schedule.payment[-1])
-        return schedule if worst <= self._remaining else None
+        return schedule if worst <= self.remaining_budget else None
 
 
 PriorBased = OptimalSampling | UniformSampling | CompleteInformation
@@ -209,10 +196,12 @@ _KNOWN: dict[str, type[PriorBased]] = {
 SCHEMES = (*_KNOWN, "prior-independent")
 
 
-def known_scheme(name: str, distribution: Uniform | TruncatedExponential, budget_per_client: float) -> PriorBased:
+def known_scheme(
+    name: str, distribution: Uniform | TruncatedExponential | Empirical, budget_per_client: float
+) -> PriorBased:
     """One of the schemes that post the same schedule to everybody."""
     if name not in _KNOWN:
-        raise UnknownName("scheme", name, f"one of {', '.join(_KNOWN)}")
+        raise UnknownName("scheme", name, f"one of {', '.join(SCHEMES)}")
     return _KNOWN[name].from_distribution(distribution, budget_per_client)
 
 
@@ -240,10 +229,5 @@ def terms(
         budget, place = budget_per_client * reports.size, np.argsort(order)
         served = PriorIndependent(budget, distribution.maximum, reports.size, fraction).run(reports[order])
         return SampledClients(served.participation[place], served.payment[place])
-    if name not in _KNOWN:
-        raise UnknownName("scheme", name, f"one of {', '.join(SCHEMES)}")
-    if name == "complete":
-        return SampledClients(
-            *CompleteInformation.from_distribution(Empirical(reports), budget_per_client).offer(reports)
-        )
-    return SampledClients(*known_scheme(name, distribution, budget_per_client).offer(reports))
+    told = Empirical(reports) if name == "complete" else distribution
+    return SampledClients(*known_scheme(name, told, budget_per_client).offer(reports))

@@ -28,7 +28,7 @@ from flmarket.auctions.learned.papers import first_parameters as paper_parameter
 from flmarket.errors import ConfigError, UnknownName, needed
 
 __all__ = [
-    "DEFAULTS", "FORMER_NAMES", "PAPERS", "LearnedAuction", "PaperAuction", "PaperSettings", "Settings",
+    "DEFAULTS", "PAPERS", "LearnedAuction", "PaperAuction", "PaperSettings", "Settings",
     "audited", "learned_auction", "load", "save", "weight_names",
 ]  # fmt: skip
 
@@ -50,57 +50,27 @@ PAPERS = {
     "murba-15": "flm21-low",
     "murba-10": "flm21-low",
 }
-# what this project's networks were called when they had the papers' names
-FORMER_NAMES = {
-    "dm-regretnet": "cleared-menu",
-    "dm-regretnet-convl": "cleared-menu-convl",
-    "murba": "cleared-menu-20",
-    "m-regretnet": "menu-lottery",
-    "regretnet": "single-lottery",
-}
 
 
 def learned_auction(auction: str, weights: str | None = None) -> LearnedAuction | PaperAuction:
     """The auction with its default weights, with those of another population, or with those of a file."""
-    paper = auction in PAPERS
-    default = (PAPERS if paper else DEFAULTS)[auction]
+    default = (DEFAULTS | PAPERS)[auction]
     chosen = default if weights is None else weights
-    name = auction if chosen == default else f"{auction}:{chosen}"
-    try:
-        found = load(auction, chosen, name=name)
-    except UnknownName:
-        if not paper:
-            raise
-        raise _not_trained(auction, chosen) from None
-    if paper and isinstance(found, LearnedAuction):
-        ours = FORMER_NAMES.get(auction, "cleared-menu")
-        warnings.warn(
-            f"{chosen} holds this project's {ours}, which used to be called {auction}; {auction} is the paper's "
-            f"mechanism now. Say {ours} instead.",
-            FutureWarning,
-            stacklevel=4,
-        )
-    elif isinstance(found, PaperAuction) and not (paper and _is(found.settings, SHAPES[auction])):
+    found = load(auction, chosen, name=auction if chosen == default else f"{auction}:{chosen}")
+    if isinstance(found, LearnedAuction):
+        if auction in PAPERS:  # files from when these were names of this project's networks
+            warnings.warn(
+                f"{chosen} holds a network of this project's, which used to be called {auction}; {auction} is the "
+                f"paper's mechanism now. Say what it is instead, of {', '.join(DEFAULTS)}.",
+                FutureWarning,
+                stacklevel=4,
+            )
+        return found
+    # the same mechanism, for whatever number of owners and width of network
+    owners, hidden = found.settings.owners, found.settings.hidden
+    if auction not in PAPERS or found.settings != replace(SHAPES[auction], owners=owners, hidden=hidden):
         raise ConfigError("weights", chosen, f"a network of {auction}; this is another one, of the papers'")
     return found
-
-
-def _is(found: PaperSettings, wanted: PaperSettings) -> bool:
-    """Whether it is that mechanism, for whatever number of owners and width of network."""
-    return replace(found, owners=wanted.owners, hidden=wanted.hidden) == wanted
-
-
-def _not_trained(auction: str, population: str) -> UnknownName:
-    """No other network is put in its place: say how to get it, and what else there is."""
-    shipped = weight_names(auction)
-    there = f"weights ship for {', '.join(shipped)}" if shipped else "none ship yet"
-    ours = FORMER_NAMES.get(auction.partition("-1")[0], "cleared-menu")
-    return UnknownName(
-        f"weights of {auction}, the paper's network, for",
-        population,
-        f"a population with trained weights ({there}), or a .safetensors file; to train them: flmarket train-auction "
-        f"{auction} --population {population} --checkpoints DIR --out FILE; this project's own network is {ours}",
-    )
 
 
 _SHIPPED = files("flmarket.auctions.learned") / "weights"
@@ -123,7 +93,12 @@ def load(auction: str, weights: str, *, name: str | None = None) -> LearnedAucti
         path = Path(str(_SHIPPED / auction / f"{weights}{_SUFFIX}"))
     else:
         known = ", ".join(weight_names(auction)) or "none ship"
-        raise UnknownName(f"weights of {auction}", weights, f"one of {known}, or a path to a {_SUFFIX} file")
+        raise UnknownName(
+            f"weights of {auction}",
+            weights,
+            f"one of {known}, or a path to a {_SUFFIX} file; to train them: flmarket train-auction {auction} "
+            f"--population {weights} --out FILE{_SUFFIX}",
+        )
     settings, parameters, provenance = _read(path)
     called, source = name or f"{auction}:{path.stem}", _source(provenance)
     if isinstance(settings, PaperSettings):
@@ -139,8 +114,7 @@ def _read(path: Path) -> tuple[Settings | PaperSettings, dict[str, Any], dict[st
             about = file.metadata() or {}
             parameters = {key: file.get_tensor(key).astype(np.float64) for key in file.keys()}  # noqa: SIM118
         values = json.loads(about["settings"])
-        paper = values.get("family") == FAMILY
-        settings = PaperSettings.from_dict(values) if paper else Settings.from_dict(values)
+        settings = (PaperSettings if values.get("family") == FAMILY else Settings).from_dict(values)
         provenance = json.loads(about.get("provenance", "{}"))
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ConfigError("weights", str(path), f"a file written by flmarket train-auction ({error})") from None

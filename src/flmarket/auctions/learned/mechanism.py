@@ -1,9 +1,9 @@
 """`LearnedAuction`: a trained network as an auction, in plain NumPy.
 
-The network's offers become outcomes in one of three ways. Whatever its weights, the auction is within budget
-(payments are shares of the budget that sum to at most 1, and a menu never asks for more than its share), pays losers
-nothing, and, where the settings say so, pays nobody less than her reported cost. How truthful it is depends on the
-training: each weight file carries the regret that was measured.
+The network's offers become outcomes in one of two ways: cleared against the budget, or by a lottery. Whatever its
+weights, the auction is within budget (payments are shares of the budget that sum to at most 1, and a menu never asks
+for more than its share), pays losers nothing, and pays nobody less than her reported cost. How truthful it is depends
+on the training: each weight file carries the regret that was measured.
 
 Sampled auctions draw one outcome per owner, with its payment. Without a generator each lottery is settled at its
 median, which keeps the call deterministic; draws then have to come from `rng`.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flmarket.auctions.learned.network import Inputs, Offer, Parameters, Settings, forward
+from flmarket.auctions.learned.network import Inputs, Offer, Parameters, Settings, forward, softmax
 from flmarket.auctions.single_minded import last_true
 from flmarket.bids import (
     APPROXIMATE,
@@ -29,9 +29,9 @@ from flmarket.bids import (
     Outcome,
     Valuations,
     checked_budget,
+    in_parts,
     slices,
 )
-from flmarket.errors import InvalidInput
 
 _LEAST = np.finfo(np.float64).tiny
 
@@ -170,22 +170,15 @@ class LearnedAuction:
 
     @property
     def guarantees(self) -> Guarantees:
-        """Budget and, where built in, rationality hold for any weights; truthfulness is what training reached."""
-        rational = EXACT if self.settings.rational else APPROXIMATE
-        return Guarantees(APPROXIMATE, rational, EXACT, self.source)
+        """Budget and rationality hold for any weights; truthfulness is what training reached."""
+        return Guarantees(APPROXIMATE, EXACT, EXACT, self.source)
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear one auction or a batch; `rng` draws the outcomes of sampled auctions."""
-        n = bids.n
-        if self.settings.owners is not None and n != self.settings.owners:
-            raise InvalidInput(
-                "bids", f"{n} owners", f"{self.settings.owners} owners, the number that {self.name} was trained for"
-            )
+        if self.settings.clearing:
+            return Outcome(*in_parts(bids, budget, self._rows(bids), self._cleared))
         money = checked_budget(budget, bids.shape[:-1]).reshape(-1)
-        if self.settings.deployment == "sampled":
-            epsilon, paid = self._sampled(bids, money, rng)
-        else:
-            epsilon, paid = self._deterministic(bids, money)
+        epsilon, paid = self._sampled(bids, money, rng)
         payment = np.where(epsilon > 0, paid * money[:, None], 0.0)
         return Outcome(epsilon.reshape(bids.shape), payment.reshape(bids.shape))
 
@@ -194,59 +187,23 @@ class LearnedAuction:
         inputs, epsilon = inputs_of(self.settings, bids, budget)
         return forward(np, self.settings, self.parameters, inputs), inputs, epsilon
 
-    def _chunks(self, bids: BidProfile, money: FloatArray) -> Any:
-        flat = bids.flat
-        for part in slices(len(money), _CHUNK_ENTRIES // (bids.n * (self.settings.items + 1))):
-            some = flat[part]
-            yield *self.offers(some, money[part]), some, money[part]
+    def _rows(self, bids: BidProfile) -> int:
+        """How many profiles are handled at a time."""
+        return _CHUNK_ENTRIES // (bids.n * (self.settings.items + 1))
 
-    def _deterministic(self, bids: BidProfile, money: FloatArray) -> tuple[FloatArray, FloatArray]:
-        parts = []
-        for offer, inputs, epsilon, some, budget in self._chunks(bids, money):
-            if self.settings.clearing:
-                item, paid = clear_market(offer.share, offer.price, inputs.ask, offer.caution)
-                parts.append((_pick(epsilon, item), paid))
-            elif self.settings.deployment == "argmax":
-                item = self._choice_logits(offer, inputs).argmax(axis=-1)
-                parts.append((_pick(epsilon, item), offer.share * _pick(offer.price, item)))
-            else:
-                mean, paid = self._expected(offer, inputs, epsilon)
-                # a mean of fair sub-bids may cost more than it is paid where the valuation is concave
-                fair = paid * budget[:, None] >= some.cost(mean) if self.settings.rational else np.True_
-                parts.append((np.where(fair, mean, 0.0), paid))
-        return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    def _cleared(self, bids: BidProfile, money: FloatArray) -> tuple[FloatArray, FloatArray]:
+        offer, inputs, epsilon = self.offers(bids, money)
+        item, paid = clear_market(offer.share, offer.price, inputs.ask, offer.caution)
+        sold = _pick(epsilon, item)
+        return sold, np.where(sold > 0, paid * money[:, None], 0.0)
 
-    def _choice_logits(self, offer: Offer, inputs: Inputs) -> FloatArray:
-        """Logits over sub-bids; those that do not cover the reported cost are out, where that is promised."""
+    def _chances(self, offer: Offer, inputs: Inputs) -> FloatArray:
+        """Of every sub-bid; those that do not cover the reported cost are out."""
         surplus = offer.share[..., None] * offer.price - inputs.ask
-        if offer.logits is None:
-            logits = surplus / (self.settings.temperature * np.maximum(inputs.ask[..., -1:], _TINY))
-        else:
-            logits = np.array(offer.logits, dtype=np.float64) / self.settings.temperature
-        if self.settings.rational:
-            sellable = (surplus >= 0) & (offer.share[..., None] > 0)
-            sellable[..., 0] = True
-            logits = np.where(sellable, logits, -np.inf)
-        return np.asarray(logits)
-
-    def _probabilities(self, offer: Offer, inputs: Inputs) -> FloatArray:
-        logits = self._choice_logits(offer, inputs)
-        weight = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        return np.asarray(weight / weight.sum(axis=-1, keepdims=True))
-
-    def _expected(self, offer: Offer, inputs: Inputs, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The mean of the lottery as one sure outcome (FL-Market 2021 Alg. 5), paid by the menu at that mean.
-
-        The mean *payment* would be more than the menu's wherever prices bend upwards: an owner could ask for a mixture.
-        """
-        mean = (self._probabilities(offer, inputs) * epsilon).sum(axis=-1)
-        if offer.logits is not None:  # the papers pay the whole share
-            return mean, offer.share
-        items = self.settings.items
-        place = np.divide(mean * items, inputs.privacy, out=np.zeros(mean.shape), where=inputs.privacy > 0)
-        low = np.minimum(place.astype(np.int64), items - 1)
-        left, right = _pick(offer.price, low), _pick(offer.price, low + 1)
-        return mean, offer.share * (left + (place - low) * (right - left))
+        sellable = (surplus >= 0) & (offer.share[..., None] > 0)
+        sellable[..., 0] = True
+        logits = surplus / (self.settings.temperature * np.maximum(inputs.ask[..., -1:], _TINY))
+        return np.asarray(softmax(np, np.where(sellable, logits, -np.inf)))
 
     def _sampled(
         self, bids: BidProfile, money: FloatArray, rng: np.random.Generator | None
@@ -262,9 +219,10 @@ class LearnedAuction:
         if known is not None and known[0] is bids and np.array_equal(known[1], money):
             made: tuple[FloatArray, FloatArray, FloatArray] = known[2]
             return made
-        parts = []
-        for offer, inputs, epsilon, *_ in self._chunks(bids, money):
-            chance = self._probabilities(offer, inputs)
+        parts, flat = [], bids.flat
+        for part in slices(len(money), self._rows(bids)):
+            offer, inputs, epsilon = self.offers(flat[part], money[part])
+            chance = self._chances(offer, inputs)
             parts.append((np.cumsum(chance, axis=-1), epsilon, offer.share[..., None] * offer.price))
         cumulative, epsilons, paid = (np.concatenate([part[i] for part in parts]) for i in range(3))
         made = (cumulative, epsilons, paid)

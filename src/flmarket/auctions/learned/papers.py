@@ -20,15 +20,17 @@ The papers do not say in which units the inputs stand. Here: values per record, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flmarket.auctions.learned.network import checked_fields, mlp, softmax
 from flmarket.bids import APPROXIMATE, EXACT, BidProfile, FloatArray, Guarantees, Outcome, checked_budget, slices
-from flmarket.errors import ConfigError, InvalidInput
+from flmarket.errors import InvalidInput
+from flmarket.privacy.events import checked_whole
 
 FAMILY = "paper"  # marks the settings in a weight file
 
@@ -52,9 +54,8 @@ class PaperSettings:
         for name, allowed in (("grid", ("even", "harmonic")), ("sold", ("drawn", "argmax", "mean"))):
             if getattr(self, name) not in allowed:
                 raise InvalidInput(name, getattr(self, name), f"one of {', '.join(allowed)}")
-        for name, most in (("items", 64), ("owners", 1000)):
-            if not 1 <= getattr(self, name) <= most:
-                raise InvalidInput(name, getattr(self, name), f"a whole number from 1 to {most}")
+        checked_whole("items", self.items, 1, 64)
+        checked_whole("owners", self.owners, 1, 1000)
 
     @property
     def fractions(self) -> FloatArray:
@@ -74,11 +75,7 @@ class PaperSettings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PaperSettings:
         """The inverse of `to_dict`; unknown fields are refused."""
-        unknown = set(values) - {one.name for one in fields(cls)} - {"family"}
-        if unknown:
-            raise ConfigError("settings", sorted(unknown), "the fields of one of the papers' auctions")
-        made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k != "family"}
-        return cls(**made)
+        return cls(**checked_fields(cls, {key: value for key, value in values.items() if key != "family"}))
 
 
 _MURBA = PaperSettings(grid="harmonic", sold="mean", dummy=False)
@@ -121,19 +118,8 @@ def inputs_of(settings: PaperSettings, bids: BidProfile, budget: FloatArray) -> 
 
 def outputs(xp: Any, settings: PaperSettings, parameters: Mapping[str, Any], x: Any) -> tuple[Any, Any]:
     """Both networks, in NumPy or torch: logits of z (rows, n, M+1), and of the fractions (rows, n + dummy)."""
-    ends = []
-    for name in ("allocation", "payment"):
-        h, last = x, len(settings.hidden)
-        for layer in range(last + 1):
-            h = h @ parameters[f"{name}.{layer}.weight"] + parameters[f"{name}.{layer}.bias"]
-            h = xp.tanh(h) if layer < last else h
-        ends.append(h)
-    return ends[0].reshape(len(x), settings.owners, settings.items + 1), ends[1]
-
-
-def _softmax(logits: FloatArray) -> FloatArray:
-    weight = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(weight / weight.sum(axis=-1, keepdims=True))
+    logits, fractions = (mlp(parameters, name, x, xp.tanh) for name in ("allocation", "payment"))
+    return logits.reshape(len(x), settings.owners, settings.items + 1), fractions
 
 
 @dataclass(frozen=True)
@@ -158,9 +144,8 @@ class PaperAuction:
         """Clear one auction or a batch. Without `rng` a lottery is settled at its median."""
         n, settings = bids.n, self.settings
         if n != settings.owners:
-            raise InvalidInput(
-                "bids", f"{n} owners", f"{settings.owners} owners, the number {self.name} was trained for"
-            )
+            accepted = f"{settings.owners} owners, the number {self.name} was trained for"
+            raise InvalidInput("bids", f"{n} owners", accepted)
         money = checked_budget(budget, bids.shape[:-1]).reshape(-1)
         chance, share = self.lottery(bids, money)
         privacy = bids.privacy_budget.reshape(-1, n)
@@ -186,5 +171,5 @@ class PaperAuction:
         for part in slices(len(money), _CHUNK_ENTRIES // self.settings.inputs):
             seen = inputs_of(self.settings, flat[part], money[part])
             logits, pay = outputs(np, self.settings, self.parameters, seen)
-            parts.append((_softmax(logits), _softmax(pay)[:, : bids.n]))
+            parts.append((softmax(np, logits), softmax(np, pay)[:, : bids.n]))
         return np.concatenate([z for z, _ in parts]), np.concatenate([share for _, share in parts])

@@ -16,7 +16,7 @@ paid at most her share by records of the money left, so the three properties hol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.auctions.posted.menu import CATALOGUE, AnyMenu, NetworkMenu, Sales, Situation, load_menu
-from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, Outcome, checked_budget, slices
-from flmarket.errors import InvalidInput
+from flmarket.bids import EXACT, BidProfile, FloatArray, Guarantees, IntArray, Outcome, checked_budget, in_parts
+from flmarket.privacy.events import checked_positive
 
 DEFAULT_MENU = "general"
 
@@ -33,12 +33,9 @@ DEFAULT_MENU = "general"
 MAX_STEPS = 400
 _CHUNK_ENTRIES = 1_000_000
 
-_GUARANTEES = Guarantees(
-    truthful=EXACT,
-    rational=EXACT,
-    budget_feasible=EXACT,
-    source="taxation principle (Hammond 1979); proof in docs/posted.md",
-    assumes="data sizes are public or verified, and the budget is set before bids are seen",
+_PRIVATE_SIZES = Guarantees(EXACT, EXACT, EXACT, "taxation principle (Hammond 1979); proof in docs/posted.md")
+_GUARANTEES = replace(
+    _PRIVATE_SIZES, assumes="data sizes are public or verified, and the budget is set before bids are seen"
 )
 
 
@@ -54,21 +51,18 @@ class PostedAuction:
     private_fields: tuple[str, ...] = ("value", "privacy_budget")
 
     def __post_init__(self) -> None:
-        if self.ceiling is not None and not (np.isfinite(self.ceiling) and self.ceiling > 0):
-            raise InvalidInput(
-                "ceiling", self.ceiling, "a positive amount of money for a record and unit of ε, or None"
-            )
+        if self.ceiling is not None:
+            checked_positive("ceiling", self.ceiling)
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear one auction or a batch; deterministic."""
-        money, flat = checked_budget(budget, bids.shape[:-1]).reshape(-1), bids.flat
         if isinstance(self.menu, NetworkMenu) and self.menu.seen is not None:
             self.menu.seen.warn_if_unlike(bids)
-        epsilon, payment = np.empty(flat.shape), np.empty(flat.shape)
-        for part in slices(len(money), _CHUNK_ENTRIES // (bids.n * CATALOGUE.size)):
-            queue = Queue(flat[part], explorers=self.menu.explorers)
-            epsilon[part], payment[part] = self.serve(queue, money[part])
-        return Outcome(epsilon.reshape(bids.shape), payment.reshape(bids.shape))
+
+        def served(some: BidProfile, money: FloatArray) -> tuple[FloatArray, FloatArray]:
+            return self.serve(Queue(some, explorers=self.menu.explorers), money)
+
+        return Outcome(*in_parts(bids, budget, _CHUNK_ENTRIES // (bids.n * CATALOGUE.size), served))
 
     def menus(self, bids: BidProfile, budget: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """What each owner may choose from, whatever she reports: every ε, (items,), and its prices, (rows, n, items).
@@ -231,12 +225,6 @@ def posted(menu: str | AnyMenu = DEFAULT_MENU, ceiling: float | None = None) -> 
 
 
 _PRIVATE_CHUNK = 500_000
-_PRIVATE_SIZES = Guarantees(
-    truthful=EXACT,
-    rational=EXACT,
-    budget_feasible=EXACT,
-    source="taxation principle (Hammond 1979); proof in docs/posted.md",
-)
 
 
 @dataclass(frozen=True)
@@ -262,16 +250,11 @@ class PostedPrivateSizes:
     private_fields: tuple[str, ...] = ("value", "privacy_budget", "data_size")
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.prior_size) and self.prior_size > 0):
-            raise InvalidInput("prior_size", self.prior_size, "a positive number of records")
+        checked_positive("prior_size", self.prior_size)
 
     def run(self, bids: BidProfile, budget: ArrayLike, *, rng: np.random.Generator | None = None) -> Outcome:
         """Clear one auction or a batch; deterministic. The outcome says how many records each sells."""
-        money, flat = checked_budget(budget, bids.shape[:-1]).reshape(-1), bids.flat
-        out = np.empty((3, *flat.shape))
-        for part in slices(len(money), _PRIVATE_CHUNK // CATALOGUE.size):
-            out[:, part] = self._serve(flat[part], money[part])
-        epsilon, payment, records = (values.reshape(bids.shape) for values in out)
+        epsilon, payment, records = in_parts(bids, budget, _PRIVATE_CHUNK // CATALOGUE.size, self._serve)
         return Outcome(epsilon, payment, records=records)
 
     def _serve(self, bids: BidProfile, money: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

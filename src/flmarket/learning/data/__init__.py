@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flmarket.bids import FloatArray, IntArray
 from flmarket.errors import InvalidInput
+from flmarket.learning.predict import one_hot
 
 __all__ = ["DataSet", "Encoding", "Pool", "Records", "Scaling", "Table", "stratified_split"]
 
@@ -66,7 +67,7 @@ class Encoding:
         scaled = (_stacked(table, self.numbers) - self.offset) / self.scale
         if self.clipped:
             np.clip(scaled, 0.0, 1.0, out=scaled)
-        columns = [_one_hot(table[name], known) for name, known in self.categories.items()]
+        columns = [one_hot(table[name], known) for name, known in self.categories.items()]
         return np.concatenate([scaled, *columns], axis=1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,13 +79,6 @@ class Encoding:
             "categories": {name: list(known) for name, known in self.categories.items()},
             "clipped": self.clipped,
         }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Encoding":
-        """What `to_dict` gave."""
-        offset, scale = (np.array(values[name], dtype=np.float64) for name in ("offset", "scale"))
-        categories = {name: tuple(known) for name, known in values["categories"].items()}
-        return cls(tuple(values["numbers"]), offset, scale, categories, bool(values["clipped"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,12 +263,3 @@ def _stacked(table: Table, names: Sequence[str]) -> FloatArray:
         first = next(iter(table.values())) if isinstance(table, Mapping) else table
         return np.empty((len(first), 0))
     return np.stack([table[name] for name in names], axis=1).astype(np.float64, copy=False)
-
-
-def _one_hot(values: NDArray[Any], known: Sequence[str]) -> FloatArray:
-    """A column for each of the sorted categories."""
-    categories = np.array(known)
-    codes = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
-    encoded = np.zeros((len(values), len(categories)))
-    encoded[np.arange(len(values)), codes] = categories[codes] == values
-    return encoded

@@ -7,7 +7,6 @@ and plain http acceptable. What would break it: a cache directory that others ca
 are not hashed again.
 """
 
-import csv
 import gzip
 import hashlib
 import http.client
@@ -30,9 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flmarket.bids import FloatArray, IntArray
-from flmarket.errors import ConfigError, DataUnavailable, InvalidInput, MissingDependency
+from flmarket.errors import ConfigError, DataUnavailable, InvalidInput, needed
 from flmarket.files import write_file
 from flmarket.learning.data import DataSet, Encoding, Scaling, stratified_split
+from flmarket.learning.predict import Columns, Refused, columns, texts
 
 DATA_VARIABLE = "FLMARKET_DATA"
 CACHE_VARIABLE = "FLMARKET_CACHE"
@@ -40,7 +40,6 @@ TIMEOUT_SECONDS = 30.0
 MAX_FILE_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
 
-Columns = dict[str, NDArray[Any]]
 MAX_CATEGORIES = 1000  # of one column; more is a name or a number, not a category
 FEW_CATEGORIES = 20  # what has no more of them is a category, whatever it looks like
 LARGEST_NUMBER = 1e100  # of a column; squares of larger ones leave what a float can hold
@@ -252,21 +251,20 @@ def from_files(
         tables = [{column: values[rows] for column, values in tables[0].items()} for rows in chosen]
     encoding = _fitted({key: values for key, values in tables[0].items() if key != label}, train, scaling or "standard")
     if test is not None:  # what is text in the one file is text in the other, though all of it may look like numbers
-        tables.append(read_table(test, texts=encoding.categories))
+        tables.append(read_table(test, encoding.categories))
     labels = [_coded(table, label, classes, path) for table, path in zip(tables, (train, test or train), strict=True)]
     x = [_encoded(encoding, table, path) for table, path in zip(tables, (train, test or train), strict=True)]
     return DataSet(title, x[0], labels[0], x[1], labels[1], classes=classes, source=source, encoding=encoding)
 
 
-def read_table(path: Path, delimiter: str | None = None, texts: Collection[str] = ()) -> Columns:
+def read_table(path: Path, categories: Collection[str] = ()) -> Columns:
     """Columns by name from a CSV (plain or gzipped; `,`, `;` or tabs) or Parquet file; of numbers where all are, but
-    for those that are `texts`."""
+    for those that are `categories`."""
     if path.suffix == ".parquet":
         return _read_parquet(path)
     if path.name.removesuffix(".gz").rpartition(".")[2] not in ("csv", "tsv", "txt"):
         raise ConfigError("data file", str(path), "a .csv, .tsv, .parquet or .npz file")
-    raw = read_csv(path, delimiter)
-    return {name: values if name in texts else _numbers(values) for name, values in raw.items()}
+    return {name: values if name in categories else _numbers(values) for name, values in read_csv(path).items()}
 
 
 # what NumPy and zipfile raise on a broken file; RuntimeError for compression and encryption that nobody supports
@@ -319,40 +317,35 @@ def _classes(values: NDArray[Any], field: str) -> tuple[tuple[str, ...], IntArra
     if missing or not 2 <= len(known) <= min(MAX_CATEGORIES, len(values) // 2):
         found = "a missing class" if missing else f"{len(known)} different values in {len(values)} records"
         raise ConfigError(field, found, f"2 to {MAX_CATEGORIES} classes, one for every record, shared by many")
-    return tuple(_text(value) for value in known), codes
-
-
-def _text(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value == int(value) else str(value)
+    return tuple(texts(known).tolist()), codes
 
 
 def _coded(table: Columns, label: str, classes: tuple[str, ...], path: Path) -> IntArray:
     if label not in table:
         raise ConfigError(f"{path}: label", label, f"one of its columns {', '.join(table)}")
     codes = {name: code for code, name in enumerate(classes)}
-    texts = [_text(value) for value in table[label].tolist()]
-    for text in texts:
-        if text not in codes:
-            raise ConfigError(f"{path}: {label}", text, f"a class of the training file: {', '.join(classes)}")
-    return np.array([codes[text] for text in texts], dtype=np.int64)
+    said = texts(table[label]).tolist()
+    if unknown := [text for text in said if text not in codes]:
+        raise ConfigError(f"{path}: {label}", unknown[0], f"a class of the training file: {', '.join(classes)}")
+    return np.array([codes[text] for text in said], dtype=np.int64)
 
 
 def _fitted(table: Columns, path: Path, scaling: Scaling) -> Encoding:
     numbers = [name for name, values in table.items() if values.dtype == np.float64]
-    texts = {name: np.unique(values) for name, values in table.items() if name not in numbers}
-    for name, known in texts.items():
+    categories = {name: np.unique(values) for name, values in table.items() if name not in numbers}
+    for name, known in categories.items():
         _check_category(table[name], known, f"{path}: {name}")
     if not table:
         raise ConfigError(str(path), "no column but the label", "a column to tell classes by")
     check_finite(table, numbers, path)
-    return Encoding.fit(table, numbers, {name: known.tolist() for name, known in texts.items()}, scaling)
+    return Encoding.fit(table, numbers, {name: known.tolist() for name, known in categories.items()}, scaling)
 
 
 def _check_category(values: NDArray[Any], known: NDArray[Any], field: str) -> None:
     """Refuse texts that are no category: numbers with a flaw in some field, dates, names."""
     if len(known) <= FEW_CATEGORIES:
         return
-    flaws = [text for text in known.tolist() if not _is_number(text)]
+    flaws = [text for text in known.tolist() if _numbers(np.array(text)).dtype.kind == "U"]
     if 2 * len(flaws) < len(known):
         accepted = "numbers in every record, with a point before decimals; leave those records out, or the column"
         raise ConfigError(field, f"{', '.join(flaws[:3])} among numbers", accepted)
@@ -361,21 +354,13 @@ def _check_category(values: NDArray[Any], known: NDArray[Any], field: str) -> No
         raise ConfigError(field, f"{len(known)} different texts in {len(values)} records, such as {known[0]}", accepted)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _encoded(encoding: Encoding, table: Columns, path: Path) -> FloatArray:
     for name in (*encoding.numbers, *encoding.categories):
         if name not in table:
             raise ConfigError(str(path), ", ".join(table), f"a column {name}, as in the training file")
     check_finite(table, encoding.numbers, path)
-    texts = {name: np.array([_text(v) for v in table[name].tolist()]) for name in encoding.categories}
-    return encoding.encode({name: table[name] for name in encoding.numbers} | texts)
+    categories = {name: texts(table[name]) for name in encoding.categories}
+    return encoding.encode({name: table[name] for name in encoding.numbers} | categories)
 
 
 def check_finite(table: Columns, numbers: list[str] | tuple[str, ...], path: Path) -> None:
@@ -396,39 +381,24 @@ def _numbers(values: NDArray[np.str_]) -> NDArray[Any]:
 
 
 def read_csv(
-    path: Path, delimiter: str | None, needs: Sequence[str] = (), *, least: int = LEAST_RECORDS
-) -> dict[str, NDArray[np.str_]]:
+    path: Path, delimiter: str = "", needs: Sequence[str] = (), *, least: int = LEAST_RECORDS
+) -> dict[str, NDArray[Any]]:
     """The fields as text, by a header with the names that are needed."""
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        found = columns(read_bytes(path).decode("utf-8-sig"), delimiter, needs, least)
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), str(error), "text in UTF-8") from None
-    first = text.partition("\n")[0]
-    by = delimiter or max(",;\t", key=first.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=by, strict=True)
-    try:
-        header = next(reader, [])
-        rows = [row for row in reader if row]
-    except csv.Error as error:
-        raise ConfigError(str(path), f"line {reader.line_num}", f"valid CSV ({error})") from None
-    if missing := [name for name in needs if name not in header]:
-        raise ConfigError(str(path), header, f"a {by!r}-separated header with {', '.join(missing)}")
-    if not all(header) or len(set(header)) != len(header) or not header:
-        accepted = "a header of different column names, none empty (pandas: to_csv(index=False) leaves row numbers out)"
-        raise ConfigError(str(path), header, accepted)
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise ConfigError(str(path), f"line {line} with {len(row)} fields", f"{len(header)} fields")
-    if len(rows) < least:
-        raise ConfigError(str(path), f"{len(rows)} records", f"at least {least}")
-    return dict(zip(header, (np.array(column) for column in zip(*rows, strict=True)), strict=True))
+    except Refused as problem:
+        raise ConfigError(str(path), problem.value, problem.accepted) from None
+    if "" in found:
+        accepted = "a header of different names, none empty (pandas: to_csv(index=False) leaves row numbers out)"
+        raise ConfigError(str(path), list(found), accepted)
+    return found
 
 
 def _read_parquet(path: Path) -> Columns:
-    try:
+    with needed("parquet", "pyarrow"):
         from pyarrow import ArrowException, parquet, types
-    except ImportError:
-        raise MissingDependency("pyarrow", "parquet") from None
     try:
         table = parquet.read_table(io.BytesIO(read_bytes(path)))
     except (ArrowException, OSError) as error:

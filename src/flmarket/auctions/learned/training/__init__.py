@@ -9,10 +9,12 @@ rate ψ, multipliers φ updated every Q batches, penalties ρ that grow by a ste
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from flmarket.auctions.learned.network import Settings
 from flmarket.auctions.learned.papers import SHAPES, PaperSettings
 from flmarket.errors import InvalidInput, UnknownName
+from flmarket.privacy.events import checked_whole
 
 
 @dataclass(frozen=True)
@@ -82,36 +84,26 @@ class PaperSchedule:
 
 def _check_counts(schedule: Schedule | PaperSchedule) -> None:
     for name in ("epochs", "batches", "profiles", "misreports", "update_every"):
-        if getattr(schedule, name) < 1:
-            raise InvalidInput(name, getattr(schedule, name), "a whole number of at least 1")
+        checked_whole(name, getattr(schedule, name), 1)
+
+
+S = TypeVar("S", Settings, PaperSettings)
+T = TypeVar("T", Schedule, PaperSchedule)
 
 
 @dataclass(frozen=True)
-class Preset:
-    """A network and its training."""
+class Preset(Generic[S, T]):
+    """A network and its training: one of this project's, or one of the papers'."""
 
     name: str
-    about: str
-    settings: Settings
-    schedule: Schedule
-
-
-@dataclass(frozen=True)
-class PaperPreset:
-    """One of the papers' networks and its training."""
-
-    name: str
-    about: str
-    settings: PaperSettings
-    schedule: PaperSchedule
+    settings: S
+    schedule: T
 
 
 _CLEARED_SCHEDULE = Schedule(
     epochs=20, batches=40, profiles=96, regret=Penalty(30.0, 1.0), warm_up=3.0, rate=0.004, patience=10
 )
-_LOTTERY = Settings(
-    deployment="sampled", sees="all", clearing=False, dummy=True, temperature=0.05, hidden=(48, 48), embedding=12
-)
+_LOTTERY = Settings(sees="all", clearing=False, dummy=True, temperature=0.05, hidden=(48, 48), embedding=12)
 # With several sub-bids, lies steer prices that look at asks: a bent valuation, or an ε̄ so large that the first sub-bid
 # is all there is. Prices from sizes alone leave nothing to steer.
 _CURVE = replace(_LOTTERY, sees="sizes", temperature=0.01)
@@ -141,51 +133,29 @@ _FLM21 = PaperSchedule(
 )
 
 _ALL = (
-    Preset("cleared-menu", "menus cleared against the budget, error bound", Settings(), _CLEARED_SCHEDULE),
-    Preset(
-        "cleared-menu-convl",
-        "the same, trained for conventional aggregation",
-        Settings(),
-        replace(_CLEARED_SCHEDULE, objective="conventional"),
-    ),
-    Preset(
-        "cleared-menu-20",
-        "the same with twenty sub-bids",
-        Settings(items=20),
-        replace(_CLEARED_SCHEDULE, epochs=8, profiles=48, misreports=60),
-    ),
-    Preset("menu-lottery", "eight sub-bids, sampled", _CURVE, replace(_LOTTERY_SCHEDULE, epochs=12)),
-    Preset("single-lottery", "one sub-bid, sampled", replace(_LOTTERY, items=1), _LOTTERY_SCHEDULE),
+    Preset("cleared-menu", Settings(), _CLEARED_SCHEDULE),
+    Preset("cleared-menu-convl", Settings(), replace(_CLEARED_SCHEDULE, objective="conventional")),
+    Preset("cleared-menu-20", Settings(items=20), replace(_CLEARED_SCHEDULE, epochs=8, profiles=48, misreports=60)),
+    Preset("menu-lottery", _CURVE, replace(_LOTTERY_SCHEDULE, epochs=12)),
+    Preset("single-lottery", replace(_LOTTERY, items=1), _LOTTERY_SCHEDULE),
 )
-_PAPERS = (
-    ("dm-regretnet", "FL-Market 2022: DM-RegretNet with OptAggr", PaperSchedule()),
-    ("dm-regretnet-convl", "FL-Market 2022: DM-RegretNet with ConvlAggr", PaperSchedule(objective="conventional")),
-    ("m-regretnet", "FL-Market 2022: M-RegretNet", _LOTTERIES),
-    ("regretnet", "FL-Market 2022: RegretNet", _LOTTERIES),
-    ("murba", "FL-Market 2021: MURBA with M = 20 and VarOpt", _FLM21),
-    ("murba-15", "FL-Market 2021: MURBA with M = 15 and VarOpt", _FLM21),
-    ("murba-10", "FL-Market 2021: MURBA with M = 10 and VarOpt", _FLM21),
-)
-# what the papers' networks were called here when their names stood for others
-FORMER_PRESETS = {
-    **{f"flm22-{name}": name for name in ("dm-regretnet", "m-regretnet", "regretnet")},
-    "flm21-murba-20": "murba",
-    **{f"flm21-murba-{items}": f"murba-{items}" for items in (10, 15)},
+# FL-Market 2022: DM-RegretNet with OptAggr and with ConvlAggr, M-RegretNet, RegretNet; 2021: MURBA with VarOpt
+_PAPERS = {
+    "dm-regretnet": PaperSchedule(),
+    "dm-regretnet-convl": PaperSchedule(objective="conventional"),
+    "m-regretnet": _LOTTERIES,
+    "regretnet": _LOTTERIES,
+    "murba": _FLM21,
+    "murba-15": _FLM21,
+    "murba-10": _FLM21,
 }
 PRESETS = {one.name: one for one in _ALL}
-PAPER_PRESETS = {name: PaperPreset(name, about, SHAPES[name], schedule) for name, about, schedule in _PAPERS}
+PAPER_PRESETS = {name: Preset(name, SHAPES[name], schedule) for name, schedule in _PAPERS.items()}
 
 
-def preset(name: str) -> Preset:
-    """One of this project's networks by name."""
-    if name not in PRESETS:
-        raise UnknownName("preset", name, f"one of posted, {', '.join((*PRESETS, *PAPER_PRESETS))}")
-    return PRESETS[name]
-
-
-def paper_preset(name: str) -> PaperPreset:
-    """One of the papers' networks by name."""
-    name = FORMER_PRESETS.get(name, name)
-    if name not in PAPER_PRESETS:
-        raise UnknownName("preset", name, f"one of {', '.join(PAPER_PRESETS)}")
-    return PAPER_PRESETS[name]
+def preset(name: str) -> Preset[Any, Any]:
+    """One of the networks by name."""
+    known: dict[str, Preset[Any, Any]] = {**PRESETS, **PAPER_PRESETS}
+    if name not in known:
+        raise UnknownName("preset", name, f"one of posted, {', '.join(known)}")
+    return known[name]

@@ -30,6 +30,7 @@ repetition for each round. Valuations enter as tables over fractions of ε̄, so
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,11 @@ import numpy as np
 import torch
 
 from flmarket import populations
-from flmarket.aggregation import OptAggr
+from flmarket.aggregation import Aggregation, OptAggr, error_bound
 from flmarket.auctions.learned.network import Inputs, Offer, Settings, curve_position, forward
-from flmarket.bids import BidProfile
+from flmarket.bids import BidProfile, FloatArray
 from flmarket.errors import ConfigError, InvalidInput
+from flmarket.files import whole_file
 
 FINE = 64  # points of a valuation's table
 
@@ -164,13 +166,58 @@ def error_bound_loss(
     return torch.where(bound < cap, bound, cap * (1.0 + torch.log(bound.clamp_min(cap) / cap))).mean()
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What a trainer's `save` wrote."""
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-    except Exception as error:
-        raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
-    return state
+class Training:
+    """What trainings of all networks share: parameters, Adam, held-out profiles, and checkpoints.
+
+    A subclass says what else has to be kept to go on as if nothing had happened (`state`, and its inverse `restore`).
+    """
+
+    def __init__(self, preset: Any, source: Source, seed: int, validation: int, first: Mapping[str, Any]) -> None:
+        self.preset, self.source, self.seed = preset, source, seed
+        self.parameters = {key: torch.tensor(value, requires_grad=True) for key, value in first.items()}
+        self.optimiser = torch.optim.Adam(list(self.parameters.values()), lr=preset.schedule.rate)
+        self.held_out = source.draw(np.random.default_rng((seed, 1)), validation)
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree in."""
+        return {"preset": self.preset.name, "settings": self.preset.settings, "seed": self.seed}
+
+    def state(self) -> dict[str, Any]:
+        """What a subclass keeps."""
+        raise NotImplementedError
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        raise NotImplementedError
+
+    def save(self, path: Path) -> None:
+        """Everything needed to go on; written whole or not at all."""
+        kept = self.identity() | {"settings": self.preset.settings.to_dict(), "optimiser": self.optimiser.state_dict()}
+        parameters = {key: value.detach() for key, value in self.parameters.items()}
+        with whole_file(path) as file:
+            torch.save(kept | {"parameters": parameters} | self.state(), file)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint of the same training."""
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+            state["settings"] = type(self.preset.settings).from_dict(state["settings"])
+        except Exception as error:
+            raise ConfigError("checkpoint", str(path), f"a checkpoint of this command ({error})") from None
+        if differing := [key for key, mine in self.identity().items() if state.get(key) != mine]:
+            raise ConfigError("checkpoint", str(path), f"one of this training; it differs in {', '.join(differing)}")
+        with torch.no_grad():
+            for key, value in self.parameters.items():
+                value.copy_(state["parameters"][key])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.restore(state)
+
+
+def bound_and_empty(epsilon: FloatArray, size: FloatArray, rule: Aggregation | None = None) -> tuple[float, float]:
+    """The mean error bound (OptAggr's, or that of `rule`), and the share of rounds without a sale, left out of it."""
+    bound = error_bound((rule or OptAggr()).weights(epsilon, size), epsilon, size)
+    sold = bound[np.isfinite(bound)]
+    return float(sold.mean()) if sold.size else float("inf"), 1 - sold.size / bound.size
 
 
 Parameters = dict[str, torch.Tensor]
@@ -276,13 +323,12 @@ MARGIN = 2.0  # by which soft choices lean towards selling nothing, in units of 
 @dataclass(frozen=True)
 class Cleared:
     """Outcome of honest bids, all (K, n): expected ε of soft choices, and ε of the best choice with the derivative of
-    that; utility over budget of the best choice, multiplier, pay."""
+    that; utility over budget of the best choice, multiplier."""
 
     epsilon: torch.Tensor
     sold: torch.Tensor
     utility: torch.Tensor
     multiplier: torch.Tensor
-    paid: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -358,10 +404,9 @@ def clear(settings: Settings, parameters: Parameters, batch: Batch, temperature:
         surplus / market.scale[:, 0] - MARGIN * (torch.arange(len(surplus)) > 0)[:, None, None], dim=0
     )
     grid = torch.arange(settings.items + 1, dtype=share.dtype)[:, None, None] / settings.items
-    paid = x * share * (chance * price).sum(dim=0)
     best, soft = surplus.max(dim=0), (chance * grid).sum(dim=0) * batch.privacy
     sold = best.indices / settings.items * batch.privacy
-    return Cleared(soft, sold + (soft - soft.detach()), best.values, x, paid)
+    return Cleared(soft, sold + (soft - soft.detach()), best.values, x)
 
 
 def _lying_shares(size: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

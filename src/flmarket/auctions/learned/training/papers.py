@@ -34,13 +34,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from flmarket.aggregation import OptAggr, error_bound
 from flmarket.auctions.learned.papers import PaperAuction, PaperSettings, first_parameters, inputs_of, outputs
-from flmarket.auctions.learned.training import PaperPreset, PaperSchedule
-from flmarket.auctions.learned.training.market import Source, conventional_bound, optimal_bound, read_checkpoint
+from flmarket.auctions.learned.training import PaperSchedule, Preset
+from flmarket.auctions.learned.training.market import (
+    Source,
+    Training,
+    bound_and_empty,
+    conventional_bound,
+    optimal_bound,
+)
 from flmarket.bids import Auction, BidProfile, FloatArray, Kind, slices
-from flmarket.errors import ConfigError, InvalidInput
-from flmarket.files import whole_file
+from flmarket.errors import InvalidInput
 
 Parameters = Mapping[str, torch.Tensor]
 _CHUNK = 256  # profiles whose lies climb together: what stays in the cache
@@ -363,17 +367,18 @@ class Progress:
     seconds: float
 
 
-class PaperTrainer:
+class PaperTrainer(Training):
     """One training run, iteration by iteration; all of it follows from the preset, the source and the seed."""
 
-    def __init__(self, preset: PaperPreset, source: Source, *, seed: int = 0, validation: int = 1000) -> None:
+    preset: Preset[PaperSettings, PaperSchedule]
+
+    def __init__(
+        self, preset: Preset[PaperSettings, PaperSchedule], source: Source, *, seed: int = 0, validation: int = 1000
+    ) -> None:
         if source.owners != preset.settings.owners:
             raise InvalidInput("owners", source.owners, f"{preset.settings.owners}, as the network has")
-        self.preset, self.source, self.seed = preset, source, seed
         first = first_parameters(preset.settings, np.random.default_rng((seed, 0)))
-        self.parameters = {key: torch.tensor(value, requires_grad=True) for key, value in first.items()}
-        self.optimiser = torch.optim.Adam(list(self.parameters.values()), lr=preset.schedule.rate)
-        self.held_out = source.draw(np.random.default_rng((seed, 1)), validation)
+        super().__init__(preset, source, seed, validation, first)
         self.validation = make_batch(preset.settings, *self.held_out)
         sample = make_batch(preset.settings, *source.draw(np.random.default_rng((seed, 3)), 4096)).x
         self.centre, self.spread = self._standard(sample)
@@ -486,34 +491,21 @@ class PaperTrainer:
 
     # ---- checkpoints ----
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "preset": self.preset.name, "settings": self.preset.settings.to_dict(), "seed": self.seed,
+    def identity(self) -> dict[str, Any]:
+        """The schedule and the population too."""
+        return super().identity() | {
             "schedule": asdict(self.preset.schedule), "population": self.source.population,
         }  # fmt: skip
 
-    def save(self, path: Path) -> None:
-        """Everything needed to go on; written whole or not at all."""
-        state = self._identity() | {
+    def state(self) -> dict[str, Any]:
+        """Where training stands."""
+        return {
             "iteration": self.iteration, "seconds": self.seconds, "multipliers": self.multipliers,
-            "parameters": {key: value.detach() for key, value in self.parameters.items()},
-            "optimiser": self.optimiser.state_dict(), "history": [asdict(done) for done in self.history],
-            "sums": [*self._sums.tolist(), self._count],
+            "history": [asdict(done) for done in self.history], "sums": [*self._sums.tolist(), self._count],
         }  # fmt: skip
-        with whole_file(path) as file:
-            torch.save(state, file)
 
-    def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of the same preset, schedule, population and seed."""
-        state = read_checkpoint(path)
-        mine = self._identity()
-        differing = [key for key in mine if state.get(key) != mine[key]]
-        if differing:
-            raise ConfigError("checkpoint", str(path), f"one of this training; it differs in {', '.join(differing)}")
-        with torch.no_grad():
-            for key, value in self.parameters.items():
-                value.copy_(state["parameters"][key])
-        self.optimiser.load_state_dict(state["optimiser"])
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
         self.multipliers, self.iteration, self.seconds = state["multipliers"], state["iteration"], state["seconds"]
         self.history = [Progress(**done) for done in state["history"]]
         *sums, count = state["sums"]
@@ -535,9 +527,7 @@ def _means(violations: Violations) -> tuple[float, float, float]:
 def deployed(auction: PaperAuction, bids: BidProfile, budget: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
     """Mean error bound with OptAggr of the auction as deployed, and the share of rounds in which nobody sells."""
     epsilon = auction.run(bids, budget, rng=np.random.default_rng(seed)).epsilon
-    bound = error_bound(OptAggr().weights(epsilon, bids.data_size), epsilon, bids.data_size)
-    sold = bound[np.isfinite(bound)]
-    return float(sold.mean()) if sold.size else float("inf"), 1.0 - sold.size / bound.size
+    return bound_and_empty(epsilon, bids.data_size)
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from flmarket.aggregation import Aggregation, Conventional, OptAggr, error_bound
-from flmarket.auctions.learned import FORMER_NAMES
+from flmarket.aggregation import Aggregation, Conventional
 from flmarket.auctions.learned.mechanism import LearnedAuction
-from flmarket.auctions.learned.network import first_parameters
-from flmarket.auctions.learned.training import Preset, market
-from flmarket.auctions.learned.training.market import Batch, Source, error_bound_loss, make_batch, read_checkpoint
-from flmarket.bids import Auction, BidProfile, FloatArray, Valuations
-from flmarket.errors import ConfigError
-from flmarket.files import whole_file
+from flmarket.auctions.learned.network import Settings, first_parameters
+from flmarket.auctions.learned.training import Preset, Schedule, market
+from flmarket.auctions.learned.training.market import (
+    Batch,
+    Source,
+    Training,
+    bound_and_empty,
+    error_bound_loss,
+    make_batch,
+)
+from flmarket.bids import Auction, BidProfile, FloatArray
 
 Lie = tuple[float, float, float]  # factors on value, ε̄ and data size
 VALUE_LIES: tuple[Lie, ...] = tuple((v, 1.0, 1.0) for v in (0.0, 0.3, 0.7, 0.9, 1.1, 1.4, 2.0))
@@ -68,14 +72,12 @@ def measure(
     asked. This is a gauge for early stopping and model choice, not an audit; `flmarket audit` searches much harder.
     """
     outcome = auction.run(bids, budget, rng=np.random.default_rng(seed))
-    weights = (OptAggr() if rule is None else rule).weights(outcome.epsilon, bids.data_size)
-    bound = error_bound(weights, outcome.epsilon, bids.data_size)
-    sold = bound[np.isfinite(bound)]
+    bound, empty = bound_and_empty(outcome.epsilon, bids.data_size, rule)
     utility, cost = bids.utility(outcome), np.maximum(bids.full_cost, 1e-300)
     below = float(np.mean(np.maximum(-utility, 0.0) / cost))
     regret = _regret(auction, bids[:liars], budget[:liars], lies, draws, seed)
     spent = float(np.mean(outcome.spent / np.maximum(budget, 1e-300)))
-    return Deployed(float(sold.mean()) if sold.size else float("inf"), 1 - sold.size / bound.size, regret, below, spent)
+    return Deployed(bound, empty, regret, below, spent)
 
 
 def _regret(
@@ -87,14 +89,12 @@ def _regret(
     own = many.valuations[at].reshape((rows * n,))
 
     def utility(value: float, privacy: float, size: float) -> FloatArray:
-        rate, eps, records = many.valuations.rate.copy(), many.privacy_budget.copy(), many.data_size.copy()
-        rate[at], eps[at], records[at] = rate[at] * value, eps[at] * privacy, records[at] * size
-        told = many.valuations
-        seen = BidProfile(Valuations(told.kind, rate, grid=told.grid, values=told.values), eps, records)
+        told = BidProfile(own.scaled(value), many.privacy_budget[at] * privacy, many.data_size[at] * size)
+        seen = many.with_reports(owner, told)
         total = np.zeros(rows * n)
         for draw in range(draws):
             outcome = auction.run(seen, money, rng=np.random.default_rng((seed, draw)))
-            total += outcome.payment[at] - records[at] * own.per_record(outcome.epsilon[at])
+            total += outcome.payment[at] - told.data_size * own.per_record(outcome.epsilon[at])
         return total / draws
 
     honest = utility(1.0, 1.0, 1.0)
@@ -120,19 +120,21 @@ class Epoch:
     seconds: float
 
 
-class Trainer:
+class Trainer(Training):
     """One training run."""
 
-    def __init__(self, preset: Preset, source: Source, *, seed: int = 0, validation: int = 600) -> None:
-        self.preset, self.source, self.seed = preset, source, seed
+    preset: Preset[Settings, Schedule]
+    _KEPT = ("epoch", "updates", "best_score", "best_epoch", "best", "multipliers", "lies")
+
+    def __init__(
+        self, preset: Preset[Settings, Schedule], source: Source, *, seed: int = 0, validation: int = 600
+    ) -> None:
         first = first_parameters(preset.settings, np.random.default_rng((seed, 0)))
-        self.parameters = {key: torch.tensor(value, requires_grad=True) for key, value in first.items()}
-        self.optimiser = torch.optim.Adam(list(self.parameters.values()), lr=preset.schedule.rate)
+        super().__init__(preset, source, seed, validation, first)
         self.multipliers = torch.full((source.owners,), preset.schedule.regret.multiplier)
         self.lies: dict[int, torch.Tensor] = {}
         self.epoch, self.best_score, self.best_epoch, self.updates = 0, math.inf, 0, 0
         self.best = {key: value.detach().clone() for key, value in self.parameters.items()}
-        self.held_out = source.draw(np.random.default_rng((seed, 1)), validation)
 
     # ---- one batch ----
 
@@ -231,7 +233,7 @@ class Trainer:
 
     def measure(self, parameters: dict[str, torch.Tensor]) -> Deployed:
         """The auction as deployed, on held-out profiles."""
-        draws = 4 if self.preset.settings.deployment == "sampled" else 1
+        draws = 1 if self.preset.settings.clearing else 4
         rule = Conventional() if self.preset.schedule.objective == "conventional" else None
         return measure(self.auction(parameters), *self.held_out, liars=40, draws=draws, rule=rule, seed=self.seed)
 
@@ -243,33 +245,14 @@ class Trainer:
 
     # ---- checkpoints ----
 
-    def save(self, path: Path) -> None:
-        """Everything needed to go on; written whole or not at all."""
-        state: dict[str, Any] = {
-            "preset": self.preset.name, "settings": self.preset.settings.to_dict(), "seed": self.seed,
-            "epoch": self.epoch, "updates": self.updates, "best_score": self.best_score, "best_epoch": self.best_epoch,
-            "parameters": {key: value.detach() for key, value in self.parameters.items()}, "best": self.best,
-            "optimiser": self.optimiser.state_dict(), "multipliers": self.multipliers, "lies": self.lies,
-        }  # fmt: skip
-        with whole_file(path) as file:
-            torch.save(state, file)
+    def state(self) -> dict[str, Any]:
+        """Where training stands, and the best network so far."""
+        return {name: getattr(self, name) for name in self._KEPT}
 
-    def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of the same preset, settings and seed."""
-        state = read_checkpoint(path)
-        mine = (self.preset.name, self.preset.settings.to_dict(), self.seed)
-        name = FORMER_NAMES.get(state["preset"], state["preset"])
-        if (name, state["settings"], state["seed"]) != mine:
-            raise ConfigError("checkpoint", str(path), f"one of preset {self.preset.name} with seed {self.seed}")
-        with torch.no_grad():
-            for key, value in self.parameters.items():
-                value.copy_(state["parameters"][key])
-        self.optimiser.load_state_dict(state["optimiser"])
-        former = state["multipliers"]  # a checkpoint of an earlier version names the penalties
-        self.multipliers = former["regret"] if isinstance(former, dict) else former
-        self.lies, self.best = state["lies"], state["best"]
-        self.epoch, self.updates = state["epoch"], state["updates"]
-        self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        for name in self._KEPT:
+            setattr(self, name, state[name])
 
 
 def append_metrics(path: Path, epoch: Epoch) -> None:

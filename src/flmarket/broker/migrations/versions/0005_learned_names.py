@@ -7,7 +7,7 @@ from alembic import op
 
 revision, down_revision = "0005", "0004"
 
-# as of this revision; `flmarket.auctions.learned.FORMER_NAMES`
+# as of this revision
 NEW_NAMES = {
     "dm-regretnet": "cleared-menu",
     "murba": "cleared-menu-20",
