@@ -87,7 +87,7 @@ def missing_task_in_an_id():
 
 @bug("service", "bill", "once", "ends", "escrow", "paid", "money")
 def unfenced_lease():
-    return [(database, "respect_fence", lambda engine: None)]
+    return [(broker_books, "respect_fence", lambda engine: None), (database, "_check_fence", lambda session: None)]
 
 
 @bug("nodes", "charged")

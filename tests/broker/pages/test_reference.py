@@ -20,7 +20,7 @@ class Reader(HTMLParser):
     def __init__(self, html):
         super().__init__()
         self.texts, self.links, self.tags, self._inside = {}, [], set(), []
-        self.feed(html)
+        self.feed(str(html))  # pieces of Markup would be escaped again
 
     def handle_starttag(self, tag, attributes):
         said = dict(attributes)
