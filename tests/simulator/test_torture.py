@@ -20,7 +20,7 @@ from flmarket.cli.app import app
 from flmarket.simulator import Chance, Swarm, run_seed, smallest, torture
 from flmarket.simulator.world import FAULTS
 
-RARE = {"double pay on resume": 50, "end before resume": 15, "unfenced lease": 8}
+RARE = {"double pay on resume": 50, "end before resume": 27, "unfenced lease": 24}
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -97,7 +97,7 @@ class Process:
         self._engines = (self.broker.database.engine, ledger.engine)
         for engine in self._engines:
             failing_engine(engine, self.disk)
-            self._pauses(engine.dialect)
+        self._pauses(*(engine.dialect for engine in self._engines))
 
     def run(self, what: Callable[[], _Result]) -> _Result | None:
         """Something in this process, alone in its context; None if the process ends, or the database fails it."""
@@ -120,16 +120,20 @@ class Process:
         for engine in self._engines:
             engine.dispose()
 
-    def _pauses(self, dialect: Any) -> None:
+    def _pauses(self, broker: Any, ledger: Any) -> None:
         """Before a transaction begins, this process may be held up while the other one plays."""
-        execute = dialect.do_execute
+        begin, execute = broker.do_begin, ledger.do_execute
+
+        def do_begin(connection: Any) -> None:  # where the broker says BEGIN
+            self.world.pause(self)
+            begin(connection)
 
         def do_execute(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
             if statement.startswith("BEGIN"):
                 self.world.pause(self)
             execute(cursor, statement, parameters, context)
 
-        dialect.do_execute = do_execute
+        broker.do_begin, ledger.do_execute = do_begin, do_execute
 
 
 class ServiceWorld(World):
