@@ -10,10 +10,11 @@ import io
 import math
 import os
 import secrets
+import sqlite3
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -145,7 +146,10 @@ def keep_private(path: Name) -> None:
 
     SQLite gives the files beside it (write-ahead log, its index, journal) the mode of the file itself; those that a
     crash left behind are tightened too. What cannot be made or belongs to somebody else is left to SQLite to refuse.
+    A new file has its write-ahead log from the start: of several processes that change one to it at the same time,
+    SQLite lets some fail without waiting for the others.
     """
+    start_database(Path(path), _no_tables, sync=False)
     with suppress(OSError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     for suffix in ("", *_BESIDE):
@@ -153,3 +157,9 @@ def keep_private(path: Name) -> None:
             mode = stat.S_IMODE(os.stat(f"{path}{suffix}").st_mode)
             if mode & 0o077:
                 os.chmod(f"{path}{suffix}", mode & 0o700)
+
+
+def _no_tables() -> bytes:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("PRAGMA user_version = 0")  # writes the first page
+        return connection.serialize()

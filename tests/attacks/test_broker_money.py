@@ -2,7 +2,6 @@
 fix, each of them; `test_histories` is the same at random and on real processes.
 """
 
-import importlib.util
 import json
 import os
 import random
@@ -13,10 +12,10 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
+from brokers import MONEY
 from histories.runs import books
 from power_cuts import PowerCut, cut, swap
 from sqlalchemy import create_engine, event, text, update
@@ -36,22 +35,9 @@ from flmarket.broker.work import rounds
 from flmarket.broker.work import worker as worker_module
 from flmarket.broker.work.flower.tenancy import Replaced, Tenancy
 from flmarket.broker.work.rounds import SqlStore
-from flmarket.broker.work.worker import StandingCheck, Worker
+from flmarket.broker.work.worker import Worker
 from flmarket.cli import main
 from flmarket.ledger import AwardState, LedgerUnavailable, SqlLedger
-
-
-def _load(name, path):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_shared = _load("broker_conftest", Path(__file__).parents[1] / "broker" / "conftest.py")
-postgres, url, small, broker = _shared.postgres, _shared.url, _shared.small, _shared.broker
-joined, order, cheap_bid, serve = _shared.joined, _shared.order, _shared.cheap_bid, _shared.serve
-MONEY = _shared.MONEY
 
 
 class Market:
@@ -665,8 +651,8 @@ def test_the_operator_sees_what_the_standing_check_found(market, serve):
     task_id = market.post()
     market.play()
     worker = Worker(market.broker)
+    _, check, _ = worker._besides
     assert worker._has_lease()
-    check = StandingCheck(market.broker, threading.Event(), worker._lease.check)
     check.run()
     view = operator.status(market.broker, market.desk)
     assert (view.reconciled_at is not None, view.findings) == (True, ())

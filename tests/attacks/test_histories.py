@@ -1,7 +1,6 @@
 """Histories of real services that are killed, paused and cut off (`histories`), and the checker that judges them, on
 histories in which somebody lied. Long runs: `make histories`."""
 
-import importlib.util
 import itertools
 import json
 import math
@@ -21,10 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 _SUPPORT = Path(__file__).parents[1] / "support"
-_spec = importlib.util.spec_from_file_location("broker_conftest", Path(__file__).parents[1] / "broker" / "conftest.py")
-_shared = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_shared)
-postgres, url = _shared.postgres, _shared.url
 
 
 # --- the checker, on histories by hand --------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ what a run reports as paid is what the ledger moved for it.
 """
 
 import dataclasses
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,11 +20,6 @@ from flmarket.ledger import Award, AwardState, EntryKind, MemoryLedger, Release,
 from flmarket.market import MemoryStore, Rounds
 from flmarket.privacy import PureDp, RecordLevel, ZCdp
 from flmarket.privacy.joint import LocalPerturbation
-
-_spec = importlib.util.spec_from_file_location("_ledger_fixtures", Path(__file__).parents[1] / "ledger" / "conftest.py")
-_ledger = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_ledger)
-postgres, empty = _ledger.postgres, _ledger.empty
 
 OWNERS = 8
 

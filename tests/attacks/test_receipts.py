@@ -2,10 +2,8 @@
 
 import copy
 import dataclasses
-import importlib.util
 import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -29,11 +27,6 @@ from flmarket.ledger.entry import EntryKind, Line, sealed
 from flmarket.ledger.merkle import Tree
 from flmarket.ledger.receipt import Proof
 from flmarket.privacy import PureDp, ZCdp
-
-_spec = importlib.util.spec_from_file_location("_ledger_fixtures", Path(__file__).parents[1] / "ledger" / "conftest.py")
-_ledger = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_ledger)
-postgres, empty = _ledger.postgres, _ledger.empty
 
 HERS = {"award_id": "t/1/7", "owner": "owner-7", "price_micros": 17}
 EXACT = {**HERS, "buyer": "buyer", "loss": 0.5, "round_index": 1}
@@ -173,16 +166,16 @@ def test_another_entry_is_no_hold(held):
             wrong(dataclasses.replace(good, hold=Proof(entry, path)), "entry")
     true = good.hold.entry
     for line in (
-        dataclasses.replace(true.line, credit="buyer"),
-        dataclasses.replace(true.line, debit=None),
-        dataclasses.replace(true.line, detail="{"),
-        dataclasses.replace(true.line, detail="[" * 4000),
-        dataclasses.replace(true.line, detail="{}"),
+        true.line._replace(credit="buyer"),
+        true.line._replace(debit=None),
+        true.line._replace(detail="{"),
+        true.line._replace(detail="[" * 4000),
+        true.line._replace(detail="{}"),
         Line(EntryKind.HOLD, "t/1/7"),
     ):
         forged = sealed(line, true.seq, true.time_us, true.previous)
         wrong(dataclasses.replace(good, hold=Proof(forged, good.hold.path)), "entry")
-    richer = sealed(dataclasses.replace(true.line, amount_micros=18), true.seq, true.time_us, true.previous)
+    richer = sealed(true.line._replace(amount_micros=18), true.seq, true.time_us, true.previous)
     wrong(dataclasses.replace(good, hold=Proof(richer, good.hold.path)), "inclusion", price_micros=18)
 
 

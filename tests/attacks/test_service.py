@@ -6,7 +6,6 @@ work that strangers make the service do before they are counted, and names by wh
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -17,18 +16,19 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import argon2
 import httpx
 import numpy as np
 import pytest
+from brokers import serving
 from sqlalchemy import select, text, update
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker
 from flmarket.broker.errors import Unauthenticated
 from flmarket.broker.office import explore, ledger, offers, parties, sessions, statements, tasks
+from flmarket.broker.requests import BidRequest, Valuation
 from flmarket.broker.settings import Settings
 from flmarket.broker.tables import ApiKey, RoundRow, Slot
 from flmarket.broker.work.rounds import SqlStore, award_round, open_round
@@ -37,13 +37,6 @@ from flmarket.ledger import Award, AwardState, LedgerCorrupt, Receipt, Release, 
 from flmarket.market import Checkpoint, RoundRecord, award_id
 from flmarket.privacy import PureDp
 
-_spec = importlib.util.spec_from_file_location("broker_conftest", Path(__file__).parents[1] / "broker" / "conftest.py")
-_broker = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_broker)
-small, joined, order, cheap_bid, http = (
-    getattr(_broker, name) for name in ("small", "joined", "order", "cheap_bid", "http")
-)
-serving = _broker.serving
 API = "/api/v1"
 
 
@@ -360,7 +353,7 @@ def _sell_in_simulation(broker, buyer, owner, order, bid):
     whole = {"auction": "all-in-capped"}  # posted sells at the ε of a public list
     task = tasks.post_task(broker, buyer, order(rounds=2, bidders_per_round=12, seed=bid["seed"], mechanism=whole))
     valuation = {"kind": "linear", "rate": bid["rate"]}
-    request = _broker.BidRequest(valuation=_broker.Valuation(**valuation), privacy_budget=bid["epsilon"])
+    request = BidRequest(valuation=Valuation(**valuation), privacy_budget=bid["epsilon"])
     offers.place_bid(broker, owner, task.id, request)
     worker = Worker(broker)
     worker.run_until_idle()

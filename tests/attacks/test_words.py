@@ -7,15 +7,14 @@ when her cap forbids it.
 
 import contextlib
 import html
-import importlib.util
 import json
 import math
 import re
 import warnings
-from pathlib import Path
 
 import httpx
 import pytest
+from brokers import serving
 
 from flmarket.broker.app import create_app
 from flmarket.broker.core import Broker, Party
@@ -29,10 +28,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of what typer takes from click
     from flmarket.cli.app import app
 
-_spec = importlib.util.spec_from_file_location("broker_conftest", Path(__file__).parents[1] / "broker" / "conftest.py")
-_broker = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_broker)
-small, joined, order, cheap_bid = (getattr(_broker, name) for name in ("small", "joined", "order", "cheap_bid"))
 API = "/api/v1"
 
 # What may be said of owners' own machines only.
@@ -70,7 +65,7 @@ def test_an_owner_near_her_cap_reads_the_worst_case_of_all_she_sold(small, joine
     spend(small, buyer.party, owner.party, 11.99)
     task = tasks.post_task(small, buyer.party, order(rounds=14))
     bid = {"valuation": {"kind": "linear", "rate": 0.01}, "privacy_budget": 0.5, "data_size": 10}
-    with _broker.serving(create_app(broker=small)) as address, signed_in(address, owner) as client:
+    with serving(create_app(broker=small)) as address, signed_in(address, owner) as client:
         view = client.post(f"{API}/bid-help", json={"bid": bid}, headers=owner.headers).json()
         assert view["epsilon"]["epsilon"] == pytest.approx(12.0)
         assert view["epsilon"]["certainty_from_half"] == pytest.approx(math.exp(12) / (1 + math.exp(12)))
@@ -97,7 +92,7 @@ def test_an_owner_at_her_cap_is_promised_nothing(small, joined, order):
     spend(small, buyer.party, owner.party, 4.0)
     task = tasks.post_task(small, buyer.party, order(rounds=14))
     bid = {"valuation": {"kind": "linear", "rate": 0.01}, "privacy_budget": 0.5}
-    with _broker.serving(create_app(broker=small)) as address, signed_in(address, owner) as client:
+    with serving(create_app(broker=small)) as address, signed_in(address, owner) as client:
         view = client.post(f"{API}/bid-help", json={"bid": bid}, headers=owner.headers).json()
         promised = ("wins", "mean_payment_micros", "mean_payment_micros_if_won", "mean_epsilon_if_won")
         assert [view[name] for name in promised] == [0] * 4
@@ -108,11 +103,11 @@ def test_an_owner_at_her_cap_is_promised_nothing(small, joined, order):
         assert "nothing is paid" in shown
 
 
-def test_what_is_promised_under_a_cap_is_what_is_paid(small, joined, order):
+def test_what_is_promised_under_a_cap_is_what_is_paid(small, joined, order, cheap_bid):
     """An owner with room for three rounds bids in ten: the helper's most is what the market buys of her, or more."""
     buyer, owner = joined(small, "buyer"), joined(small, "owner")
     statements.set_cap(small, owner.party, 1.6)
-    bid = _broker.BidRequest(valuation=_broker.Valuation(kind="linear", rate=0.01), privacy_budget=0.5)
+    bid = cheap_bid(0.5)
     from flmarket.broker.office import explore
     from flmarket.broker.requests import BidHelpRequest
 
@@ -157,7 +152,7 @@ def test_a_service_that_simulates_says_so_to_everybody(small, joined, order, che
     }
     for one in (whole.id, mixed.id):
         paths["buyer"] += [f"/tasks/{one}", f"/tasks/{one}/live", f"/tasks/{one}/rounds/1", f"/tasks/{one}/stream"]
-    with _broker.serving(create_app(broker=small)) as address:
+    with serving(create_app(broker=small)) as address:
         before = [("owner", "/owner")]
         worker = Worker(small)
         for moment in ("before", "after"):
@@ -202,7 +197,7 @@ def test_a_task_on_owners_machines_says_so(tmp_path, joined, order):
     ) as broker:
         buyer = joined(broker, "buyer")
         task = tasks.post_task(broker, buyer.party, order(engine="flower"))
-        with _broker.serving(create_app(broker=broker)) as address, signed_in(address, buyer) as client:
+        with serving(create_app(broker=broker)) as address, signed_in(address, buyer) as client:
             shown = text_of(client.get(f"/tasks/{task.id}"))
             assert "stay on each owner’s own machine" in shown
             assert BROKER_HOLDS not in shown

@@ -5,12 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
+
+from brokers import await_true
 
 from flmarket.broker.core import Broker
 from flmarket.broker.office import ledger, operator, parties, statements, tasks
@@ -20,9 +21,6 @@ from flmarket.broker.work.flower.tenancy import at_work
 from flmarket.engines.flower import Deployment
 from flmarket.engines.flower.deployment import MARK, free_ports, processes_marked
 from flmarket.ledger import ESCROW
-
-PATIENCE = 600.0  # these machines may be busy; a quiet one needs a tenth
-
 
 MARKET = """
 seed = 4
@@ -112,12 +110,3 @@ def test_service_and_run_are_killed_and_the_task_finishes(tmp_path, joined, orde
             assert home.spent <= 5.0
     assert task.spent_micros == sum(statements.statement(broker, owner).earned_micros for owner in sellers) > 0
     broker.close()
-
-
-def await_true(condition, seconds=PATIENCE):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen")

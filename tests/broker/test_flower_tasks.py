@@ -6,7 +6,6 @@ import logging
 import math
 import shutil
 import subprocess
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from sqlalchemy import update
 
 pytest.importorskip("flwr")
 
+from brokers import await_true
 from power_cuts import PowerCut, cut, swap
 
 from flmarket.broker.books import Books
@@ -53,7 +53,6 @@ from flmarket.privacy import ApproxDp, PureDp, RecordLevel, analytic_gaussian_si
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
-PATIENCE = 600.0  # these machines may be busy; a quiet one needs a tenth
 OWNERS = 3
 AT_HOME = {
     "seed": 5,
@@ -88,7 +87,7 @@ class Stage:
     def __init__(self, url, folder, joined, order, monkeypatch, sold=SOLD, **changes):
         self.settings = Settings(
             database_url=url, run_worker=False, superlink="test", flower_folder=folder / "runs",
-            flower_bid_seconds=5.0, flower_train_seconds=5.0,
+            flower_bid_seconds=0.3, flower_train_seconds=0.3,  # whoever answers here does so at once
         )  # fmt: skip
         self.broker = Broker.open(self.settings)
         self.buyer = joined(self.broker, "buyer").party
@@ -681,12 +680,3 @@ def test_the_run_config_names_the_file_only(stage):
     assert "broker.json" in config
     assert one.settings.database_url not in config
     assert "sqlite" not in config
-
-
-def await_true(condition, seconds=PATIENCE):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen")

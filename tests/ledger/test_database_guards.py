@@ -1,7 +1,5 @@
 """The database itself keeps the rules: SQL that breaks one fails, whoever sends it."""
 
-import dataclasses
-
 import pytest
 from sqlalchemy.exc import DBAPIError
 
@@ -153,7 +151,7 @@ BAD_LINES = {
 def test_rightly_linked_and_hashed_entries_still_obey_the_rules(guarded, line):
     """What a program with the ledger's own code, but without its rules, may try."""
     if isinstance(line.kind, str) and not isinstance(line.kind, EntryKind):
-        line = dataclasses.replace(line, kind=_Foreign(line.kind))
+        line = line._replace(kind=_Foreign(line.kind))
     before = guarded.head()
     with pytest.raises(SettlementError, match="refused"), store.writing(guarded.engine) as connection:
         append(connection, [line], 1)

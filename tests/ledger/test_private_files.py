@@ -9,7 +9,7 @@ import pytest
 
 from flmarket.errors import FlmarketError
 from flmarket.files import start_database
-from flmarket.ledger import Award, DurableAccount, SqlLedger
+from flmarket.ledger import Award, DurableAccount, SqlLedger, store
 from flmarket.market import Order
 from flmarket.market.record import OwnerJournal
 from flmarket.privacy import PureDp
@@ -88,7 +88,7 @@ def test_what_cannot_be_made_is_refused_as_before(tmp_path):
     assert not (tmp_path / "none.db").exists()
 
 
-@pytest.mark.parametrize("write", [write_account, write_journal])
+@pytest.mark.parametrize("write", WRITERS)
 def test_a_file_made_whole_is_the_one_that_sqlite_makes(tmp_path, write):
     """The oracle is an empty file, which SQLite's own transactions fill."""
     (tmp_path / "other.db").touch()
@@ -101,6 +101,12 @@ def test_a_file_made_whole_is_the_one_that_sqlite_makes(tmp_path, write):
             shapes.append((headers, file.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()))
     assert shapes[0] == shapes[1]
     assert shapes[0][0][0] == ("wal",)
+
+
+def test_a_new_ledger_has_its_write_ahead_log_before_anybody_opens_it(tmp_path):
+    """Processes that open an empty one at the same time have nothing to change, which SQLite would not wait for."""
+    store.open_engine(f"sqlite:///{tmp_path}/books.db").dispose()
+    assert (tmp_path / "books.db").read_bytes()[18:20] == b"\2\2"
 
 
 def test_a_log_without_its_file_is_not_read_into_a_new_one(tmp_path):

@@ -6,25 +6,8 @@ import pytest
 
 from flmarket.errors import SettlementError
 from flmarket.ledger import AwardState, LedgerCorrupt, MemoryLedger, Release, Resolution, SqlLedger
-from flmarket.ledger.entry import Line, sealed
+from flmarket.ledger.entry import ROW, Line, sealed
 from flmarket.privacy import PureDp
-
-COLUMNS = (
-    "seq",
-    "time_us",
-    "kind",
-    "ref",
-    "debit",
-    "credit",
-    "amount_micros",
-    "owner",
-    "round_index",
-    "spent_pico",
-    "limit_pico",
-    "detail",
-    "previous",
-    "hash",
-)
 
 
 def write_books(book, award):
@@ -67,12 +50,12 @@ def flips(value):
 def test_any_flipped_byte_of_any_entry_is_named(path):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA ignore_check_constraints = ON")
-    rows = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM ledger_entries ORDER BY seq").fetchall()
+    rows = connection.execute(f"SELECT {', '.join(ROW)} FROM ledger_entries ORDER BY seq").fetchall()
     tried = 0
     with SqlLedger(f"sqlite:///{path}") as book:
         book.verify()
         for row in rows:
-            for column, value in zip(COLUMNS, row, strict=True):
+            for column, value in zip(ROW, row, strict=True):
                 if value is None:
                     changed = [1, b"x"] if column not in ("round_index", "spent_pico", "limit_pico") else [1]
                 else:
@@ -254,14 +237,13 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_well_hashed_lies_are_named(memory, lie):
     """An entry that is linked and hashed rightly, but may not follow the ones before."""
-    import dataclasses
 
     from flmarket.ledger import EntryKind
     from flmarket.ledger.replay import Replay
 
     entries = list(memory.entries())
     last = entries[-1]
-    forged = sealed(dataclasses.replace(lie, kind=EntryKind(lie.kind)), last.seq + 1, 1, last.hash)
+    forged = sealed(lie._replace(kind=EntryKind(lie.kind)), last.seq + 1, 1, last.hash)
     Replay().feed(entries).finish()
     with pytest.raises(LedgerCorrupt, match=f"entry {forged.seq}:"):
         Replay().feed([*entries, forged])

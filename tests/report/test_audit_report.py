@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -14,40 +13,7 @@ from flmarket import EXACT, BidProfile, Guarantees, Outcome, auctions
 from flmarket.audit import STRENGTHS, AuditReport, audit
 from flmarket.report.audit_page import write_audit
 
-VOID = {"meta", "link", "br", "hr", "img", "input"}
-HOSTILE = "</title><script>alert('x')</script> & \"quoted\" $x_1$"
-
-
-class Page(HTMLParser):
-    """Text of a page, and that every element is closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] != "style":
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+from .conftest import HOSTILE, Page
 
 
 class PayAsBid:

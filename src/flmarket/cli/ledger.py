@@ -16,7 +16,7 @@ from flmarket import ledger
 from flmarket.cli.output import answer, print_json, print_path, screen, table
 from flmarket.cli.parties import Json
 from flmarket.errors import ConfigError, InvalidInput
-from flmarket.ledger import Award, Head, LedgerCorrupt, Receipt, Release, SealedReceipt, format_micros, read_receipts
+from flmarket.ledger import Award, Head, LedgerCorrupt, Release, SealedReceipt, format_micros, read_receipts
 from flmarket.privacy import event_to_dict
 
 if TYPE_CHECKING:
@@ -182,43 +182,24 @@ def _check(path: Path, head: Path | None, pending: bool, as_json: bool) -> None:
     """Check receipts without the log: one, or all in a file that a market handed out."""
     known = _read_head(head)
     for given in read_receipts(_read_json(path)):
-        if isinstance(given, SealedReceipt):
-            _check_sealed(given, known, as_json)
+        if isinstance(given, SealedReceipt):  # a buyer's: the entries are in the log, the terms are the broker's word
+            given.check(known)
+            facts, price = given.to_dict(), format_micros(given.price_micros)
+            said: tuple[str, ...] = (
+                f"[green]in the log[/]: award {given.award}, {len(given.entries)} entries",
+                f"by the broker's word: {price} for {given.owner}, {given.loss}: {given.state}",
+            )
         else:
-            _check_open(given, known, pending, as_json)
-
-
-def _check_open(given: Receipt, known: Head | None, pending: bool, as_json: bool) -> None:
-    """What an owner has: the award with its terms."""
-    award, release = given.check(known, pending=pending)
-    if as_json:
-        print_json(
-            {"ok": True, "head_known": known is not None, **_story(award, release), "head": given.head.to_dict()}
-        )
-        return
-    price = format_micros(award.price_micros)
-    screen.print(f"[green]genuine[/]: award {award.id}, {price} from {award.buyer} for {award.owner}: {award.state}")
-    if release is not None:
-        screen.print(f"released: {release.mechanism}, {release.guarantee}")
-    _compare(given.head, known)
-
-
-def _check_sealed(given: SealedReceipt, known: Head | None, as_json: bool) -> None:
-    """What a buyer has: the award's entries are in the log; its terms are the broker's word."""
-    given.check(known)
-    if as_json:
-        print_json({"ok": True, "head_known": known is not None} | given.to_dict())
-        return
-    price = format_micros(given.price_micros)
-    screen.print(f"[green]in the log[/]: award {given.award}, {len(given.entries)} entries")
-    screen.print(f"by the broker's word: {price} for {given.owner}, {given.loss}: {given.state}")
-    _compare(given.head, known)
-
-
-def _compare(carried: Head, known: Head | None) -> None:
-    if known is None:
-        text = f"[yellow]compare[/] this head with the published one: {_line(carried.to_dict())}"
-        screen.print(text, soft_wrap=True, highlight=False)
+            award, release = given.check(known, pending=pending)
+            facts, price = _story(award, release) | {"head": given.head.to_dict()}, format_micros(award.price_micros)
+            said = (
+                f"[green]genuine[/]: award {award.id}, {price} from {award.buyer} for {award.owner}: {award.state}",
+                *([] if release is None else [f"released: {release.mechanism}, {release.guarantee}"]),
+            )
+        answer(as_json, {"ok": True, "head_known": known is not None} | facts, *said)
+        if known is None and not as_json:
+            text = f"[yellow]compare[/] this head with the published one: {_line(given.head.to_dict())}"
+            screen.print(text, soft_wrap=True, highlight=False)
 
 
 def _broker_findings(books: "SqlLedger") -> "tuple[Finding, ...] | None":

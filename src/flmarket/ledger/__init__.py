@@ -7,7 +7,7 @@ file beside her data.
 
 from typing import TYPE_CHECKING, Any
 
-from flmarket.errors import MissingDependency
+from flmarket.errors import needed
 from flmarket.ledger.entry import Entry, EntryKind
 from flmarket.ledger.journal import (
     BANK,
@@ -30,10 +30,10 @@ from flmarket.ledger.journal import (
     payments_to_micros,
     to_micros,
 )
-from flmarket.ledger.memory import EXPIRY, Ledger, MemoryLedger
+from flmarket.ledger.memory import EXPIRY, Ledger, MemoryLedger, hold_receipt, hold_receipts
 from flmarket.ledger.merkle import Head
 from flmarket.ledger.owner_account import DurableAccount
-from flmarket.ledger.receipt import HoldReceipt, Receipt, SealedReceipt, hold_receipt, hold_receipts, read_receipts
+from flmarket.ledger.receipt import HoldReceipt, Receipt, SealedReceipt, read_receipts
 
 if TYPE_CHECKING:
     from flmarket.ledger.sql import SqlLedger
@@ -78,9 +78,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`SqlLedger` on demand, because it needs SQLAlchemy."""
     if name == "SqlLedger":
-        try:
+        with needed("store"):
             from flmarket.ledger.sql import SqlLedger
-        except ModuleNotFoundError as error:
-            raise MissingDependency(str(error.name), "store") from error
         return SqlLedger
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,10 +10,10 @@ knows a later hash; against a writer who can recompute the whole log only a publ
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from flmarket.errors import InvalidInput
 from flmarket.ledger.journal import NOTHING, Award, AwardState, Release, Transfer, as_loss
@@ -60,8 +60,7 @@ _STATES = {kind: state for state, kind in RESOLUTIONS.items()}
 OF_AWARDS = (EntryKind.HOLD, EntryKind.RELEASE, *RESOLUTIONS.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """What an entry says, before it has a place in the log.
 
     `ref` is the caller's id: of a deposit, or of the award that is held, released for or resolved. `spent_pico` and
@@ -96,13 +95,6 @@ class Entry:
     previous: str
     hash: str
 
-    def content(self) -> dict[str, Any]:
-        """The fields that are hashed."""
-        line = self.line
-        terms = {name: getattr(line, name) for name in Line.__slots__}
-        terms["kind"] = line.kind.value
-        return {"seq": self.seq, "time_us": self.time_us, "previous": self.previous, **terms}
-
     def computed_hash(self) -> str:
         """What the hash must be, by the content."""
         return row_hash(self.row()).hex()
@@ -118,24 +110,25 @@ class Entry:
         return cls(row[0], row[1], line_of(row), row[2], row[3])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, with the hash."""
-        return {**self.content(), "hash": self.hash}
+        """JSON-ready: the fields that are hashed, and the hash."""
+        return dict(zip(ROW, self.row(), strict=True))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Entry":
         """The entry that `to_dict` wrote; other fields or types are refused. Whether the hash fits is not checked."""
-        if not isinstance(data, Mapping) or data.keys() != _FIELDS.keys():
-            raise InvalidInput("entry", data, "an object with exactly " + ", ".join(_FIELDS))
+        if not isinstance(data, Mapping) or data.keys() != set(ROW):
+            raise InvalidInput("entry", data, "an object with exactly " + ", ".join(ROW))
         return cls.from_row(tuple(data[name] for name in ROW))
 
 
 _KINDS = {kind.value: kind for kind in EntryKind}
+# An entry as one tuple, which is how databases give it and what the hot paths work on: its fields in this order.
+ROW = ("seq", "time_us", "previous", "hash", *Line._fields)
+Row = tuple[Any, ...]
 # what each field may be, by the annotations of a line
-_FIELDS: dict[str, tuple[Any, ...]] = (
-    {"seq": (int,), "time_us": (int,), "previous": (str,)}
-    | {field.name: get_args(field.type) or (field.type,) for field in fields(Line)}
-    | {"kind": (str,), "hash": (str,)}
-)
+_TYPES = get_type_hints(Line) | {"seq": int, "time_us": int, "previous": str, "hash": str, "kind": str}
+_ACCEPTED = tuple(frozenset(get_args(_TYPES[name]) or (_TYPES[name],)) for name in ROW)
+_known_types: set[tuple[type, ...]] = set()
 
 
 def canonical(value: Mapping[str, Any]) -> str:
@@ -144,13 +137,6 @@ def canonical(value: Mapping[str, Any]) -> str:
 
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
-
-
-# An entry as one tuple, which is how databases give it and what the hot paths work on: its fields in this order.
-ROW = ("seq", "time_us", "previous", "hash", *Line.__slots__)
-Row = tuple[Any, ...]
-_ACCEPTED = tuple(frozenset(_FIELDS[name]) for name in ROW)
-_known_types: set[tuple[type, ...]] = set()
 
 
 def checked_row(row: Row) -> None:
@@ -167,47 +153,20 @@ def checked_row(row: Row) -> None:
 
 def line_of(row: Row) -> Line:
     """What a row that was checked says."""
-    made: Any = _OpenLine(_KINDS[row[4]], *row[5:])
-    made.__class__ = Line  # as in `made_line`
-    line: Line = made
-    return line
-
-
-def made_line(
-    kind: EntryKind,
-    ref: str,
-    debit: str | None,
-    credit: str | None,
-    amount_micros: int,
-    owner: str | None,
-    round_index: int | None,
-    spent_pico: int | None,
-    limit_pico: int | None,
-    detail: str,
-) -> Line:
-    """`Line(…)` in half the time, for the calls that make thousands: filled in while it is open, then frozen."""
-    made: Any = _OpenLine(kind, ref, debit, credit, amount_micros, owner, round_index, spent_pico, limit_pico, detail)
-    made.__class__ = Line  # which has the same slots
-    line: Line = made
-    return line
-
-
-_OpenLine = make_dataclass("_OpenLine", Line.__slots__, slots=True)
+    return Line(_KINDS[row[4]], *row[5:])
 
 
 def row_of(line: Line, seq: int, time_us: int, previous: str, hash: str = "") -> Row:
     """A line as a row."""
-    return (
-        seq, time_us, previous, hash, line.kind.value, line.ref, line.debit, line.credit, line.amount_micros,
-        line.owner, line.round_index, line.spent_pico, line.limit_pico, line.detail,
-    )  # fmt: skip
+    return (seq, time_us, previous, hash, line.kind.value, *line[1:])
 
 
 def row_hash(row: Row) -> bytes:
     """SHA-256 over a zero byte and the canonical bytes.
 
     The bytes are written out here, because every entry of a log passes through: they are those of `canonical` over
-    `Entry.content`, which tests compare. The kind is one of ours, wherever the row is from, and needs no quoting.
+    `Entry.to_dict` but for the hash, which tests compare. The kind is one of ours, wherever the row is from, and needs
+    no quoting.
     """
     seq, time_us, previous, _, kind, ref, debit, credit, amount, owner, index, spent, limit, detail = row
     text = (

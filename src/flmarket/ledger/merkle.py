@@ -150,20 +150,7 @@ def checked_inclusion(leaf: bytes, index: int, path: Sequence[bytes], size: int)
     """The root that a leaf and its audit path lead to; equal to the head's root if and only if the entry is there."""
     if not 0 <= index < size:
         raise InvalidInput("seq", index, f"an entry below the head's size, {size}")
-    node, position, last = leaf, index, size - 1
-    for sibling in path:
-        if last == 0:
-            raise InvalidInput("path", len(path), "a shorter path")
-        if position % 2 or position == last:
-            node = node_hash(sibling, node)
-            while not position % 2 and position:
-                position, last = position >> 1, last >> 1
-        else:
-            node = node_hash(node, sibling)
-        position, last = position >> 1, last >> 1
-    if last:
-        raise InvalidInput("path", len(path), "a longer path")
-    return node
+    return _climbed(leaf, index, size - 1, path)[1]
 
 
 def checked_consistency(old_size: int, old_root: bytes, size: int, path: Sequence[bytes]) -> bytes:
@@ -180,8 +167,16 @@ def checked_consistency(old_size: int, old_root: bytes, size: int, path: Sequenc
     position, last = old_size - 1, size - 1
     while position % 2:
         position, last = position >> 1, last >> 1
-    old = new = hashes[0]
-    for sibling in hashes[1:]:
+    old, new = _climbed(hashes[0], position, last, hashes[1:])
+    if old != old_root:
+        raise InvalidInput("path", old.hex(), f"a path that leads to the old root {old_root.hex()}")
+    return new
+
+
+def _climbed(node: bytes, position: int, last: int, path: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """From a node of a level that ends at `last` up to the root: of the tree that ends with it, and of the whole."""
+    old = new = node
+    for sibling in path:
         if last == 0:
             raise InvalidInput("path", len(path), "a shorter path")
         if position % 2 or position == last:
@@ -193,9 +188,7 @@ def checked_consistency(old_size: int, old_root: bytes, size: int, path: Sequenc
         position, last = position >> 1, last >> 1
     if last:
         raise InvalidInput("path", len(path), "a longer path")
-    if old != old_root:
-        raise InvalidInput("path", old.hex(), f"a path that leads to the old root {old_root.hex()}")
-    return new
+    return old, new
 
 
 def _split(count: int) -> int:

@@ -10,7 +10,7 @@ nothing leave her machine without it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flmarket.errors import InvalidInput, SettlementError
 from flmarket.ledger.entry import RESOLUTIONS, Entry, EntryKind, award_of, fits, release_of
@@ -27,9 +27,6 @@ from flmarket.ledger.journal import (
 )
 from flmarket.ledger.merkle import Head, Tree, checked_consistency, checked_inclusion, digest
 from flmarket.privacy import Event, Unprotected, event_from_dict, event_to_dict
-
-if TYPE_CHECKING:
-    from flmarket.ledger.memory import Ledger
 
 _VERSION = 1
 # no log has 2⁶² entries, so no proof has more steps; and no entry that a ledger writes has longer texts
@@ -185,18 +182,6 @@ class HoldReceipt:
             raise InvalidInput("hold receipt.since", type(since).__name__, "a whole number of at least 0")
         path, newest, past = (_path(f"hold receipt.{name}", data[name]) for name in ("path", "newest", "consistency"))
         return cls(Proof(Entry.from_dict(entry), path), Head.from_dict(data["head"]), newest, since, past)
-
-
-def hold_receipt(ledger: "Ledger", award_id: str, since: Head | None = None) -> HoldReceipt:
-    """The receipt for one pending award, from the head that its owner has seen on."""
-    return ledger.hold_receipts([award_id], since)[award_id]
-
-
-def hold_receipts(
-    ledger: "Ledger", award_ids: Iterable[str], since: Head | Mapping[str, Head] | None = None
-) -> dict[str, HoldReceipt]:
-    """Receipts for a round's pending awards, by award; `since` may differ by award. Far cheaper than one by one."""
-    return ledger.hold_receipts(award_ids, since)
 
 
 def make_hold_receipts(

@@ -6,7 +6,7 @@ rules that wrote them, other than the privacy account. The first entry that fail
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from flmarket.errors import FlmarketError, InvalidInput
@@ -98,8 +98,11 @@ class Replay:
             leaves.append(hashed)
         return self
 
-    def finish(self, known: Head | None = None) -> Head:
-        """The head of the whole log; with `known`, also check that the log begins as that earlier head says."""
+    def finish(self, known: Head | None = None, kept: Mapping[str, int] | None = None) -> Head:
+        """The head of the whole log; with `known`, also check that the log begins as that earlier head says.
+
+        `kept` are balances that somebody keeps beside the log: they must be what the log makes them.
+        """
         pending = sum(price for _, price, *_ in self._held.values())
         if self.balances.get(ESCROW, 0) != pending:
             raise LedgerCorrupt(f"escrow holds {self.balances.get(ESCROW, 0)} for pending awards of {pending}")
@@ -108,6 +111,11 @@ class Replay:
                 raise LedgerCorrupt(f"missing: the known head is of {known.size} entries", len(self.leaves))
             if known != self.head(known.size):
                 raise LedgerCorrupt(f"the first {known.size} entries are not those of the known head")
+        stated = self.balances if kept is None else kept
+        for account in sorted({*stated, *self.balances}):
+            has, said = stated.get(account, 0), self.balances.get(account, 0)
+            if has != said:
+                raise LedgerCorrupt(f"the balance of {account} is kept as {has}, the entries say {said}")
         return self.head()
 
     def head(self, size: int | None = None) -> Head:

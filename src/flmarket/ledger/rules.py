@@ -22,7 +22,6 @@ from flmarket.ledger.entry import (
     fits,
     limit_of,
     loss_terms,
-    made_line,
     pico,
     release_detail,
     release_of,
@@ -157,7 +156,7 @@ class Draft:
         reason = resolution.reason and _readable(resolution.reason)
         detail = canonical({"reason": reason}) if reason else "{}"
         price, kind = award.price_micros, RESOLUTIONS[state]
-        self._move(made_line(kind, award.id, ESCROW, payee, price, award.owner, None, None, None, detail))
+        self._move(Line(kind, award.id, ESCROW, payee, price, award.owner, None, None, None, detail))
         return award.ended(state, reason)
 
     def freeze(self, award_id: str) -> Award:
@@ -207,14 +206,7 @@ class Draft:
 
     def award(self, award_id: str) -> Award:
         """One award as it stands, this draft included."""
-        held = self.lines.get((EntryKind.HOLD, award_id))
-        if held is None:
-            raise SettlementError(f"there is no award {award_id}")
-        for kind in _ENDINGS:
-            ended = self.lines.get((kind, award_id))
-            if ended is not None:
-                return award_of(held, ended)
-        return award_of(held, None)
+        return award_in(self.lines, award_id)
 
     def _give(self, award: Award, release: Release) -> None:
         id, owner = award.id, award.owner
@@ -239,7 +231,7 @@ class Draft:
                 raise PrivacyBudgetExhausted(f"award {id}: {why}") from None
             self.accounts[owner] = account
         spent, limit = _totals(account)
-        self._add(made_line(EntryKind.RELEASE, id, None, None, 0, owner, None, spent, limit, detail))
+        self._add(Line(EntryKind.RELEASE, id, None, None, 0, owner, None, spent, limit, detail))
 
     def _once(self, line: Line) -> None:
         known = self.lines.get((line.kind, line.ref))
@@ -270,6 +262,18 @@ class Draft:
                     raise IdReused(f"{line.kind} {line.ref}: this id is a {kind}'s already")
         self.lines[line.kind, line.ref] = line
         self.new.append(line)
+
+
+def award_in(lines: dict[Key, Line] | Layer[Key, Line], award_id: str) -> Award:
+    """One award as it stands by these lines."""
+    held = lines.get((EntryKind.HOLD, award_id))
+    if held is None:
+        raise SettlementError(f"there is no award {award_id}")
+    for kind in _ENDINGS:
+        ended = lines.get((kind, award_id))
+        if ended is not None:
+            return award_of(held, ended)
+    return award_of(held, None)
 
 
 def checked_name(field: str, value: object) -> str:

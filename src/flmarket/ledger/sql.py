@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, func, select
 
-from flmarket.errors import ConfigError, InvalidInput, SettlementError
+from flmarket.errors import ConfigError, InvalidInput
 from flmarket.ledger import store
 from flmarket.ledger.entry import (
     GENESIS,
@@ -39,13 +39,11 @@ from flmarket.ledger.journal import BANK, ESCROW, FEES, Award, AwardState, Ledge
 from flmarket.ledger.memory import Ledger, Wanted
 from flmarket.ledger.merkle import TILE, Head, tiles
 from flmarket.ledger.replay import Replay
-from flmarket.ledger.rules import Draft, Key
+from flmarket.ledger.rules import Draft, Key, award_in
 from flmarket.ledger.store import accounts, entries, nodes
 from flmarket.privacy import Event, PrivacyAccount
 
 CHUNK = 2000  # rows or ids at a time; SQLite takes at most 32,766 parameters
-_WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
-_COLUMNS = tuple(entries.c[name] for name in ROW)
 _FIELDS = ", ".join(ROW)
 _SELECT = f"SELECT {_FIELDS} FROM {entries.name}"  # noqa: S608  # our own names
 _RESOLVED = [kind.value for kind in RESOLUTIONS.values()]
@@ -55,26 +53,17 @@ _LAST = select(func.max(entries.c.seq))  # put together once: that takes longer 
 
 
 def entry_of(row: Row) -> Entry:
-    """A stored row as an entry; what no writer of ours can have stored is corrupt."""
-    try:
-        return Entry.from_row(row)
-    except InvalidInput as error:
-        raise _unreadable(row, error) from None
+    """A stored row as an entry."""
+    return Entry(row[0], row[1], stored_line(row), row[2], row[3])
 
 
 def stored_line(row: Row) -> Line:
-    """What a stored row says, without its place in the log."""
+    """What a stored row says, without its place in the log; what no writer of ours can have stored is corrupt."""
     try:
         checked_row(row)
     except InvalidInput as error:
-        raise _unreadable(row, error) from None
+        raise LedgerCorrupt(f"cannot be read: {error}", row[0] if isinstance(row[0], int) else None) from None
     return line_of(row)
-
-
-def _unreadable(row: Row, error: InvalidInput) -> LedgerCorrupt:
-    """Refuses a row as corrupt, instead of as somebody's bad input."""
-    seq = row[0]
-    return LedgerCorrupt(f"cannot be read: {error}", seq if isinstance(seq, int) else None)
 
 
 def _rows(connection: Connection, query: str, *parameters: object) -> Sequence[Row]:
@@ -103,32 +92,26 @@ def size(connection: Connection) -> int:
     return 0 if last is None else int(last) + 1
 
 
-def entries_between(connection: Connection, start: int, stop: int | None) -> Sequence[Entry]:
-    """At most a chunk of the log."""
-    query = select(*_COLUMNS).where(entries.c.seq >= start).order_by(entries.c.seq).limit(CHUNK)
-    if stop is not None:
-        query = query.where(entries.c.seq < stop)
-    return [entry_of(row) for row in connection.execute(query)]
-
-
-def rows_from(connection: Connection, start: int) -> Sequence[Row]:
+def rows_from(connection: Connection, start: int, stop: int | None = None) -> Sequence[Row]:
     """At most a chunk of the log, as it lies there."""
-    query = f"{_SELECT} WHERE seq >= {int(start)} ORDER BY seq LIMIT {CHUNK}"
+    end = "" if stop is None else f" AND seq < {int(stop)}"
+    query = f"{_SELECT} WHERE seq >= {int(start)}{end} ORDER BY seq LIMIT {CHUNK}"
     try:
-        return connection.exec_driver_sql(query).cursor.fetchall()
+        return _rows(connection, query)
     except sqlite3.OperationalError:  # text that is none; whether that is so shows when it is read as it lies there
         with store.bad_text_readable(connection):
-            return connection.exec_driver_sql(query).cursor.fetchall()
+            return _rows(connection, query)
+
+
+def rows_about(connection: Connection, refs: Iterable[str]) -> Iterator[Row]:
+    """All entries with these ids."""
+    for some in chunks(refs):
+        yield from _rows(connection, *_among(connection, _FIELDS, entries.name, "ref", some))
 
 
 def lines_about(connection: Connection, refs: Iterable[str]) -> dict[Key, Line]:
-    """All lines with these ids."""
-    found: dict[Key, Line] = {}
-    for some in chunks(refs):
-        for row in _rows(connection, *_among(connection, _FIELDS, entries.name, "ref", some)):
-            line = stored_line(row)
-            found[line.kind, line.ref] = line
-    return found
+    """What they say."""
+    return {(line.kind, line.ref): line for line in map(stored_line, rows_about(connection, refs))}
 
 
 def owner_lines(
@@ -158,8 +141,7 @@ def awards_after(
     """At most a chunk of awards held after entry `seq`, each with the number of its hold."""
     held, ended = entries.alias("held"), entries.alias("ended")
     joined = held.outerjoin(ended, (ended.c.ref == held.c.ref) & ended.c.kind.in_(_RESOLVED))
-    terms = ("ref", "debit", "credit", "amount_micros", "owner", "round_index", "detail")
-    query = select(held.c.seq, *(held.c[name] for name in terms), ended.c.kind, ended.c.detail.label("ending"))
+    query = select(*(held.c[name] for name in ROW), ended.c.kind.label("end"), ended.c.detail.label("ending"))
     query = query.select_from(joined).where(held.c.kind == EntryKind.HOLD.value, held.c.seq > seq)
     if state is AwardState.PENDING:
         query = query.where(ended.c.kind.is_(None))
@@ -171,9 +153,8 @@ def awards_after(
         query = query.where(held.c.round_index == round_index)
     found = []
     for row in connection.execute(query.order_by(held.c.seq).limit(CHUNK)):
-        hold = Line(EntryKind.HOLD, *row[1:7], detail=row.detail)
-        ending = None if row.kind is None else Line(EntryKind(row.kind), row.ref, detail=row.ending)
-        found.append((row.seq, award_of(hold, ending)))
+        ending = None if row.end is None else Line(EntryKind(row.end), row.ref, detail=row.ending)
+        found.append((row.seq, award_of(stored_line(tuple(row[: len(ROW)])), ending)))
     return found
 
 
@@ -225,7 +206,7 @@ def _insert(connection: Connection, values: list[object]) -> None:
     """In PostgreSQL all rows in one statement, a column at a time: its triggers settle balances once a statement."""
     into = f"INSERT INTO {entries.name} ({_FIELDS})"
     if connection.dialect.name == "postgresql":
-        arrays = ", ".join(f"%s::{'bigint' if name in _WHOLE else 'text'}[]" for name in ROW)
+        arrays = ", ".join(f"%s::{'bigint' if name in store.WHOLE else 'text'}[]" for name in ROW)
         columns = tuple(values[place :: len(ROW)] for place in range(len(ROW)))
         connection.exec_driver_sql(f"{into} SELECT * FROM unnest({arrays})", columns)  # noqa: S608  # our own names
     else:
@@ -308,11 +289,8 @@ class SqlLedger(Ledger):
 
     def award(self, award_id: str) -> Award:
         """One award as it stands."""
-        lines = {entry.line.kind: entry.line for entry in self._award_entries([award_id])}
-        if EntryKind.HOLD not in lines:
-            raise SettlementError(f"there is no award {award_id}")
-        ending = next((line for kind, line in lines.items() if kind not in (EntryKind.HOLD, EntryKind.RELEASE)), None)
-        return award_of(lines[EntryKind.HOLD], ending)
+        with store.reading(self.engine) as connection:
+            return award_in(lines_about(connection, [award_id]), award_id)
 
     def awards(
         self, *, state: AwardState | None = None, owner: str | None = None, round_index: int | None = None
@@ -353,20 +331,15 @@ class SqlLedger(Ledger):
         with store.reading(self.engine) as connection:
             return ({BANK: 0, ESCROW: 0} if accounts is None else {}) | balances(connection, accounts)
 
-    def balance(self, account: str) -> int:
-        """Micro-units in an account; an account never used holds 0."""
-        with store.reading(self.engine) as connection:
-            return balances(connection, [account]).get(account, 0)
-
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """The log, oldest first: entries `start` to before `stop`."""
         while True:
             with store.reading(self.engine) as connection:
-                found = entries_between(connection, start, stop)
-            yield from found
+                found = rows_from(connection, start, stop)
+            yield from map(entry_of, found)
             if len(found) < CHUNK:
                 return
-            start = found[-1].seq + 1
+            start = found[-1][0] + 1
 
     def verify(self, known: Head | None = None) -> Head:
         """Replay the whole log; raise LedgerCorrupt naming the first bad entry, or return the head.
@@ -380,13 +353,8 @@ class SqlLedger(Ledger):
                 replay.feed_rows(found)
                 more = len(found) == CHUNK
                 start += len(found)
-            head = replay.finish(known)
             with store.bad_text_readable(connection):
-                kept = balances(connection)
-            for account in sorted({*kept, *replay.balances}):
-                has, said = kept.get(account, 0), replay.balances.get(account, 0)
-                if has != said:
-                    raise LedgerCorrupt(f"the balance of {account} is kept as {has}, the entries say {said}")
+                head = replay.finish(known, balances(connection))
             _check_nodes(replay, connection)
         return head
 
@@ -460,13 +428,9 @@ class SqlLedger(Ledger):
         return {owner: known.account for owner, known in found.items() if known.account is not None}
 
     def _award_entries(self, award_ids: Iterable[str]) -> Sequence[Entry]:
-        query = select(*_COLUMNS).where(entries.c.kind.in_([kind.value for kind in OF_AWARDS]))
         with store.reading(self.engine) as connection:
-            return [
-                entry_of(row)
-                for some in chunks(award_ids)
-                for row in connection.execute(query.where(entries.c.ref.in_(some)))
-            ]
+            found = map(entry_of, rows_about(connection, award_ids))
+            return [entry for entry in found if entry.line.kind in OF_AWARDS]
 
     def _size(self) -> int:
         with store.reading(self.engine) as connection:

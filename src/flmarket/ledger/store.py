@@ -1,7 +1,8 @@
-"""A ledger's database: its tables, and how to open it, SQLite or PostgreSQL, by URL, at the newest version.
+"""A ledger's database: how to open it, SQLite or PostgreSQL, by URL, at the newest version.
 
 `ledger_entries` is the log and the truth. `ledger_accounts` (balances, kept by triggers) and `ledger_nodes` (inner
-hashes of the tree) follow from it, and `verify` recomputes both. The triggers that guard them are in `migrations/sql`.
+hashes of the tree) follow from it, and `verify` recomputes both. The tables, with the constraints and triggers that
+guard them, are in `migrations/sql`.
 
 SQLite runs with a write-ahead log, a sync at every commit and a wait for other writers; a writing
 transaction takes the write lock at its start (BEGIN IMMEDIATE), so that what it read cannot change before it writes. In
@@ -15,115 +16,21 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Connection,
-    Engine,
-    Index,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    UniqueConstraint,
-    create_engine,
-    event,
-    inspect,
-    text,
-)
+from sqlalchemy import BigInteger, Connection, Engine, Integer, Text, column, create_engine, event, inspect, table
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 
-from flmarket.errors import ConfigError, FlmarketError, MissingDependency, SettlementError
+from flmarket.errors import ConfigError, FlmarketError, SettlementError, needed
 from flmarket.files import keep_private
+from flmarket.ledger.entry import ROW
 from flmarket.ledger.journal import LedgerUnavailable
 
-metadata = MetaData()
-
-# SQLite's STRICT tables know INTEGER and TEXT; its INTEGER has 64 bits.
-_Whole = BigInteger().with_variant(Integer, "sqlite")
-
-accounts = Table(
-    "ledger_accounts",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("balance", _Whole, nullable=False),
-    Column("last_seq", _Whole, nullable=False),
-    CheckConstraint("balance >= 0 OR name = 'bank'", name="ledger_accounts_overdrawn"),
-    sqlite_strict=True,
-)
-
-entries = Table(
-    "ledger_entries",
-    metadata,
-    Column("seq", _Whole, primary_key=True, autoincrement=False),
-    Column("time_us", _Whole, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("ref", Text, nullable=False),
-    Column("debit", Text),
-    Column("credit", Text),
-    Column("amount_micros", _Whole, nullable=False),
-    Column("owner", Text),
-    Column("round_index", _Whole),
-    Column("spent_pico", _Whole),
-    Column("limit_pico", _Whole),
-    Column("detail", Text, nullable=False),
-    Column("previous", Text, nullable=False),
-    Column("hash", Text, nullable=False),
-    UniqueConstraint("ref", "kind", name="ledger_entries_once"),
-    Index(
-        "ledger_entries_resolved_once",
-        "ref",
-        unique=True,
-        sqlite_where=text("kind = 'posted' OR kind = 'voided' OR kind = 'expired'"),
-        postgresql_where=text("kind IN ('posted', 'voided', 'expired')"),
-    ),
-    Index("ledger_entries_owner", "owner", "kind", "seq"),
-    CheckConstraint(
-        "CASE WHEN kind IN ('cap', 'release')"
-        " THEN debit IS NULL AND credit IS NULL AND amount_micros = 0"
-        " ELSE debit IS NOT NULL AND credit IS NOT NULL AND debit <> credit"
-        " AND amount_micros BETWEEN 0 AND 4611686018427387904 END",
-        name="ledger_entries_double_entry",
-    ),
-    CheckConstraint(
-        "CASE kind"
-        " WHEN 'deposit' THEN debit = 'bank' AND credit NOT IN ('escrow', 'fees')"
-        " WHEN 'withdrawal' THEN debit <> 'escrow' AND credit = 'bank'"
-        " WHEN 'fee' THEN debit NOT IN ('bank', 'escrow') AND credit = 'fees'"
-        " WHEN 'hold' THEN debit NOT IN ('bank', 'fees') AND credit = 'escrow'"
-        " WHEN 'posted' THEN debit = 'escrow'"
-        " WHEN 'voided' THEN debit = 'escrow'"
-        " WHEN 'expired' THEN debit = 'escrow'"
-        " ELSE kind IN ('cap', 'release') END",
-        name="ledger_entries_kind",
-    ),
-    CheckConstraint(
-        "CASE WHEN kind IN ('cap', 'release')"
-        " THEN (kind = 'release' AND spent_pico IS NULL AND limit_pico IS NULL)"
-        " OR (spent_pico IS NOT NULL AND limit_pico IS NOT NULL AND spent_pico BETWEEN 0 AND limit_pico)"
-        " ELSE spent_pico IS NULL AND limit_pico IS NULL END",
-        name="ledger_entries_within_cap",
-    ),
-    CheckConstraint(
-        "(owner IS NULL) = (kind IN ('deposit', 'withdrawal', 'fee')) AND (round_index IS NULL) = (kind <> 'hold')",
-        name="ledger_entries_parties",
-    ),
-    CheckConstraint("length(previous) = 64 AND length(hash) = 64", name="ledger_entries_hashed"),
-    sqlite_strict=True,
-)
-
-nodes = Table(
-    "ledger_nodes",
-    metadata,
-    Column("level", Integer, primary_key=True, autoincrement=False),
-    Column("position", _Whole, primary_key=True, autoincrement=False),
-    Column("hash", Text, nullable=False),
-    CheckConstraint("level > 0 AND position >= 0 AND length(hash) = 64", name="ledger_nodes_hashed"),
-    sqlite_strict=True,
-)
-
+# What queries need to know of the tables: how they are made and guarded, the scripts in `migrations/sql` alone say.
+WHOLE = ("seq", "time_us", "amount_micros", "round_index", "spent_pico", "limit_pico")
+_Whole = BigInteger().with_variant(Integer, "sqlite")  # SQLite's INTEGER has 64 bits
+entries = table("ledger_entries", *(column(name, _Whole if name in WHOLE else Text) for name in ROW))
+accounts = table("ledger_accounts", column("name", Text), column("balance", _Whole), column("last_seq", _Whole))
+nodes = table("ledger_nodes", column("level", Integer), column("position", _Whole), column("hash", Text))
 
 VERSION_TABLE = "ledger_version"
 NEWEST = "0002"  # the revision that this code is written for
@@ -138,16 +45,14 @@ _MIGRATION_LOCK = 0x464C4D41  # any fixed number: whoever migrates holds this ad
 def open_engine(url: str) -> Engine:
     """An engine for a ledger's database; `postgresql://` means psycopg."""
     target = _checked_url(url)
-    try:
-        if target.get_backend_name() == "sqlite":
-            keep_private(str(target.database))
-            engine = create_engine(target, connect_args={"timeout": _WAIT_SECONDS}, **SQLITE_POOL)
-            event.listen(engine, "connect", _prepare_sqlite)
-            event.listen(engine, "begin", _begin_sqlite)
-            return engine
-        return create_engine(target, pool_pre_ping=True)
-    except ModuleNotFoundError as error:
-        raise MissingDependency(str(error.name), "store") from None
+    with needed("store"):
+        if target.get_backend_name() != "sqlite":
+            return create_engine(target, pool_pre_ping=True)
+        keep_private(str(target.database))
+        engine = create_engine(target, connect_args={"timeout": _WAIT_SECONDS}, **SQLITE_POOL)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
 
 
 def exists(url: str) -> bool:

@@ -27,13 +27,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from flmarket.simulator.world import Chance, Crash, Fault, Swarm
-
-if TYPE_CHECKING:
-    from flmarket.simulator.nodes import NodeWorld
-    from flmarket.simulator.service import ServiceWorld
+from flmarket.simulator.world import Chance, Crash, Fault, Swarm, World
 
 __all__ = ["Chance", "Crash", "Run", "Swarm", "Total", "run_seed", "smallest", "torture"]
 
@@ -97,7 +92,7 @@ def run_seed(
     settings, began = Swarm.of(seed) if swarm is None else swarm, time.process_time()
     chance, folder = Chance(seed, settings.rates, spared), Path(tempfile.mkdtemp(prefix="flmarket-", dir=_fast()))
     try:
-        played = _world(chosen)(seed, settings, folder, chance)
+        played = _world(chosen)(settings, folder, chance)
         played.play()
         return Run(
             seed, chosen, settings, played.begun, played.rounds, tuple(chance.fired), tuple(played.watch.broken),
@@ -107,7 +102,7 @@ def run_seed(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _world(name: str) -> type[NodeWorld] | type[ServiceWorld]:
+def _world(name: str) -> Callable[[Swarm, Path, Chance], World]:
     if name == "service":
         from flmarket.simulator.service import ServiceWorld
 

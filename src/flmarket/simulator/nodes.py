@@ -25,8 +25,8 @@ from flmarket.market.kind import release_id
 from flmarket.privacy import Cap, PureDp, RecordLevel, Uncapped, ZCdp
 from flmarket.simulator import world
 from flmarket.simulator.network import Intruder, Network, Node, WatchedOwner
-from flmarket.simulator.watch import Books, Home, Watch
-from flmarket.simulator.world import Chance, Clock, Crash, Disk, FailingStore, Swarm, failing, running
+from flmarket.simulator.watch import Books, Home
+from flmarket.simulator.world import Chance, Crash, Disk, FailingStore, Swarm, World, failing
 
 BID_SECONDS, TRAIN_SECONDS = 5.0, 20.0
 _TRIES = 40  # to end a task once nothing breaks any more
@@ -123,20 +123,18 @@ class Server:
             store.unlock()
 
 
-class NodeWorld:
-    """One run: a swarm of faults, some owners, some tasks. `play` it, and look at `watch.broken`."""
+class NodeWorld(World):
+    """A swarm of faults, some owners, some tasks."""
 
-    def __init__(self, seed: int, swarm: Swarm, folder: Path, chance: Chance) -> None:
-        self.seed, self.swarm, self.folder, self.chance = seed, swarm, folder, chance
-        self.clock, self.watch = Clock(), Watch()
+    def __init__(self, swarm: Swarm, folder: Path, chance: Chance) -> None:
+        super().__init__(swarm, folder, chance)
+        self.turns = swarm.turns
         self.disk = Disk(chance, "server crash", "ledger error")
-        self.story: list[str] = []
         self.ledger: Ledger = self._ledger()
         self.nodes = {1 + number: self._node(number) for number in range(swarm.owners)}
         self.network = Network(self.nodes, self.clock, chance, self.watch)
         self.intruder = Intruder(self.network, chance)
         self.servers: dict[str, Server] = {}
-        self.begun = 0
         self._kept: tuple[dict[str, object], Books, dict[str, Server]] | None = None
 
     # the cast
@@ -168,26 +166,8 @@ class NodeWorld:
 
     # the play
 
-    def play(self) -> None:
-        """All of it; ends early once something is broken."""
-        with running(self.clock):
-            try:
-                for _ in range(self.swarm.turns):
-                    self._turn()
-                    if self.watch.broken:
-                        return
-                self._settle()
-            finally:
-                self._leave()
-
-    @property
-    def rounds(self) -> int:
-        """How many were played."""
-        return sum(server.told()[0] for server in self.servers.values())
-
-    def tell(self, who: str, what: str) -> None:
-        """For the story."""
-        self.story.append(f"{self.clock.now:9.2f} s  {who}: {what}")
+    def _begin(self) -> None:
+        """Nothing more to do."""
 
     def _turn(self) -> None:
         chance = self.chance
@@ -216,12 +196,12 @@ class NodeWorld:
             if step == "over":
                 self._ended(server)
         except Crash:
-            self.tell("server", f"the power fails ({self._why(before)}) while {server.name} is played")
+            self.tell("server", f"the power fails ({self.why(before)}) while {server.name} is played")
             for one in self.servers.values():
                 one.end()
             self.disk.dead = False
         except (LedgerUnavailable, OSError) as error:
-            self.tell(server.name, f"stops: {error} ({self._why(before)})")
+            self.tell(server.name, f"stops: {error} ({self.why(before)})")
             server.end()
         except FlmarketError as error:
             self.tell(server.name, f"stops: {type(error).__name__}: {error}")
@@ -231,13 +211,9 @@ class NodeWorld:
         except Exception as error:
             self.watch.broke("ends", f"{server.name} ends by {type(error).__name__}: {error}")
 
-    def _why(self, before: int) -> str:
-        fired = self.chance.fired[before:]
-        return f"{fired[-1][0]} {fired[-1][1]}" if fired else "for no reason"
-
     def _ended(self, server: Server) -> None:
         self.watch.look(self.ledger)
-        self.watch.books.compare(self.ledger)
+        self.watch.books.compare(self.ledger.balances())
         played, spent, following = server.told()
         if played != following:
             self.watch.broke("bill", f"{server.name} has {played} records of {following} rounds")
@@ -323,13 +299,10 @@ class NodeWorld:
     # the end
 
     def _settle(self) -> None:
-        """Nothing breaks any more: every task ends, and the log is sound."""
-        self.chance.quiet = True
         for server in self.servers.values():
             server.end()
         for node in self.nodes.values():
             node.away_until, node.skew = 0.0, 0.0
-        self.tell("nobody", "breaks anything any more")
         self.clock.sleep(10 * TRAIN_SECONDS)
         for server in list(self.servers.values()):
             for _ in range(_TRIES):
@@ -346,6 +319,7 @@ class NodeWorld:
                 self.watch.broke("money", f"the log is not sound: {error}")
 
     def _leave(self) -> None:
+        self.rounds = sum(server.told()[0] for server in self.servers.values())
         for server in self.servers.values():
             server.end()
         for node in self.nodes.values():

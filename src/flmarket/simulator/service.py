@@ -9,7 +9,6 @@ has ended, and the verdict is told by SQL alone (`watch.verdict`), beside the br
 from __future__ import annotations
 
 import contextvars
-import json
 import random
 import secrets
 import shutil
@@ -36,8 +35,8 @@ from flmarket.errors import FlmarketError
 from flmarket.learning import DataSet
 from flmarket.ledger import SqlLedger
 from flmarket.simulator import world
-from flmarket.simulator.watch import ENDED, Watch, look, rows, verdict
-from flmarket.simulator.world import Chance, Clock, Crash, Disk, Swarm, failing_engine, running
+from flmarket.simulator.watch import ENDED, lasting_tasks, look, rows, verdict
+from flmarket.simulator.world import Chance, Crash, Disk, Swarm, World, failing_engine
 
 MONEY_MICROS = 10**13
 LEASE_SECONDS = 15.0
@@ -98,7 +97,7 @@ class Process:
         self._engines = (self.broker.database.engine, ledger.engine)
         for engine in self._engines:
             failing_engine(engine, self.disk)
-            self._pauses(engine.dialect)
+        self._pauses(*(engine.dialect for engine in self._engines))
 
     def run(self, what: Callable[[], _Result]) -> _Result | None:
         """Something in this process, alone in its context; None if the process ends, or the database fails it."""
@@ -106,13 +105,13 @@ class Process:
         try:
             return contextvars.Context().run(what)
         except Crash:
-            self.world.tell(f"process {self.number}", f"the power fails ({self._why(before)})")
+            self.world.tell(f"process {self.number}", f"the power fails ({self.world.why(before)})")
             self.end()
             self.start()
         except Exception as error:
             if not is_transient(error) and not isinstance(error, exc.DBAPIError):
                 self.world.watch.broke("ends", f"process {self.number} ends by {type(error).__name__}: {error}")
-            self.world.tell(f"process {self.number}", f"fails ({self._why(before)})")
+            self.world.tell(f"process {self.number}", f"fails ({self.world.why(before)})")
         return None
 
     def end(self) -> None:
@@ -121,29 +120,29 @@ class Process:
         for engine in self._engines:
             engine.dispose()
 
-    def _why(self, before: int) -> str:
-        fired = self.world.chance.fired[before:]
-        return f"{fired[-1][0]} {fired[-1][1]}" if fired else "for no reason"
-
-    def _pauses(self, dialect: Any) -> None:
+    def _pauses(self, broker: Any, ledger: Any) -> None:
         """Before a transaction begins, this process may be held up while the other one plays."""
-        execute = dialect.do_execute
+        begin, execute = broker.do_begin, ledger.do_execute
+
+        def do_begin(connection: Any) -> None:  # where the broker says BEGIN
+            self.world.pause(self)
+            begin(connection)
 
         def do_execute(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
             if statement.startswith("BEGIN"):
                 self.world.pause(self)
             execute(cursor, statement, parameters, context)
 
-        dialect.do_execute = do_execute
+        broker.do_begin, ledger.do_execute = do_begin, do_execute
 
 
-class ServiceWorld:
-    """One run; `play` it, and look at `watch.broken`."""
+class ServiceWorld(World):
+    """Two processes, and people who use both."""
 
-    def __init__(self, seed: int, swarm: Swarm, folder: Path, chance: Chance) -> None:
-        self.seed, self.swarm, self.folder, self.chance = seed, swarm, folder, chance
-        self.clock, self.watch, self.story = Clock(), Watch(), list[str]()
-        self.file, self.begun, self._paused = folder / "b.db", 0, False
+    def __init__(self, swarm: Swarm, folder: Path, chance: Chance) -> None:
+        super().__init__(swarm, folder, chance)
+        self.turns, self.file, self._paused = swarm.turns // 3, folder / "b.db", False
+        self.processes: list[Process] = []
         content, people = _template()
         self.file.write_bytes(content)
         self.buyers = [Party(id, "buyer", id) for role, id in people if role == "buyer"]
@@ -152,32 +151,9 @@ class ServiceWorld:
         self._posted: dict[str, Party] = {}
         self._delivered: set[tuple[str, int, int]] = set()
         self._reader = sqlite3.connect(self.file, timeout=30, isolation_level=None)
-        self._rounds = 0
 
-    def play(self) -> None:
-        """All of it; ends early once something is broken."""
-        with running(self.clock):
-            self.processes = [Process(self, number) for number in range(2)]
-            try:
-                for _ in range(self.swarm.turns // 3):
-                    self._turn()
-                    if self.watch.broken:
-                        return
-                self._settle()
-            finally:
-                for process in self.processes:
-                    process.end()
-                self._rounds = len(rows(self._reader, "SELECT 1 FROM broker_rounds WHERE closed_at IS NOT NULL"))
-                self._reader.close()
-
-    @property
-    def rounds(self) -> int:
-        """How many were played."""
-        return self._rounds
-
-    def tell(self, who: str, what: str) -> None:
-        """For the story."""
-        self.story.append(f"{self.clock.now:9.2f} s  {who}: {what}")
+    def _begin(self) -> None:
+        self.processes = [Process(self, number) for number in range(2)]
 
     def pause(self, process: Process) -> None:
         """Hold a process up for longer than its lease, while the other takes over."""
@@ -311,9 +287,7 @@ class ServiceWorld:
     # the end
 
     def _settle(self) -> None:
-        """Nothing breaks any more: every task ends by its deadline, or as soon as its round is over."""
-        self.chance.quiet = True
-        self.tell("nobody", "breaks anything any more")
+        """Every task ends by its deadline, or as soon as its round is over."""
         for waiting in self._unanswered:
             self._post(self.processes[0], *waiting)
         until = self.clock.now + _LONGEST_DEADLINE
@@ -323,19 +297,22 @@ class ServiceWorld:
             self._look()
             self.clock.sleep(3.0)
         books = verdict(self._reader, broke=self.watch.broke, money_micros=MONEY_MICROS)
+        lasting = lasting_tasks(self._reader)
         for task, index, slot in self._delivered:  # where awards run over all rounds, another one may have been missed
             ref = f"{task}/{index}/{slot}"
             end = books.ends.get(ref, "posted")
-            if end != "posted" and books.holds[ref]["owner"] not in books.caps and not self._lasts(task):
+            if end != "posted" and books.holds[ref]["owner"] not in books.caps and task not in lasting:
                 self.watch.broke("paid", f"the delivery for {ref} was stored, and the award is {end}")
         for found in reconcile(self.processes[0].broker.database.engine):
             self.watch.broke("bill", f"reconciliation: {found.rule} {found.subject}: {found.message}")
         self.processes[0].broker.books.ledger.verify()
 
-    def _lasts(self, task: str) -> bool:
-        (found,) = rows(self._reader, f"SELECT spec FROM broker_tasks WHERE id = '{task}'")  # noqa: S608  # its own id
-        return json.loads(found[0])["kind"] in ("reward", "joint")
-
     def _active(self) -> bool:
         states = {row[0] for row in rows(self._reader, "SELECT DISTINCT state FROM broker_tasks")}
         return not states <= set(ENDED)
+
+    def _leave(self) -> None:
+        for process in self.processes:
+            process.end()
+        self.rounds = len(rows(self._reader, "SELECT 1 FROM broker_rounds WHERE closed_at IS NOT NULL"))
+        self._reader.close()

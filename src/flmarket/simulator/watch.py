@@ -77,17 +77,18 @@ class Books:
     open_micros: int = 0
     _by_owner: defaultdict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
 
-    def read(self, ledger: Ledger) -> None:
-        """Everything that is new."""
-        for entry in ledger.entries(self.size):
-            self.take(entry.to_dict())
-            self.size += 1
+    def read(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Everything that is new: the log's lines from `size` on."""
+        for line in lines:
+            if line["seq"] != self.size:
+                self.broke("money", f"entry {self.size} of the log is missing")
+            self.take(line)
+            self.size = line["seq"] + 1
         if self.balances["escrow"] != self.open_micros:
             self.broke("escrow", f"{self.balances['escrow']} in escrow, open holds are {self.open_micros}")
 
-    def compare(self, ledger: Ledger) -> None:
-        """The balances that the ledger keeps are those of its lines."""
-        kept = ledger.balances()
+    def compare(self, kept: Mapping[str, int]) -> None:
+        """The balances that are kept beside the log are those of its lines."""
         for name in self.balances.keys() | kept.keys():
             if self.balances[name] != kept.get(name, 0):
                 self.broke("money", f"{name} is kept as {kept.get(name, 0)}, the lines say {self.balances[name]}")
@@ -214,7 +215,7 @@ class Watch:
     def look(self, ledger: Ledger) -> None:
         """After a step."""
         before = len(self.books.holds)
-        self.books.read(ledger)
+        self.books.read(entry.to_dict() for entry in ledger.entries(self.books.size))
         if len(self.books.holds) > before:
             for ref, hold in list(self.books.holds.items())[before:]:
                 self.held.add((ref, hold["owner"], hold["amount_micros"]))
@@ -304,6 +305,7 @@ class Watch:
 
 ENDED = ("finished", "cancelled", "expired", "failed")
 _NAMES = ("seq", "kind", "ref", "debit", "credit", "amount_micros", "owner", "detail")
+_SPECS = "SELECT id, spec FROM broker_tasks"
 _LINES = f"SELECT {', '.join(_NAMES)} FROM ledger_entries WHERE seq >= {{}} ORDER BY seq"  # noqa: S608
 
 
@@ -321,13 +323,7 @@ def rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
 
 def look(connection: Connection, books: Books) -> None:
     """Read what the log has that is new."""
-    for row in rows(connection, _LINES.format(books.size)):
-        if row[0] != books.size:
-            books.broke("money", f"entry {books.size} of the log is missing")
-        books.take(dict(zip(_NAMES, row, strict=True)))
-        books.size = row[0] + 1
-    if books.balances["escrow"] != books.open_micros:
-        books.broke("escrow", f"{books.balances['escrow']} in escrow, open holds are {books.open_micros}")
+    books.read(dict(zip(_NAMES, row, strict=True)) for row in rows(connection, _LINES.format(books.size)))
 
 
 def verdict(connection: Connection, *, broke: Broke, money_micros: int | None = None) -> Books:
@@ -335,11 +331,9 @@ def verdict(connection: Connection, *, broke: Broke, money_micros: int | None = 
     books = Books(broke)
     look(connection, books)
     kept = dict(rows(connection, "SELECT name, balance FROM ledger_accounts"))
-    for name in books.balances.keys() | kept.keys():
-        if books.balances[name] != kept.get(name, 0):
-            broke("money", f"{name} is kept as {kept.get(name, 0)}, the lines say {books.balances[name]}")
-    if sum(kept.values()) or kept.get("escrow", 0):
-        broke("escrow", f"escrow keeps {kept.get('escrow', 0)}")
+    books.compare(kept)
+    if kept.get("escrow", 0):
+        broke("escrow", f"escrow keeps {kept['escrow']}")
     for ref in books.holds.keys() - books.ends.keys():
         broke("escrow", f"{ref} was never resolved")
     spent = _tasks(connection, books, kept, broke)
@@ -357,22 +351,21 @@ def _paid(books: Books, ref: str) -> int:
 
 def _tasks(connection: Connection, books: Books, kept: dict[str, int], broke: Broke) -> Counter[str]:
     """Bills of tasks and rounds; what each buyer spent."""
-    query = "SELECT id, buyer_id, state, escrow_micros, spent_micros, refunded_micros, spec FROM broker_tasks"
+    query = "SELECT id, buyer_id, state, escrow_micros, spent_micros, refunded_micros FROM broker_tasks"
     tasks = rows(connection, query)
     known, of_task, bought = {row[0] for row in tasks}, defaultdict(list), Counter[str]()
     for ref in books.holds:
         of_task[ref.partition("/")[0]].append(ref)
         if ref.endswith("/escrow") and ref.partition("/")[0] not in known and books.holds[ref]["amount_micros"]:
             broke("escrow", f"{ref}: money for no task")
-    lasting = {row[0] for row in tasks if _spec(row[6])["kind"] in ("reward", "joint")}
-    by_round: Counter[str] = Counter()
+    lasting, by_round = lasting_tasks(connection), Counter[str]()
     query = 'SELECT task_id, "index", state, closed_at, spent_micros FROM broker_rounds'
     for task, index, state, closed, cost in rows(connection, query):
         by_round[task] += cost
         paid = sum(_paid(books, ref) for ref in of_task[task] if ref.startswith(f"{task}/{index}/"))
         if closed is None or (task not in lasting and paid != cost):
             broke("bill", f"round {index} of {task} is {state}, billed {cost}, the ledger paid {paid}")
-    for task, buyer, state, escrow, spent, refunded, _ in tasks:
+    for task, buyer, state, escrow, spent, refunded in tasks:
         paid = sum(_paid(books, ref) for ref in of_task[task] if ref.count("/") == 2)
         moved = [_paid(books, f"{task}/{end}") if f"{task}/{end}" in books.holds else 0 for end in ("escrow", "refund")]
         bought[buyer] += spent
@@ -386,9 +379,10 @@ def _tasks(connection: Connection, books: Books, kept: dict[str, int], broke: Br
     return bought
 
 
-def _spec(stored: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(stored) if isinstance(stored, str) else stored
-    return found
+def lasting_tasks(connection: Connection) -> set[str]:
+    """Tasks whose awards run over all rounds."""
+    specs = {task: json.loads(spec) if isinstance(spec, str) else spec for task, spec in rows(connection, _SPECS)}
+    return {task for task, spec in specs.items() if spec["kind"] in ("reward", "joint")}
 
 
 def _statements(connection: Connection, books: Books, kept: dict[str, int], broke: Broke) -> None:

@@ -37,6 +37,7 @@ import random
 import sqlite3
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ from flmarket.market import AuctionSpec, JointSpec, RewardSpec, SamplingSpec, Ta
 from flmarket.market.store import _HEADER, FileStore
 from flmarket.privacy import Cap, PureDp, RecordLevel, Uncapped, ZCdp
 from flmarket.privacy.joint import LocalPerturbation
+from flmarket.simulator.watch import Watch
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -209,6 +211,60 @@ def running(clock: Clock) -> Iterator[None]:
         for module in reading:
             vars(module)["time"] = time
         logging.disable(before)
+
+
+class World(ABC):
+    """One run: `play` it, and look at `watch.broken`. What differs are the cast, its turns, and how it comes to an end.
+
+    `begun` tasks were posted, `rounds` were played by the end.
+    """
+
+    turns: int
+
+    def __init__(self, swarm: Swarm, folder: Path, chance: Chance) -> None:
+        self.swarm, self.folder, self.chance = swarm, folder, chance
+        self.clock, self.watch, self.story = Clock(), Watch(), list[str]()
+        self.begun = self.rounds = 0
+
+    def play(self) -> None:
+        """All of it; ends early once something is broken."""
+        with running(self.clock):
+            try:
+                self._begin()
+                for _ in range(self.turns):
+                    self._turn()
+                    if self.watch.broken:
+                        return
+                self.chance.quiet = True
+                self.tell("nobody", "breaks anything any more")
+                self._settle()
+            finally:
+                self._leave()
+
+    def tell(self, who: str, what: str) -> None:
+        """For the story."""
+        self.story.append(f"{self.clock.now:9.2f} s  {who}: {what}")
+
+    def why(self, before: int) -> str:
+        """What fired last, if anything has since so many had."""
+        fired = self.chance.fired[before:]
+        return f"{fired[-1][0]} {fired[-1][1]}" if fired else "for no reason"
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """The cast comes together."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """Somebody does something, and something may break."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Nothing breaks any more: every task ends, and the log is sound."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Close everything."""
 
 
 KINDS = ("auction", "auction", "sampling", "reward", "joint")

@@ -2,11 +2,10 @@
 
 from alembic import context
 
-from flmarket.ledger.store import VERSION_TABLE, metadata
+from flmarket.ledger.store import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=metadata,
     version_table=VERSION_TABLE,
     transactional_ddl=False,  # the caller's transaction holds everything
 )

@@ -1,4 +1,4 @@
--- The tables, as `flmarket.ledger.store` describes them (a test compares).
+-- The tables.
 CREATE TABLE ledger_accounts (
     name TEXT NOT NULL,
     balance BIGINT NOT NULL,

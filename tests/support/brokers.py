@@ -1,12 +1,10 @@
-"""A broker on each kind of database, parties with keys, and a real server on loopback."""
+"""For all tests that want a broker: one on each kind of database, parties with keys, a real server on loopback."""
 
 import contextlib
-import importlib.util
 import socket
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
@@ -20,13 +18,8 @@ from flmarket.broker.settings import Settings
 from flmarket.broker.work.worker import Worker
 from flmarket.engines.config import BrokerSection, TaskSection
 
-# the ledger's tests have the PostgreSQL server; the same fixture serves here
-_spec = importlib.util.spec_from_file_location("ledger_conftest", Path(__file__).parents[1] / "ledger" / "conftest.py")
-_ledger = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_ledger)
-postgres = _ledger.postgres
-
 MONEY = 1_000_000_000_000
+PATIENCE = 600.0  # these machines may be busy; a quiet one needs a tenth
 
 
 @dataclass(frozen=True)
@@ -155,3 +148,12 @@ def http(small):
     """A client of a server over `small`."""
     with serving(create_app(broker=small)) as address, httpx.Client(base_url=address, timeout=30) as client:
         yield client
+
+
+def await_true(condition, seconds=PATIENCE):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
