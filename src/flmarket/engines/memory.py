@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -43,8 +43,8 @@ from flmarket.market.kind import (
     release_id,
 )
 from flmarket.market.kinds.auction import AuctionKind, AuctionSpec
-from flmarket.market.kinds.joint import JdpResult, JointKind, JointSpec
-from flmarket.market.kinds.reward import RewardKind, RewardSpec, StackelbergResult
+from flmarket.market.kinds.joint import JdpResult, JointSpec
+from flmarket.market.kinds.reward import RewardSpec, StackelbergResult
 from flmarket.market.kinds.sampling import SampledResult, SampledRound, SamplingSpec
 from flmarket.market.owner import Guard, Owner, PrivacyCap, Work, drops_out, guarded, spoilt
 from flmarket.market.record import MemoryRecord, Offer
@@ -54,6 +54,7 @@ from flmarket.privacy import PrivacyAccount, rho_of_epsilon
 from flmarket.privacy.secure_sum import SumTerms
 
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 Progress = Callable[[RoundRecord], None]
 Finished = Callable[[Rounds], None]  # is shown the rounds once they are played: kind, ledger, records
 
@@ -292,6 +293,33 @@ class Simulation(AuctionSpec):
         return run(self, ledger=ledger, progress=progress, finished=finished)
 
 
+class _Training(Generic[_Result]):
+    """A market that is played in this process and told in its own terms, where nobody may take part."""
+
+    def result(self, kind: Any, records: Sequence[RoundRecord], owners: Mapping[int, MemoryRecord]) -> _Result:
+        raise NotImplementedError
+
+    def run(
+        self, progress: Progress | None = None, ledger: Ledger | None = None, finished: Finished | None = None
+    ) -> _Result:
+        """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
+        spec: Any = self
+        rounds, owners = play(spec, ledger=ledger, progress=progress)
+        if finished is not None:
+            finished(rounds)
+        return self.result(rounds.kind, rounds.records, owners.records)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StackelbergTraining(RewardSpec, _Training[StackelbergResult]):
+    """A reward game that can be played in this process: announce, collect ρ, train, pay."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JdpTraining(JointSpec, _Training[JdpResult]):
+    """A joint-DP training that can be played in this process: select, hold the prices, train, pay."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampledTraining(SamplingSpec):
     """A sampling market that can be played in this process."""
@@ -310,40 +338,3 @@ class SampledTraining(SamplingSpec):
         if finished is not None:
             finished(rounds)
         return result
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StackelbergTraining(RewardSpec):
-    """A reward game that can be played in this process."""
-
-    def run(
-        self, progress: Progress | None = None, ledger: Ledger | None = None, finished: Finished | None = None
-    ) -> StackelbergResult:
-        """Announce, collect ρ, train, pay; at R = 0 nobody takes part, nothing is trained and nobody is paid.
-
-        `ledger` must not have this task yet.
-        """
-        rounds, owners = play(self, ledger=ledger, progress=progress)
-        assert isinstance(rounds.kind, RewardKind)
-        if finished is not None:
-            finished(rounds)
-        return self.result(rounds.kind, rounds.records, owners.records)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class JdpTraining(JointSpec):
-    """A joint-DP training that can be played in this process."""
-
-    def run(
-        self, progress: Progress | None = None, ledger: Ledger | None = None, finished: Finished | None = None
-    ) -> JdpResult:
-        """Select, hold the prices, train, pay; if nobody is chosen nothing is trained and nobody is paid.
-
-        `ledger` must not have this task yet.
-        """
-        _ = self.selection  # refused before anything is booked
-        rounds, owners = play(self, ledger=ledger, progress=progress)
-        assert isinstance(rounds.kind, JointKind)
-        if finished is not None:
-            finished(rounds)
-        return self.result(rounds.kind, rounds.records, owners.records)
