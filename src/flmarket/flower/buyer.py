@@ -29,7 +29,7 @@ import copy
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ from flmarket.aggregation import Aggregation
 from flmarket.aggregation.robust import RobustAggregation
 from flmarket.bids import Auction, FloatArray, IntArray
 from flmarket.engines.flower.messages import RESERVED, TRAIN, Records, text_record
-from flmarket.engines.flower.strategy import GridOwners, MarketLoop, tell_round
+from flmarket.engines.flower.strategy import GridAround, GridOwners, MarketLoop, tell_round
 from flmarket.errors import InvalidInput
 from flmarket.files import write_file
 from flmarket.flower.tensors import (
@@ -96,40 +96,14 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 _log = logging.getLogger("flwr")  # Flower's: what is said here appears in `flwr run --stream`
 
 
-class Nodes(Grid):
+class Nodes(GridAround):
     """A grid for looking only: a strategy that configures a round sees who is there, and sends nothing by itself."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Of the grid itself."""
-        return self._grid.get_node_ids()
-
-    @property
-    def run(self) -> Any:
-        """Of the grid itself."""
-        return self._grid.run
-
-    def create_message(self, *args: Any, **named: Any) -> Message:
-        """Of the grid itself."""
-        return self._grid.create_message(*args, **named)
 
     def set_run(self, *args: Any, **named: Any) -> NoReturn:
         """Not while a market is played."""
         raise InvalidInput("strategy", "use of the grid", "one that configures rounds and aggregates replies")
 
-    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
-        """Not while a market is played."""
-        self.set_run()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
-        """Not while a market is played."""
-        self.set_run()
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> NoReturn:
-        """Not while a market is played."""
-        self.set_run()
+    push_messages = pull_messages = send_and_receive = set_run
 
 
 class AppAuction(AuctionKind):
