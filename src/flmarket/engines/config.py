@@ -99,13 +99,11 @@ class Source(TypedDict, total=False):
 
 
 class Dealt(TypedDict):
-    """What every kind of market has: who holds what, for how many rounds, under which name, seed, cap and trust."""
+    """What every kind of market has: who holds what, and under which seed, cap and trust."""
 
     data: DataSet
     partition: Partition
-    rounds: int
     seed: int
-    name: str
     cap: PrivacyCap
     secure: SecureAggregation | None
 
@@ -474,10 +472,9 @@ class JointSection(Section):
         self.rule()
         self.malicious()
 
-    def training(self, *, clip: float, model: Model, **dealt: Unpack[Dealt]) -> JdpTraining:
+    def training(self, *, name: str, rounds: int, clip: float, model: Model, **dealt: Unpack[Dealt]) -> JdpTraining:
         """The training that the file describes; costs are drawn uniformly."""
-        rounds, owners = dealt["rounds"], dealt["partition"].owners
-        costs = stream(dealt["seed"], purpose=Purpose.BIDS).uniform(*self.costs, owners)
+        costs = stream(dealt["seed"], purpose=Purpose.BIDS).uniform(*self.costs, dealt["partition"].owners)
         adversary, count = self.malicious()
         budget = float(costs.sum()) * (self.budget_factor or 0.0) if self.budget is None else self.budget
         return JdpTraining(
@@ -493,11 +490,9 @@ class JointSection(Section):
             epsilon=self.upload(rounds),
             adversary=adversary,
             adversaries=count,
-            mixing=self.mixing,
-            validation=self.validation,
-            stop_accuracy=self.stop_accuracy,
-            stop_epsilon=self.stop_epsilon,
-            allow_overspending=self.allow_overspending,
+            rounds=rounds,
+            name=name,
+            **self.model_dump(include={"mixing", "validation", "stop_accuracy", "stop_epsilon", "allow_overspending"}),
         )
 
 
@@ -528,8 +523,9 @@ class SamplingSection(Section):
         return TruncatedExponential(low, high, (high - low) / 5 if self.scale is None else self.scale)
 
     def training(
-        self, *, budget: float, local: LocalTraining, model: Model | None, clip: float, **dealt: Unpack[Dealt]
-    ) -> SampledTraining:
+        self, *, name: str, rounds: int, budget: float, local: LocalTraining, model: Model | None, clip: float,
+        **dealt: Unpack[Dealt],
+    ) -> SampledTraining:  # fmt: skip
         """The training that the file describes; everybody reports her true cost."""
         distribution, n = self.cost_distribution(), dealt["partition"].owners
         costs = np.asarray(distribution.sample(stream(dealt["seed"], purpose=Purpose.BIDS), n))
@@ -548,6 +544,8 @@ class SamplingSection(Section):
             costs=costs,
             participation=clients.participation,
             payment=clients.payment,
+            rounds=rounds,
+            name=name,
             local_steps=local.steps,
             batch_size=local.batch_size,
             l2=self.l2,
@@ -669,9 +667,7 @@ class MarketConfig(Section):
         return {
             "data": data,
             "partition": self.data.split(data, self.seed),
-            "rounds": self.task.rounds,
             "seed": self.seed,
-            "name": self.task.name,
             "cap": PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta),
             "secure": None if self.trust == "local" else self.secure.policy(),
         }
@@ -686,9 +682,9 @@ class MarketConfig(Section):
             privacy.get(privacy.admit(mechanism.perturbation))
         self.model.check_name()
         dealt, local = self._dealt(source), self.training.local()
-        data, split, secure = dealt["data"], dealt["partition"], dealt["secure"]
-        bids = self.owners.profile(split.sizes, self.seed, source.get("base", Path()))
-        model = self.model.build(data, local)
+        secure = dealt["secure"]
+        bids = self.owners.profile(dealt["partition"].sizes, self.seed, source.get("base", Path()))
+        model = self.model.build(dealt["data"], local)
         size = dimension(model)
         perturbation: privacy.Perturbation
         if mechanism.unit == "record":
@@ -701,9 +697,8 @@ class MarketConfig(Section):
                 noise = privacy.DistributedGaussian.name
             perturbation = privacy.get(noise, clip=mechanism.clip)
         return Simulation(
+            **dealt,
             task=self._task(),
-            data=data,
-            partition=split,
             bids=bids,
             auction=auction,
             aggregation=aggregation.get(
@@ -714,14 +709,11 @@ class MarketConfig(Section):
                 excess=1.0 if secure is None else secure.excess,
             ),
             perturbation=perturbation,
-            cap=dealt["cap"],
             local=local,
             model=model,
             average=self.training.average,
             dropout=self.owners.dropout,
             faulty=self.owners.faulty,
-            seed=self.seed,
-            secure=secure,
             normalised=self.training.normalised,
         )
 
@@ -739,14 +731,11 @@ class MarketConfig(Section):
         return StackelbergTraining(
             **dealt,
             privacy_values=stream(self.seed, purpose=Purpose.BIDS).uniform(*game.privacy_values, self.data.owners),
-            weight=game.weight,
+            **game.model_dump(exclude={"privacy_values"}),
+            rounds=self.task.rounds,
+            name=self.task.name,
             learning_rate=self.task.learning_rate,
             clip=self.mechanism.clip,
-            cost=game.cost,
-            reward=game.reward,
-            noise_account=game.noise_account,
-            weighting=game.weighting,
-            delta=game.delta,
             any_model=self._own_model(dealt["data"]),
         )
 
@@ -761,17 +750,18 @@ class MarketConfig(Section):
         if local.batch_size is None and self.joint.noise_unit == "client":
             local = replace(local, batch_size=32)
         built = model.build(dealt["data"], local, threads=self.joint.threads)
-        return self.joint.training(clip=self.mechanism.clip, model=built, **dealt)
+        task, clip = self.task, self.mechanism.clip
+        return self.joint.training(name=task.name, rounds=task.rounds, clip=clip, model=built, **dealt)
 
     def sampled_training(self, **source: Unpack[Source]) -> SampledTraining:
         """Client sampling: clients draw their costs and report them."""
         self.sampling.cost_distribution()  # refused before any data is read
         self.model.check_name()
-        assert self.task.budget_per_round is not None  # checked with the file; for the type checker
-        dealt, local = self._dealt(source), self.training.local()
+        task, dealt, local = self.task, self._dealt(source), self.training.local()
+        assert task.budget_per_round is not None  # checked with the file; for the type checker
         return self.sampling.training(
-            budget=self.task.budget_per_round, local=local, model=self._own_model(dealt["data"]),
-            clip=self.mechanism.clip, **dealt,
+            name=task.name, rounds=task.rounds, budget=task.budget_per_round, local=local,
+            model=self._own_model(dealt["data"]), clip=self.mechanism.clip, **dealt,
         )  # fmt: skip
 
     def _task(self) -> Task:
