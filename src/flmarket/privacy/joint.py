@@ -82,7 +82,7 @@ class LocalPerturbation:
 
     def guarantee(self, epsilon: float) -> GaussianRelease:
         """What one upload promises for its unit: the noise's σ at a distance of 1."""
-        return GaussianRelease(_multiplier(self.calibration, epsilon, self.delta))
+        return _release(self.calibration, epsilon, self.delta)
 
     def scale(self, epsilon: float, records: int, steps: int = 1) -> float:
         """σ in each coordinate: of an upload or, where records are protected, of each of so many steps."""
@@ -107,9 +107,9 @@ class LocalPerturbation:
 
 
 @lru_cache(maxsize=4096)
-def _multiplier(calibration: str, epsilon: float, delta: float) -> float:
+def _release(calibration: str, epsilon: float, delta: float) -> GaussianRelease:
     rule = analytic_gaussian_sigma if calibration == "analytic" else classic_gaussian_sigma
-    return float(rule(epsilon=epsilon, delta=delta, sensitivity=1.0))
+    return GaussianRelease(float(rule(epsilon=epsilon, delta=delta, sensitivity=1.0)))
 
 
 def upload_epsilon(total: float, delta: float, rounds: int) -> float:
