@@ -111,8 +111,9 @@ class MemoryOwners:
         same = replace(call, round_index=0)
         if self._call != same:
             self._call, self._stale = same, set(self.numbers)
+        same = self._call or same  # one object in all rounds, so that guards know it again
         for number in self._stale:
-            bid = self.proposed(number, call)
+            bid = self.proposed(number, same)
             if bid is not None and accepts(bid):
                 self._standing[number] = bid
             else:

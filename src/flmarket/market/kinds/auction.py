@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ from flmarket.errors import InvalidInput, MechanismViolation
 from flmarket.learning import DataSet, LocalTraining, Model, Partition, Purpose, Records, SoftmaxRegression, stream
 from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micros, to_micros
 from flmarket.market import summing
-from flmarket.market.descent import checked_local, descend
+from flmarket.market.descent import checked_local
 from flmarket.market.kind import (
     NOISE_MARGIN,
     Announcement,
@@ -313,11 +313,7 @@ class AuctionSide(summing.SumSide):
         """The noise source adds records' noise to a lattice; others say it of themselves."""
         return self.unit(call) == "record" or super().is_sound(call)
 
-    def trains_itself(self, call: Announcement) -> bool:
-        """Where records are protected: then every record's gradient is clipped."""
-        return self.unit(call) == "record"
-
-    noises_itself = trains_itself
+    noises_itself = summing.SumSide.trains_itself
 
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Raw updates; or, of records, what noised steps moved."""
@@ -331,21 +327,19 @@ class AuctionSide(summing.SumSide):
         call = work.call
         if self.unit(call) == "record":
             return ReleasedUpdate(self._moved([work], blind=True)[0])
-        if json.loads(call.settings).get("normalised", False):
+        if _normalises(call.settings):
             norm = float(np.linalg.norm(raw, ord=1 if _norm(call.perturbation) == "l1" else 2))
             raw = RawUpdate(raw * (call.clip / norm)) if norm > 0 else raw
         return super().privatise(work, raw, noise)
 
     def _moved(self, works: Sequence[Work], *, blind: bool = False) -> FloatArray:
         call, starts = works[0].call, np.stack([work.parameters for work in works])
-        mechanism = _records(call.clip, call.settings)
-        ends = descend(
-            works[0].model, starts, None if blind else [work.records for work in works],
-            [work.owner.noise(work.order) for work in works], clip=call.clip,
-            sizes=[work.order.records for work in works],
-            scale=[partial(mechanism.scale, self.amount(work.order.loss, call)) for work in works],
-        )  # fmt: skip
-        return np.asarray(starts - ends)
+        return starts - self.descended(works, starts, _records(call.clip, call.settings), blind=blind)
+
+
+@lru_cache(maxsize=32)
+def _normalises(settings: str) -> bool:
+    return bool(json.loads(settings).get("normalised", False))
 
 
 @lru_cache(maxsize=32)
@@ -438,10 +432,9 @@ class AuctionKind(summing.SumKind):
         )
         return dict(zip(winners.tolist(), parts, strict=True))
 
-    def award(self, order: Order) -> Award:
-        """For the ε that was sold, or for whatever is in an update that nothing protects."""
-        award = super().award(order)
-        return replace(award, loss=Unprotected()) if self.spec.unprotected else award
+    def bought(self, order: Order) -> Event:
+        """The ε that was sold, or whatever is in an update that nothing protects."""
+        return Unprotected() if self.spec.unprotected else order.loss
 
     def largest_norm(self, order: Order) -> float:
         """The clip, and noise at its very longest; rounded, perhaps to the model's own precision."""
