@@ -39,7 +39,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from flmarket import aggregation, auctions, privacy
 from flmarket.aggregation import Aggregation
@@ -228,17 +227,11 @@ class AppAuction(AuctionKind):
         return self.metrics[index]
 
     def _moved(
-        self,
-        index: int,
-        bidders: IntArray,
-        sizes: FloatArray,
-        epsilon: FloatArray,
-        came: NDArray[np.bool_],
-        updates: Mapping[int, FloatArray],
+        self, index: int, bidders: IntArray, sizes: FloatArray, epsilon: FloatArray, updates: Mapping[int, FloatArray]
     ) -> FloatArray:
         """The market's weights, and the inner strategy's step on what they weigh."""
         weights = self.spec.aggregation.weights(epsilon, sizes)
-        key, total = self._weighted_by, float(sizes[came].sum())
+        key, total = self._weighted_by, float(sizes[epsilon > 0].sum())
         sign = -1 if self.records is not None else 1  # the guard's own steps say what to subtract
         replies = [
             self._reply(self._asked(owner), self.parameters + sign * updates[owner], {key: weight * total})

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -468,18 +469,10 @@ class AuctionKind(summing.SumKind):
         if came.any() and spec.secure is not None:
             weights, bound = self._summed(plan, bidders, sizes, updates)
         elif came.any():
-            weights = self._moved(plan.index, bidders, sizes, sold, came, updates)
+            weights = self._moved(plan.index, bidders, sizes, sold, updates)
         if weights.any() and spec.secure is None:
-            bound = float(
-                error_bound(
-                    weights,
-                    sold,
-                    sizes,
-                    clip=getattr(spec.perturbation, "length", spec.perturbation.clip),
-                    dimension=self.dimension,
-                    perturbation=spec.perturbation,
-                )
-            )
+            noise, clip = spec.perturbation, getattr(spec.perturbation, "length", spec.perturbation.clip)
+            bound = float(error_bound(weights, sold, sizes, clip=clip, dimension=self.dimension, perturbation=noise))
         if spec.average:
             self.history.append(self.parameters)
         states = tuple(None if award is None else award.state for award in final)
@@ -494,16 +487,20 @@ class AuctionKind(summing.SumKind):
         return self.spec.measured(self.buyers_model)
 
     def _moved(
-        self,
-        index: int,
-        bidders: IntArray,
-        sizes: FloatArray,
-        epsilon: FloatArray,
-        came: NDArray[np.bool_],
-        updates: Mapping[int, FloatArray],
+        self, index: int, bidders: IntArray, sizes: FloatArray, epsilon: FloatArray, updates: Mapping[int, FloatArray]
     ) -> FloatArray:
-        """Move the model by what came; returns everybody's weight."""
-        weights, step = self._aggregated(bidders, sizes, epsilon, came, updates)
+        """Move the model by what came, which is where ε is not 0; everybody's weight, none if too few came."""
+        rule, weights, step = self.spec.aggregation, np.zeros(len(bidders)), np.zeros(self.dimension)
+        if isinstance(rule, RobustAggregation):
+            came = epsilon > 0
+            with suppress(InvalidInput):  # the updates were checked on arrival: it is their number
+                combined = rule.combine(np.stack([updates[i] for i in bidders[came].tolist()]), sizes[came])
+                weights[came], step = combined.shares, combined.average
+        else:
+            weights = rule.weights(epsilon, sizes)
+            for owner, weight in zip(bidders.tolist(), weights.tolist(), strict=True):
+                if weight > 0:
+                    step += weight * updates[owner]
         self.parameters = self.parameters - self.spec.task.rate(index) * step
         return weights
 
@@ -515,29 +512,6 @@ class AuctionKind(summing.SumKind):
         self.parameters = self.parameters - self.spec.task.rate(plan.index) * found.mean
         weights = np.array([found.weights.get(owner, 0.0) for owner in bidders.tolist()])
         return weights, found.energy + float(clip * np.abs(weights - data_shares(sizes)).sum()) ** 2
-
-    def _aggregated(
-        self,
-        bidders: IntArray,
-        sizes: FloatArray,
-        epsilon: FloatArray,
-        came: NDArray[np.bool_],
-        updates: Mapping[int, FloatArray],
-    ) -> tuple[FloatArray, FloatArray]:
-        """Everybody's weight and the step; no weights if a robust rule has too few updates to work with."""
-        rule, weights, step = self.spec.aggregation, np.zeros(len(bidders)), np.zeros(self.dimension)
-        if isinstance(rule, RobustAggregation):
-            try:
-                combined = rule.combine(np.stack([updates[i] for i in bidders[came].tolist()]), sizes[came])
-            except InvalidInput:  # the updates were checked on arrival: it is their number
-                return weights, step
-            weights[came] = combined.shares
-            return weights, combined.average
-        weights = rule.weights(epsilon, sizes)
-        for owner, weight in zip(bidders.tolist(), weights.tolist(), strict=True):
-            if weight > 0:
-                step += weight * updates[owner]
-        return weights, step
 
 
 def _said(noise: Perturbation) -> dict[str, float | str]:
