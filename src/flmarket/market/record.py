@@ -43,7 +43,7 @@ import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
-from flmarket.files import keep_private, start_database, start_databases
+from flmarket.files import keep_private, start_database, start_databases, whole_file
 from flmarket.ledger import DurableAccount, Head, ReplayRefused
 from flmarket.ledger.owner_account import account_image
 from flmarket.market.kind import Announcement, Bid, Order, release_id
@@ -379,10 +379,8 @@ class OwnerJournal:
         """Keep it, and the one of the round before, so that a round can be repeated. It never leaves."""
         path = self._own(task, round_index)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("wb") as handle:
+        with whole_file(path, private=True) as handle:
             np.save(handle, parameters, allow_pickle=False)
-        part.replace(path)
         self._own(task, round_index - 2).unlink(missing_ok=True)
 
     def _own(self, task: str, round_index: int) -> Path:
