@@ -25,7 +25,7 @@ import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.learning import DataSet, Partition
-from flmarket.ledger import AwardState, Ledger
+from flmarket.ledger import Ledger
 from flmarket.market.kind import (
     Announcement,
     Bid,
@@ -233,13 +233,16 @@ def _trained(works: list[Work]) -> Sequence[object]:
 
 
 def play(
-    spec: Spec, *, ledger: Ledger | None = None, store: RoundStore | None = None, progress: Progress | None = None
-) -> tuple[Rounds, MemoryOwners]:
+    spec: Spec, *, ledger: Ledger | None = None, store: RoundStore | None = None, progress: Progress | None = None,
+    finished: Finished | None = None,
+) -> tuple[Rounds, MemoryOwners]:  # fmt: skip
     """Play a described market with its owners in this process. Without a store, `ledger` must not have the task yet."""
     books = new_task(ledger, spec.name) if store is None or ledger is None else ledger
     owners = MemoryOwners(spec)
     rounds = Rounds(spec.kind(), owners, books, MemoryStore() if store is None else store, progress=progress)
     rounds.play()
+    if finished is not None:
+        finished(rounds)
     return rounds, owners
 
 
@@ -247,16 +250,13 @@ def run(
     spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None = None, finished: Finished | None = None
 ) -> MarketResult:
     """Play a described market of any kind, and tell it as a market: rounds, and every owner's statement."""
-    rounds, owners = play(spec, ledger=ledger, progress=progress)
-    if finished is not None:
-        finished(rounds)
+    rounds, owners = play(spec, ledger=ledger, progress=progress, finished=finished)
     bids, paid = Counter[int](), Counter[int]()
     for record in rounds.records:
         bids.update(record.bidders.tolist())
-        for owner, price, state in zip(
-            record.bidders.tolist(), record.price_micros.tolist(), record.state, strict=True
-        ):
-            paid[owner] += price if state is AwardState.POSTED else 0
+        came = record.delivered
+        for owner, price in zip(record.bidders[came].tolist(), record.price_micros[came].tolist(), strict=True):
+            paid[owner] += price
     cap, trust = getattr(spec, "cap", PrivacyCap()), getattr(spec, "trust", "local")
     secure = trust != "local"  # losses in a sum are counted in ρ, and so is what caps them
     statements = tuple(
@@ -305,9 +305,7 @@ class _Training(Generic[_Result]):
     ) -> _Result:
         """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
         spec: Any = self
-        rounds, owners = play(spec, ledger=ledger, progress=progress)
-        if finished is not None:
-            finished(rounds)
+        rounds, owners = play(spec, ledger=ledger, progress=progress, finished=finished)
         return self.result(rounds.kind, rounds.records, owners.records)
 
 
