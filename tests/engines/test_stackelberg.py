@@ -58,8 +58,8 @@ def test_the_noise_has_the_variance_that_rho_asks_for():
 
 def test_half_the_noise_would_be_noticed(monkeypatch):
     training = spec(users=2, data=flat_data(features=4000), privacy_values=[1.0, 1.5], clip=0.5, rounds=6)
-    whole = reward.noise_scale
-    monkeypatch.setattr(reward, "noise_scale", lambda rho, **terms: whole(rho, **terms) / 2)
+    whole = reward._scale
+    monkeypatch.setattr(reward, "_scale", lambda *terms: whole(*terms) / 2)
     assert np.abs(noise_excess(training)).min() > 10
 
 

@@ -322,7 +322,7 @@ def test_what_trains_with_noise_of_its_own_and_fails_leaves_noise_all_the_same(g
 def test_a_share_that_was_made_is_the_same_once_more(guard):
     hers, shared = guard(), replace(order(), share="{}")
     hers.journal.released = lambda order: np.arange(LENGTH)
-    np.testing.assert_array_equal(hers.contribution(shared, np.zeros(LENGTH)), np.arange(LENGTH))
+    np.testing.assert_array_equal(hers.train(shared, np.zeros(LENGTH), masked=True), np.arange(LENGTH))
     assert hers.account.books.releases == 0
 
 

@@ -150,6 +150,12 @@ def test_a_model_of_hers_that_somebody_replaced_is_never_unpickled(disk):
         disk.own_model("t", 0)
 
 
+def test_a_model_of_hers_is_for_nobody_elses_eyes(disk):
+    disk.keep_own_model("t", 0, vector(1))
+    (path,) = disk._own("t", 0).parent.iterdir()
+    assert path.stat().st_mode & 0o077 == 0
+
+
 def test_her_own_model_of_this_round_and_the_last(journal):
     for index in range(4):
         assert journal.own_model("t", index) is None

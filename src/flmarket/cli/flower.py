@@ -120,13 +120,8 @@ def deploy(
         errors.print(f"playing on in {out}", soft_wrap=True)
     else:
         text = _market_text(file, nodes, rounds, seed, trust)
-    signal.signal(signal.SIGTERM, _interrupt)
     with Deployment(out, text) as deployment:
-        errors.print(f"[bold]{deployment.nodes} owners[/] in {deployment.folder}; every process carries the mark "
-                     f"FLMARKET_DEPLOYMENT={deployment.mark}")  # fmt: skip
-        deployment.prepare()
-        deployment.start()
-        deployment.run()
+        _begin(deployment)
         errors.print("running; logs are in", str(deployment.folder / "logs"))
         result = deployment.wait(seconds, lambda line: errors.print(line, soft_wrap=True, highlight=False))
     words = _trust(deployment.spec)
@@ -142,29 +137,18 @@ def _deploy_app(
 ) -> None:
     """Somebody's own Flower app, with its owners as processes; what it says is shown as it comes."""
     from flmarket.engines.flower.deployment import AppDeployment
-    from flmarket.ledger.entry import limit_of
 
     if (out / "logs").exists():
         raise ConfigError("--out", str(out), "a folder without a deployment: an app starts anew")
     given = " ".join(filter(None, [settings, "" if rounds is None else f"num-server-rounds={rounds}"]))
-    signal.signal(signal.SIGTERM, _interrupt)
     with AppDeployment(out, app=app, count=nodes, overrides=given) as deployment:
-        errors.print(f"[bold]{nodes} owners[/] in {deployment.folder}; every process carries the mark "
-                     f"FLMARKET_DEPLOYMENT={deployment.mark}")  # fmt: skip
-        deployment.prepare()
-        deployment.start()
-        deployment.run()
+        _begin(deployment)
         deployment.wait(seconds, lambda line: print(line, file=sys.stderr, flush=True))
-    rows, facts = table("Owners", "owner", "private releases", "in total", "cap"), []
-    for number, account in deployment.accounts().items():
-        with account:
-            sold, cap = len(list(account.releases())), f"{limit_of(account.cap):g}"
-            rows.add_row(str(number), str(sold), f"{account.spent:.4f}", cap)
-            facts.append({"owner": number, "releases": sold, **_privacy(account)})
+    owners = _owners(deployment)
     if json:
-        print_json({"owners": facts})
+        print_json({"owners": owners})
     else:
-        screen.print(rows)
+        _show_owners(owners)
 
 
 def _market_text(
@@ -199,8 +183,16 @@ def _market_text(
     return tomli_w.dumps(values if seed is None else values | {"seed": seed})
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def _begin(deployment: "Deployment") -> None:
+    """Start everything; whatever interrupts this process stops it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    errors.print(
+        f"[bold]{deployment.nodes} owners[/] in {deployment.folder}; every process carries the mark "
+        f"FLMARKET_DEPLOYMENT={deployment.mark}"
+    )
+    deployment.prepare()
+    deployment.start()
+    deployment.run()
 
 
 def _trust(spec: "Spec") -> "TrustWords":
@@ -235,17 +227,9 @@ def _facts(deployment: "Deployment", result: dict[str, Any]) -> dict[str, Any]:
         head = ledger.verify()
         balances = dict(ledger.balances())
         states = [award.state.value for award in ledger.awards()]
-    owners = []
-    for number, account in deployment.accounts().items():
-        with account:
-            owners.append(
-                {
-                    "owner": number,
-                    "releases": len(list(account.releases())),
-                    **_privacy(account),
-                    "paid_micros": balances.get(owner_account(number), 0),
-                }
-            )
+    owners = _owners(deployment)
+    for one in owners:
+        one["paid_micros"] = balances.get(owner_account(one["owner"]), 0)
     return {
         "rounds": result["rounds"],
         "accuracy": result["accuracy"],
@@ -257,6 +241,15 @@ def _facts(deployment: "Deployment", result: dict[str, Any]) -> dict[str, Any]:
         "ledger_entries": head.size,
         "ledger_head": head.root,
     }
+
+
+def _owners(deployment: "Deployment") -> list[dict[str, Any]]:
+    """What owners have sold, by their own records."""
+    found = []
+    for number, account in deployment.accounts().items():
+        with account:
+            found.append({"owner": number, "releases": len(list(account.releases())), **_privacy(account)})
+    return found
 
 
 def _privacy(account: "DurableAccount") -> dict[str, float]:
@@ -273,26 +266,32 @@ def _privacy(account: "DurableAccount") -> dict[str, float]:
 
 
 def _show(facts: dict[str, Any], trust: "TrustWords") -> None:
-    from flmarket.ledger import format_micros
-
     awards = facts["awards"]
     screen.print(
         f"[bold]{facts['rounds']} rounds[/], accuracy {facts['accuracy'][-1]:.3f} (always the largest class: "
         f"{facts['baseline_accuracy']:.3f}); {awards['posted']} awards paid, "
         f"{awards['voided']} voided, {awards['expired']} expired"
     )
-    name, sign = ("rho", "ρ") if all("rho_cap" in one for one in facts["owners"]) else ("epsilon", "ε")
-    rows = table("Owners", "owner", "private releases", f"{sign} in total", f"{sign} cap", "paid")
-    for one in facts["owners"]:
-        total, cap = f"{one[f'{name}_total']:.4f}", one[f"{name}_cap"]
-        limit = "none" if math.isinf(cap) else f"{cap:g}"
-        rows.add_row(str(one["owner"]), str(one["releases"]), total, limit, format_micros(one["paid_micros"]))
-    screen.print(rows)
+    _show_owners(facts["owners"])
     show_trust(trust)
     screen.print("In this try-out the machines are processes on this one, each with a folder of its own.")
     screen.print(f"ledger verified: {facts['ledger_entries']} entries; check it yourself with", soft_wrap=True)
     screen.print(f"  flmarket ledger verify --db {facts['ledger']}", soft_wrap=True, highlight=False)
     print_path("model      ", Path(facts["model"]))
+
+
+def _show_owners(owners: list[dict[str, Any]]) -> None:
+    """What each has sold, and got for it where that is known."""
+    from flmarket.ledger import format_micros
+
+    name, sign = ("rho", "ρ") if all("rho_cap" in one for one in owners) else ("epsilon", "ε")
+    paid = ["paid"] if any("paid_micros" in one for one in owners) else []
+    rows = table("Owners", "owner", "private releases", f"{sign} in total", f"{sign} cap", *paid)
+    for one in owners:
+        total, cap = f"{one[f'{name}_total']:.4f}", one[f"{name}_cap"]
+        limit, earned = "none" if math.isinf(cap) else f"{cap:g}", [format_micros(one["paid_micros"])] if paid else []
+        rows.add_row(str(one["owner"]), str(one["releases"]), total, limit, *earned)
+    screen.print(rows)
 
 
 @owner_app.command("init")

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from flmarket.cli.output import errors, print_json, print_path, progress, screen, show_trust, table, template
-from flmarket.engines import JdpResult, JdpTraining, Simulation, Spec, StackelbergResult, StackelbergTraining, run
+from flmarket.engines import (
+    JdpResult,
+    JdpTraining,
+    SampledTraining,
+    Simulation,
+    Spec,
+    StackelbergResult,
+    StackelbergTraining,
+    run,
+)
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import ConfigError, InvalidInput
 from flmarket.files import write_files
@@ -65,11 +74,15 @@ def run_market(market: Path, out: Path, data_dir: Path | None, seed: int | None,
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
     command = f"flmarket run {shlex.quote(market.name)} --seed {config.seed}"
-    kinds = {"reward": _play_game, "joint": run_jdp, "sampling": run_sampled}
-    if config.kind in kinds:
-        kinds[config.kind](config, out, data_dir, as_json, command, market.parent)
-        return
-    _play(config.spec(data_dir=data_dir, base=market.parent), out, as_json, story=None, command=command)
+    spec = config.spec(data_dir=data_dir, base=market.parent)
+    if isinstance(spec, StackelbergTraining):
+        _play_game(spec, out, as_json, command)
+    elif isinstance(spec, JdpTraining):
+        _play_jdp(spec, out, as_json, command)
+    elif isinstance(spec, SampledTraining):
+        _play_sampled(spec, out, as_json, command)
+    else:
+        _play(spec, out, as_json, story=None, command=command)
 
 
 def _takes_files(out: Path) -> None:
@@ -120,8 +133,7 @@ def write_model(spec: Spec, out: Path, trust: TrustWords, rounds: Rounds) -> Non
     write_files(out, {MODEL: content})
 
 
-def _play_game(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path) -> None:
-    training = config.stackelberg_training(data_dir=data_dir, base=base)
+def _play_game(training: StackelbergTraining, out: Path, as_json: bool, command: str) -> None:
     trust = in_sums(RECORDS_HERE, training.trust)
     with progress(training.rounds, quiet=as_json) as step:
         played = training.run(progress=_told(step), finished=partial(write_model, training, out, trust))
@@ -215,9 +227,8 @@ def _as_epsilon(facts: dict[str, Any]) -> str:
     return f": ε = {facts['epsilon_total_max']:.3g} at δ = {facts['delta']:g}"
 
 
-def run_jdp(config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path) -> None:
+def _play_jdp(training: JdpTraining, out: Path, as_json: bool, command: str) -> None:
     """Train, write report.html, summary.json and clients.csv, and print the privacy statement."""
-    training = config.jdp_training(data_dir=data_dir, base=base)
     trust = in_sums(CLIENTS_HERE, training.trust)
     if not as_json:
         errors.print(
@@ -286,11 +297,8 @@ def _clients(training: JdpTraining, trained: JdpResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_sampled(
-    config: MarketConfig, out: Path, data_dir: Path | None, as_json: bool, command: str, base: Path
-) -> None:
+def _play_sampled(training: SampledTraining, out: Path, as_json: bool, command: str) -> None:
     """Train, write report.html, summary.json and clients.csv, and show the run in a few lines."""
-    training = config.sampled_training(data_dir=data_dir, base=base)
     if not as_json:
         errors.print(
             f"[bold]{training.name}[/]: {training.partition.owners} clients of {training.data.name}, "

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from pydantic import (
@@ -88,6 +88,24 @@ class Section(BaseModel):
     """One section; frozen, and a key that is not known is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class Source(TypedDict, total=False):
+    """Where a market's data is: the folder of registered sets, the market file's own, or `data` in place of both."""
+
+    data_dir: str | Path | None
+    base: Path
+    data: DataSet | None
+
+
+class Dealt(TypedDict):
+    """What every kind of market has: who holds what, and under which seed, cap and trust."""
+
+    data: DataSet
+    partition: Partition
+    seed: int
+    cap: PrivacyCap
+    secure: SecureAggregation | None
 
 
 RECOMMENDED = "recommended"
@@ -454,17 +472,13 @@ class JointSection(Section):
         self.rule()
         self.malicious()
 
-    def training(
-        self, *, data: DataSet, partition: Partition, rounds: int, clip: float, model: Model, seed: int, name: str,
-        cap: PrivacyCap, secure: SecureAggregation | None = None,
-    ) -> JdpTraining:  # fmt: skip
+    def training(self, *, name: str, rounds: int, clip: float, model: Model, **dealt: Unpack[Dealt]) -> JdpTraining:
         """The training that the file describes; costs are drawn uniformly."""
-        costs = stream(seed, purpose=Purpose.BIDS).uniform(*self.costs, partition.owners)
+        costs = stream(dealt["seed"], purpose=Purpose.BIDS).uniform(*self.costs, dealt["partition"].owners)
         adversary, count = self.malicious()
         budget = float(costs.sum()) * (self.budget_factor or 0.0) if self.budget is None else self.budget
         return JdpTraining(
-            data=data,
-            partition=partition,
+            **dealt,
             costs=costs,
             budget=budget,
             auction=auctions.get(self.selection),
@@ -476,16 +490,9 @@ class JointSection(Section):
             epsilon=self.upload(rounds),
             adversary=adversary,
             adversaries=count,
-            mixing=self.mixing,
             rounds=rounds,
-            validation=self.validation,
-            stop_accuracy=self.stop_accuracy,
-            stop_epsilon=self.stop_epsilon,
-            allow_overspending=self.allow_overspending,
-            seed=seed,
             name=name,
-            cap=cap,
-            secure=secure,
+            **self.model_dump(include={"mixing", "validation", "stop_accuracy", "stop_epsilon", "allow_overspending"}),
         )
 
 
@@ -516,13 +523,12 @@ class SamplingSection(Section):
         return TruncatedExponential(low, high, (high - low) / 5 if self.scale is None else self.scale)
 
     def training(
-        self, *, data: DataSet, partition: Partition, rounds: int, budget: float, local: LocalTraining, seed: int,
-        name: str, model: Model | None = None, secure: SecureAggregation | None = None, clip: float = 1.0,
-        cap: PrivacyCap | None = None,
+        self, *, name: str, rounds: int, budget: float, local: LocalTraining, model: Model | None, clip: float,
+        **dealt: Unpack[Dealt],
     ) -> SampledTraining:  # fmt: skip
         """The training that the file describes; everybody reports her true cost."""
-        distribution, n = self.cost_distribution(), partition.owners
-        costs = np.asarray(distribution.sample(stream(seed, purpose=Purpose.BIDS), n))
+        distribution, n = self.cost_distribution(), dealt["partition"].owners
+        costs = np.asarray(distribution.sample(stream(dealt["seed"], purpose=Purpose.BIDS), n))
         clients = terms(self.scheme, costs, distribution, budget / n, fraction=self.fraction)
         rate = self.first_rate
         if model is not None and rate is None:
@@ -534,28 +540,24 @@ class SamplingSection(Section):
             return found.participation, found.payment
 
         return SampledTraining(
-            data=data,
-            partition=partition,
+            **dealt,
             costs=costs,
             participation=clients.participation,
             payment=clients.payment,
             rounds=rounds,
+            name=name,
             local_steps=local.steps,
             batch_size=local.batch_size,
             l2=self.l2,
             learning_rate=None if rate is None else decaying_rate(rate, l2=self.l2, local_steps=local.steps),
             hard_cap_micros=None if self.hard_cap is None else to_micros("hard_cap", self.hard_cap),
             c_max=distribution.maximum,
-            seed=seed,
-            name=name,
             scheme=self.scheme,
             budget_micros=to_micros("budget_per_round", budget),
             offer=offer,
             any_model=model,
-            secure=secure,
             epsilon=self.epsilon,
             clip=clip,
-            cap=cap or PrivacyCap(),
         )
 
 
@@ -639,15 +641,15 @@ class MarketConfig(Section):
         """Read a TOML file."""
         return cls.parse(read_toml(path, "market file"), source=Path(path).name)
 
-    def spec(self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None) -> Spec:
-        """The market that the file describes; `base` is the file's folder, `data` instead of the file's own."""
+    def spec(self, **source: Unpack[Source]) -> Spec:
+        """The market that the file describes."""
         if self.kind == "reward":
-            return self.stackelberg_training(data_dir=data_dir, base=base, data=data)
+            return self.stackelberg_training(**source)
         if self.kind == "joint":
-            return self.jdp_training(data_dir=data_dir, base=base, data=data)
+            return self.jdp_training(**source)
         if self.kind == "sampling":
-            return self.sampled_training(data_dir=data_dir, base=base, data=data)
-        plain = self.simulation(data_dir=data_dir, base=base, data=data)
+            return self.sampled_training(**source)
+        plain = self.simulation(**source)
         if self.kind == "auction":
             return plain
         try:
@@ -656,25 +658,37 @@ class MarketConfig(Section):
             raise ConfigError("market", ", ".join(self.market), f"the settings of {self.kind} ({error})") from None
         return described
 
-    def simulation(
-        self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
-    ) -> Simulation:
-        """Load the data, deal it out, draw the bids and build the mechanisms."""
-        mechanism, secure = self.mechanism, self._secure
+    def _dealt(self, source: Source) -> Dealt:
+        """Load the data and deal it out."""
+        found = source.get("data")
+        if found is None:
+            found = self.data.load(source.get("data_dir"), source.get("base", Path()))
+        data = self.data.taken(found, self.seed)
+        return {
+            "data": data,
+            "partition": self.data.split(data, self.seed),
+            "seed": self.seed,
+            "cap": PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta),
+            "secure": None if self.trust == "local" else self.secure.policy(),
+        }
+
+    def simulation(self, **source: Unpack[Source]) -> Simulation:
+        """Draw the bids and build the mechanisms."""
+        mechanism = self.mechanism
         auction = auctions.get(auctions.admit(mechanism.auction))  # names are checked before any data is read
         rule = mechanism.rule(self.trust)
         aggregation.get(aggregation.admit(rule))
         if mechanism.perturbation != RECOMMENDED and mechanism.unit == "update":
             privacy.get(privacy.admit(mechanism.perturbation))
         self.model.check_name()
-        data = self.data.taken(self.data.load(data_dir, base) if data is None else data, self.seed)
-        split = self.data.split(data, self.seed)
-        bids = self.owners.profile(split.sizes, self.seed, base)
-        model = self.model.build(data, self.training.local())
+        dealt, local = self._dealt(source), self.training.local()
+        secure = dealt["secure"]
+        bids = self.owners.profile(dealt["partition"].sizes, self.seed, source.get("base", Path()))
+        model = self.model.build(dealt["data"], local)
         size = dimension(model)
         perturbation: privacy.Perturbation
         if mechanism.unit == "record":
-            perturbation = mechanism.record_noise(self.training.local())
+            perturbation = mechanism.record_noise(local)
         else:
             noise = mechanism.perturbation
             if noise == RECOMMENDED and secure is None:
@@ -683,9 +697,8 @@ class MarketConfig(Section):
                 noise = privacy.DistributedGaussian.name
             perturbation = privacy.get(noise, clip=mechanism.clip)
         return Simulation(
+            **dealt,
             task=self._task(),
-            data=data,
-            partition=split,
             bids=bids,
             auction=auction,
             aggregation=aggregation.get(
@@ -696,118 +709,65 @@ class MarketConfig(Section):
                 excess=1.0 if secure is None else secure.excess,
             ),
             perturbation=perturbation,
-            cap=self._cap,
-            local=self.training.local(),
+            local=local,
             model=model,
             average=self.training.average,
             dropout=self.owners.dropout,
             faulty=self.owners.faulty,
-            seed=self.seed,
-            secure=secure,
             normalised=self.training.normalised,
         )
 
-    @property
-    def _secure(self) -> SecureAggregation | None:
-        return None if self.trust == "local" else self.secure.policy()
+    def _own_model(self, data: DataSet) -> Model | None:
+        """None for softmax regression by plain descent, which the reward game and client sampling have themselves."""
+        usual = self.model.name == "softmax" and not self.model.settings and self.training.is_plain
+        return None if usual else self.model.build(data, self.training.local())
 
-    @property
-    def _cap(self) -> PrivacyCap:
-        return PrivacyCap(self.owners.privacy_cap, self.owners.privacy_cap_delta)
-
-    @property
-    def _is_usual_model(self) -> bool:
-        """Softmax regression by plain descent, which the reward game and client sampling have of their own."""
-        return self.model.name == "softmax" and not self.model.settings and self.training.is_plain
-
-    def stackelberg_training(
-        self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
-    ) -> StackelbergTraining:
+    def stackelberg_training(self, **source: Unpack[Source]) -> StackelbergTraining:
         """The reward game: users draw their values of privacy; everybody holds equally many records."""
         if self.data.partition != "equal":
             raise ConfigError("data.partition", self.data.partition, '"equal" in the reward game')
         self.model.check_name()
-        data = self.data.taken(self.data.load(data_dir, base) if data is None else data, self.seed)
-        game = self.reward
-        values = stream(self.seed, purpose=Purpose.BIDS).uniform(*game.privacy_values, self.data.owners)
+        dealt, game = self._dealt(source), self.reward
         return StackelbergTraining(
-            data=data,
-            partition=self.data.split(data, self.seed),
-            privacy_values=values,
-            weight=game.weight,
-            learning_rate=self.task.learning_rate,
+            **dealt,
+            privacy_values=stream(self.seed, purpose=Purpose.BIDS).uniform(*game.privacy_values, self.data.owners),
+            **game.model_dump(exclude={"privacy_values"}),
             rounds=self.task.rounds,
-            clip=self.mechanism.clip,
-            cost=game.cost,
-            reward=game.reward,
-            noise_account=game.noise_account,
-            weighting=game.weighting,
-            delta=game.delta,
-            seed=self.seed,
             name=self.task.name,
-            cap=self._cap,
-            any_model=None if self._is_usual_model else self.model.build(data, self.training.local()),
-            secure=self._secure,
+            learning_rate=self.task.learning_rate,
+            clip=self.mechanism.clip,
+            any_model=self._own_model(dealt["data"]),
         )
 
-    def jdp_training(
-        self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
-    ) -> JdpTraining:
+    def jdp_training(self, **source: Unpack[Source]) -> JdpTraining:
         """Robust joint-DP learning: clients draw their costs."""
         self.joint.check_names()  # before any data is read
         model = self.model if self.joint.model is None else ModelSection(name=self.joint.model)
         model.check_name()
         if self.data.validation:
             raise ConfigError("data.validation", self.data.validation, "joint.validation in this kind of market")
-        data = self.data.taken(self.data.load(data_dir, base) if data is None else data, self.seed)
-        local = self.training.local(self.joint.momentum)
+        dealt, local = self._dealt(source), self.training.local(self.joint.momentum)
         if local.batch_size is None and self.joint.noise_unit == "client":
             local = replace(local, batch_size=32)
-        return self.joint.training(
-            data=data,
-            partition=self.data.split(data, self.seed),
-            rounds=self.task.rounds,
-            clip=self.mechanism.clip,
-            model=model.build(data, local, threads=self.joint.threads),
-            seed=self.seed,
-            name=self.task.name,
-            cap=self._cap,
-            secure=self._secure,
-        )
+        built = model.build(dealt["data"], local, threads=self.joint.threads)
+        task, clip = self.task, self.mechanism.clip
+        return self.joint.training(name=task.name, rounds=task.rounds, clip=clip, model=built, **dealt)
 
-    def sampled_training(
-        self, *, data_dir: str | Path | None = None, base: Path = Path(), data: DataSet | None = None
-    ) -> SampledTraining:
+    def sampled_training(self, **source: Unpack[Source]) -> SampledTraining:
         """Client sampling: clients draw their costs and report them."""
         self.sampling.cost_distribution()  # refused before any data is read
         self.model.check_name()
-        assert self.task.budget_per_round is not None  # checked with the file; for the type checker
-        data = self.data.taken(self.data.load(data_dir, base) if data is None else data, self.seed)
+        task, dealt, local = self.task, self._dealt(source), self.training.local()
+        assert task.budget_per_round is not None  # checked with the file; for the type checker
         return self.sampling.training(
-            data=data,
-            partition=self.data.split(data, self.seed),
-            rounds=self.task.rounds,
-            budget=self.task.budget_per_round,
-            local=self.training.local(),
-            seed=self.seed,
-            name=self.task.name,
-            model=None if self._is_usual_model else self.model.build(data, self.training.local()),
-            secure=self._secure,
-            clip=self.mechanism.clip,
-            cap=self._cap,
-        )
+            name=task.name, rounds=task.rounds, budget=task.budget_per_round, local=local,
+            model=self._own_model(dealt["data"]), clip=self.mechanism.clip, **dealt,
+        )  # fmt: skip
 
     def _task(self) -> Task:
+        given = self.task.model_dump(exclude={"budget_per_round"})
         budget = self.task.budget_per_round
-        return Task(
-            name=self.task.name,
-            rounds=self.task.rounds,
-            bidders_per_round=self.task.bidders_per_round,
-            budget_micros=None if budget is None else to_micros("budget_per_round", budget),
-            budget_factor=self.task.budget_factor,
-            learning_rate=self.task.learning_rate,
-            last_learning_rate=self.task.last_learning_rate,
-        )
+        return Task(**given, budget_micros=None if budget is None else to_micros("budget_per_round", budget))
 
 
 def _built(get: Callable[..., T], key: str, name: str, settings: dict[str, Any]) -> T:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.learning import DataSet, Partition
-from flmarket.ledger import AwardState, Ledger
+from flmarket.ledger import Ledger
 from flmarket.market.kind import (
     Announcement,
     Bid,
@@ -43,8 +43,8 @@ from flmarket.market.kind import (
     release_id,
 )
 from flmarket.market.kinds.auction import AuctionKind, AuctionSpec
-from flmarket.market.kinds.joint import JdpResult, JointKind, JointSpec
-from flmarket.market.kinds.reward import RewardKind, RewardSpec, StackelbergResult
+from flmarket.market.kinds.joint import JdpResult, JointSpec
+from flmarket.market.kinds.reward import RewardSpec, StackelbergResult
 from flmarket.market.kinds.sampling import SampledResult, SampledRound, SamplingSpec
 from flmarket.market.owner import Guard, Owner, PrivacyCap, Work, drops_out, guarded, spoilt
 from flmarket.market.record import MemoryRecord, Offer
@@ -54,6 +54,7 @@ from flmarket.privacy import PrivacyAccount, rho_of_epsilon
 from flmarket.privacy.secure_sum import SumTerms
 
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 Progress = Callable[[RoundRecord], None]
 Finished = Callable[[Rounds], None]  # is shown the rounds once they are played: kind, ledger, records
 
@@ -110,8 +111,9 @@ class MemoryOwners:
         same = replace(call, round_index=0)
         if self._call != same:
             self._call, self._stale = same, set(self.numbers)
+        same = self._call or same  # one object in all rounds, so that guards know it again
         for number in self._stale:
-            bid = self.proposed(number, call)
+            bid = self.proposed(number, same)
             if bid is not None and accepts(bid):
                 self._standing[number] = bid
             else:
@@ -223,13 +225,16 @@ def _trained(works: list[Work]) -> Sequence[object]:
 
 
 def play(
-    spec: Spec, *, ledger: Ledger | None = None, store: RoundStore | None = None, progress: Progress | None = None
-) -> tuple[Rounds, MemoryOwners]:
+    spec: Spec, *, ledger: Ledger | None = None, store: RoundStore | None = None, progress: Progress | None = None,
+    finished: Finished | None = None,
+) -> tuple[Rounds, MemoryOwners]:  # fmt: skip
     """Play a described market with its owners in this process. Without a store, `ledger` must not have the task yet."""
     books = new_task(ledger, spec.name) if store is None or ledger is None else ledger
     owners = MemoryOwners(spec)
     rounds = Rounds(spec.kind(), owners, books, MemoryStore() if store is None else store, progress=progress)
     rounds.play()
+    if finished is not None:
+        finished(rounds)
     return rounds, owners
 
 
@@ -237,16 +242,13 @@ def run(
     spec: Spec, *, ledger: Ledger | None = None, progress: Progress | None = None, finished: Finished | None = None
 ) -> MarketResult:
     """Play a described market of any kind, and tell it as a market: rounds, and every owner's statement."""
-    rounds, owners = play(spec, ledger=ledger, progress=progress)
-    if finished is not None:
-        finished(rounds)
+    rounds, owners = play(spec, ledger=ledger, progress=progress, finished=finished)
     bids, paid = Counter[int](), Counter[int]()
     for record in rounds.records:
         bids.update(record.bidders.tolist())
-        for owner, price, state in zip(
-            record.bidders.tolist(), record.price_micros.tolist(), record.state, strict=True
-        ):
-            paid[owner] += price if state is AwardState.POSTED else 0
+        came = record.delivered
+        for owner, price in zip(record.bidders[came].tolist(), record.price_micros[came].tolist(), strict=True):
+            paid[owner] += price
     cap, trust = getattr(spec, "cap", PrivacyCap()), getattr(spec, "trust", "local")
     secure = trust != "local"  # losses in a sum are counted in ρ, and so is what caps them
     statements = tuple(
@@ -284,6 +286,31 @@ class Simulation(AuctionSpec):
         return run(self, ledger=ledger, progress=progress, finished=finished)
 
 
+class _Training(Generic[_Result]):
+    """A market that is played in this process and told in its own terms, where nobody may take part."""
+
+    def result(self, kind: Any, records: Sequence[RoundRecord], owners: Mapping[int, MemoryRecord]) -> _Result:
+        raise NotImplementedError
+
+    def run(
+        self, progress: Progress | None = None, ledger: Ledger | None = None, finished: Finished | None = None
+    ) -> _Result:
+        """Play every round; `progress` is called with each round's record. `ledger` must not have this task yet."""
+        spec: Any = self
+        rounds, owners = play(spec, ledger=ledger, progress=progress, finished=finished)
+        return self.result(rounds.kind, rounds.records, owners.records)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StackelbergTraining(RewardSpec, _Training[StackelbergResult]):
+    """A reward game that can be played in this process: announce, collect ρ, train, pay."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JdpTraining(JointSpec, _Training[JdpResult]):
+    """A joint-DP training that can be played in this process: select, hold the prices, train, pay."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampledTraining(SamplingSpec):
     """A sampling market that can be played in this process."""
@@ -302,40 +329,3 @@ class SampledTraining(SamplingSpec):
         if finished is not None:
             finished(rounds)
         return result
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StackelbergTraining(RewardSpec):
-    """A reward game that can be played in this process."""
-
-    def run(
-        self, progress: Progress | None = None, ledger: Ledger | None = None, finished: Finished | None = None
-    ) -> StackelbergResult:
-        """Announce, collect ρ, train, pay; at R = 0 nobody takes part, nothing is trained and nobody is paid.
-
-        `ledger` must not have this task yet.
-        """
-        rounds, owners = play(self, ledger=ledger, progress=progress)
-        assert isinstance(rounds.kind, RewardKind)
-        if finished is not None:
-            finished(rounds)
-        return self.result(rounds.kind, rounds.records, owners.records)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class JdpTraining(JointSpec):
-    """A joint-DP training that can be played in this process."""
-
-    def run(
-        self, progress: Progress | None = None, ledger: Ledger | None = None, finished: Finished | None = None
-    ) -> JdpResult:
-        """Select, hold the prices, train, pay; if nobody is chosen nothing is trained and nobody is paid.
-
-        `ledger` must not have this task yet.
-        """
-        _ = self.selection  # refused before anything is booked
-        rounds, owners = play(self, ledger=ledger, progress=progress)
-        assert isinstance(rounds.kind, JointKind)
-        if finished is not None:
-            finished(rounds)
-        return self.result(rounds.kind, rounds.records, owners.records)

@@ -29,7 +29,7 @@ import copy
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,14 +39,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from flmarket import aggregation, auctions, privacy
 from flmarket.aggregation import Aggregation
 from flmarket.aggregation.robust import RobustAggregation
 from flmarket.bids import Auction, FloatArray, IntArray
 from flmarket.engines.flower.messages import RESERVED, TRAIN, Records, text_record
-from flmarket.engines.flower.strategy import GridOwners, MarketLoop, tell_round
+from flmarket.engines.flower.strategy import GridAround, GridOwners, MarketLoop, tell_round
 from flmarket.errors import InvalidInput
 from flmarket.files import write_file
 from flmarket.flower.tensors import (
@@ -96,40 +95,14 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 _log = logging.getLogger("flwr")  # Flower's: what is said here appears in `flwr run --stream`
 
 
-class Nodes(Grid):
+class Nodes(GridAround):
     """A grid for looking only: a strategy that configures a round sees who is there, and sends nothing by itself."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Of the grid itself."""
-        return self._grid.get_node_ids()
-
-    @property
-    def run(self) -> Any:
-        """Of the grid itself."""
-        return self._grid.run
-
-    def create_message(self, *args: Any, **named: Any) -> Message:
-        """Of the grid itself."""
-        return self._grid.create_message(*args, **named)
 
     def set_run(self, *args: Any, **named: Any) -> NoReturn:
         """Not while a market is played."""
         raise InvalidInput("strategy", "use of the grid", "one that configures rounds and aggregates replies")
 
-    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
-        """Not while a market is played."""
-        self.set_run()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
-        """Not while a market is played."""
-        self.set_run()
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> NoReturn:
-        """Not while a market is played."""
-        self.set_run()
+    push_messages = pull_messages = send_and_receive = set_run
 
 
 class AppAuction(AuctionKind):
@@ -254,17 +227,11 @@ class AppAuction(AuctionKind):
         return self.metrics[index]
 
     def _moved(
-        self,
-        index: int,
-        bidders: IntArray,
-        sizes: FloatArray,
-        epsilon: FloatArray,
-        came: NDArray[np.bool_],
-        updates: Mapping[int, FloatArray],
+        self, index: int, bidders: IntArray, sizes: FloatArray, epsilon: FloatArray, updates: Mapping[int, FloatArray]
     ) -> FloatArray:
         """The market's weights, and the inner strategy's step on what they weigh."""
         weights = self.spec.aggregation.weights(epsilon, sizes)
-        key, total = self._weighted_by, float(sizes[came].sum())
+        key, total = self._weighted_by, float(sizes[epsilon > 0].sum())
         sign = -1 if self.records is not None else 1  # the guard's own steps say what to subtract
         replies = [
             self._reply(self._asked(owner), self.parameters + sign * updates[owner], {key: weight * total})

@@ -374,11 +374,12 @@ class SoftmaxRegression:
     def evaluate(self, parameters: ArrayLike, data: Records) -> dict[str, float]:
         """Accuracy, balanced accuracy and loss."""
         params, x, y = self.check(parameters, data.x, data.y)
-        guessed = self.predict(params, x)
+        scores = self.scores(params, x)
+        guessed = self._guessed(scores)
         return {
             "accuracy": accuracy(y, guessed),
             "balanced_accuracy": balanced_accuracy(y, guessed),
-            "loss": self.loss(params, x, y),
+            "loss": self._loss(params, scores, y),
         }
 
     def accuracies(self, candidates: ArrayLike, data: Records) -> FloatArray:
@@ -405,7 +406,10 @@ class SoftmaxRegression:
     def loss(self, params: FloatArray, x: FloatArray, y: IntArray) -> float:
         """Mean cross-entropy plus the penalty."""
         params, x, y = self.check(params, x, y)
-        scores = self.scores(params, x)
+        return self._loss(params, self.scores(params, x), y)
+
+    def _loss(self, params: FloatArray, scores: FloatArray, y: IntArray) -> float:
+        """The same for scores, which are spoilt."""
         if self.outputs == 1:
             losses = np.logaddexp(0.0, scores[:, 0]) - y * scores[:, 0]
         else:
@@ -418,7 +422,9 @@ class SoftmaxRegression:
     def predict(self, params: FloatArray, x: FloatArray) -> IntArray:
         """The class with the highest score; a tie goes to the lower class."""
         params, x, _ = self.check(params, x, np.zeros(len(x), dtype=np.int64))
-        scores = self.scores(params, x)
+        return self._guessed(self.scores(params, x))
+
+    def _guessed(self, scores: FloatArray) -> IntArray:
         return (scores[:, 0] > 0).astype(np.int64) if self.outputs == 1 else np.argmax(scores, axis=-1)
 
     def block_gradients(self, params: FloatArray, x: FloatArray, y: IntArray) -> FloatArray:

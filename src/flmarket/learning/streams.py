@@ -45,7 +45,11 @@ def stream(seed: int, round_index: int = 0, owner: int | None = None, *, purpose
     key: tuple[int, ...] = (int(Purpose(purpose)), whole("round_index", round_index, 0, KEY_LIMIT - 1))
     if owner is not None:
         key = (*key, whole("owner", owner, 0, KEY_LIMIT - 1))
-    return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key))
+    return _seeded(entropy, key)
+
+
+def _seeded(entropy: int, key: tuple[int, ...]) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=key)))
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,10 @@ class OwnerStreams(Sequence[np.random.Generator]):
         return stream(self.seed, self.round_index, owner, purpose=self.purpose)
 
     def __iter__(self) -> Iterator[np.random.Generator]:
-        return (self[i] for i in range(len(self)))
+        """All of them, with the round looked at once."""
+        entropy, code = whole("seed", self.seed, 0, SEED_LIMIT - 1), int(Purpose(self.purpose))
+        index = whole("round_index", self.round_index, 0, KEY_LIMIT - 1)
+        return (_seeded(entropy, (code, index, whole("owner", owner, 0, KEY_LIMIT - 1))) for owner in self.owners)
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:

@@ -14,15 +14,17 @@ owner; both sides compute them and compare.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NewType, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NewType, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flmarket.bids import BidProfile, FloatArray, Valuations
-from flmarket.errors import ConfigError, FlmarketError
+from flmarket.errors import ConfigError, FlmarketError, InvalidInput
 from flmarket.learning import Model, Records, described
 from flmarket.ledger import EXPIRY, Award, AwardState, Release, Resolution
 from flmarket.privacy import ApproxDp, Event, PureDp, Unit, Unprotected, ZCdp, event_from_dict, event_to_dict
@@ -30,13 +32,6 @@ from flmarket.registry import Registry
 
 if TYPE_CHECKING:
     from flmarket.market.owner import OwnerSide
-
-
-from typing import Literal
-
-from numpy.typing import NDArray
-
-from flmarket.errors import InvalidInput
 
 Currency = Literal["epsilon", "rho"]
 
@@ -381,11 +376,17 @@ def checked_delivery(vector: object, *, length: int, largest_norm: float) -> Del
         return Bad("not a vector of numbers")
     if array.shape != (length,):
         return Bad(f"shape {array.shape} instead of ({length},)")
-    if not np.isfinite(array).all():
+    norm = length_of(array)
+    if not (math.isfinite(norm) or np.isfinite(array).all()):
         return Bad("not finite")
-    with np.errstate(over="ignore"):
-        norm = float(np.linalg.norm(array))
     return Bad("longer than clip and noise can make it") if norm > largest_norm else Delivered(ReleasedUpdate(array))
+
+
+def length_of(vector: FloatArray) -> float:
+    """The L2 norm of one vector: in one step, since every order takes several; not finite if a number is not, or if
+    squares overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(vector.dot(vector))
 
 
 @dataclass(frozen=True)
@@ -505,7 +506,12 @@ class MarketKind:
     def award(self, order: Order) -> Award:
         """An order's award as the ledger holds it."""
         index = 0 if self.side.lasting else order.round_index
-        return Award(order.award, index, order.buyer, owner_account(order.owner), order.loss, order.price_micros)
+        buys, owner = self.bought(order), owner_account(order.owner)
+        return Award(order.award, index, order.buyer, owner, buys, order.price_micros)
+
+    def bought(self, order: Order) -> Event:
+        """What an award is for, in its owner's account: what the order says."""
+        return order.loss
 
     def checked(self, order: Order, vector: object) -> Delivered | Bad:
         """What came for an order, if its form is right."""
@@ -543,8 +549,9 @@ class _Kinds(Registry[MarketKind]):
     """The registry of kinds."""
 
     def of(self, name: str) -> type[MarketKind]:
-        """The kind of that name."""
-        return cast("type[MarketKind]", self.factory(name))
+        """The kind of that name; guards ask often."""
+        known = self._entries.get(name)
+        return cast("type[MarketKind]", self.factory(name) if known is None else known.factory)
 
 
 kinds = _Kinds("kind of market", "flmarket.kinds", spoken=True)
@@ -566,7 +573,12 @@ def on_wire(vector: FloatArray, model: Model) -> FloatArray:
 
 def cost(bid: Bid, epsilon: float, records: int) -> float:
     """What so much privacy of so many records costs the bidder, by her own valuation."""
-    return float(_valuation(bid.kind, bid.rate, bid.grid, bid.values).per_record(np.array([epsilon]))[0]) * records
+    return _per_record(bid.kind, bid.rate, bid.grid, bid.values, epsilon) * records
+
+
+@lru_cache(maxsize=4096)  # many bid the same in every round
+def _per_record(kind: int, rate: float, grid: tuple[float, ...], values: tuple[float, ...], epsilon: float) -> float:
+    return float(_valuation(kind, rate, grid, values).per_record(np.array([epsilon]))[0])
 
 
 @lru_cache(maxsize=4096)

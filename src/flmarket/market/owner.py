@@ -62,6 +62,7 @@ from flmarket.market.kind import (
     award_id,
     cost,
     kinds,
+    length_of,
     on_wire,
     owner_account,
     release_id,
@@ -90,6 +91,8 @@ LARGEST_PARAMETER = 1e9
 LEAST_EPSILON = 1e-3
 # What "no cap" means to an account, which must have one.
 UNLIMITED = 1e9
+# Of owners in markets that ask for a value, and for no valuation.
+UNASKED = Valuations([int(Kind.LINEAR)], [1.0])
 # Why an account has no room for what a kind of market sells.
 COUNTS_UPDATES = 'a cap of whole updates has no room for losses of records: unit = "record" with it'
 REPLAY = "replay"  # the refusal's code if the release was begun before
@@ -259,7 +262,7 @@ class Owner:
         By her configuration and by how many records and features she has, never by what is in them.
         """
         side = kinds.of(call.market).side
-        fits = self.data_size >= self.least_records and int(np.prod(self.x.shape[1:])) == call.features
+        fits = self.data_size >= self.least_records and math.prod(self.x.shape[1:]) == call.features
         if call.trust not in self.trust or (call.trust != "local" and isinstance(self.cap, PureDp)):
             return None  # a cap in ε alone has no room for a share of Gaussian noise
         if not fits or (self.classes is not None and self.classes > call.classes):
@@ -381,8 +384,8 @@ class OwnerSide:
         return privacy.is_sound(_noise(call.perturbation, call.clip))
 
     def trains_itself(self, call: Announcement) -> bool:
-        """Whether training is part of the guarantee, so that nobody else's will do."""
-        return False
+        """Whether training is part of the guarantee: where records are protected each one's gradient is clipped."""
+        return self.unit(call) == "record"
 
     def noises_itself(self, call: Announcement) -> bool:
         """Whether what `train` returns is private already; `privatise` is then for updates of nothing only."""
@@ -442,6 +445,7 @@ class Guard:
             record = open_record(owner.record, owner.cap, synchronised=not owner.simulated)
         self.record: OwnerRecord = record
         self.journal, self.account = self.record.journal, self.record.account
+        self._proposal: tuple[Announcement, Bid | None] | None = None  # the latest, where the account cuts it anew
 
     def bid(self, call: Announcement, head: Head | None = None) -> tuple[Bid, Head | None]:
         """What she proposes by her own configuration, cut to what her account allows, on record before it is said.
@@ -463,13 +467,16 @@ class Guard:
 
     def proposed(self, call: Announcement) -> Bid:
         """The bid that she would make now."""
-        proposed = self.owner.proposal(call) if call.market in kinds else None
+        if self._proposal is None or self._proposal[0] is not call:
+            self._proposal = call, self.owner.proposal(call) if call.market in kinds else None
+        proposed, number = self._proposal[1], self.owner.number
         if proposed is None:
             raise _Stop("abstains", "the owner does not take part in this round")
         left = self._left(call, proposed)
         if left < proposed.least_budget:
             raise _Stop("exhausted", "the owner has sold all the privacy that she sells")
-        return replace(proposed, owner=self.owner.number, privacy_budget=left)
+        same = (proposed.owner, proposed.privacy_budget) == (number, left)
+        return proposed if same else replace(proposed, owner=number, privacy_budget=left)
 
     def train(
         self,
@@ -478,23 +485,16 @@ class Guard:
         escrow: HoldReceipt | None = None,
         compute: Callable[[], object] | None = None,
         settings: str | None = None,
+        *,
+        masked: bool = False,
     ) -> ReleasedUpdate:
         """Check the order, claim, charge; then train (or `compute`, in her own way), randomise, keep, answer.
 
-        `settings`: what came with the order and must be what was announced, where an order repeats it.
+        `settings`: what came with the order and must be what was announced, where an order repeats it. `masked`: her
+        share in a sum, which whoever calls masks before it leaves; if it was made before, it once more.
         """
-        self._leaves_alone(order)
-        return self.contribution(order, parameters, escrow, compute, settings)
-
-    def contribution(
-        self,
-        order: Order,
-        parameters: FloatArray,
-        escrow: HoldReceipt | None = None,
-        compute: Callable[[], object] | None = None,
-        settings: str | None = None,
-    ) -> ReleasedUpdate:
-        """The same, to be masked before it leaves if only a sum is to be seen; if it was made before, it once more."""
+        if not masked:
+            self._leaves_alone(order)
         made = self.journal.released(order) if order.share else None
         if made is not None:
             return ReleasedUpdate(made)
@@ -509,14 +509,15 @@ class Guard:
         self, order: Order, parameters: FloatArray, escrow: HoldReceipt | None = None, settings: str | None = None
     ) -> Work:
         """Decide on terms and books; then claim and charge. From here on something must leave."""
-        offer = self._standing(order)
-        call, side = offer.call, kinds.of(offer.call.market).side
+        offer, side = self._standing(order), kinds.of(order.market).side
+        call = offer.call
         self._check_terms(order, offer)
         if settings is not None and settings != call.settings:
             raise _Stop("terms", "what came with the order is not what was announced")
         if parameters.shape != (call.parameters,):
             raise _Stop("parameters", f"{parameters.shape} parameters came, {call.parameters} were announced")
-        if not (np.abs(parameters) <= LARGEST_PARAMETER).all():
+        small = length_of(parameters) < LARGEST_PARAMETER / 2  # as ever; else it takes a look at each
+        if not (small or (np.abs(parameters) <= LARGEST_PARAMETER).all()):
             raise _Stop("parameters", f"parameters are finite and within ±{LARGEST_PARAMETER:g}")
         model = self.owner.trains(call)
         if model is None:
@@ -543,12 +544,11 @@ class Guard:
         vector, side = _in_form(raw, work), kinds.of(work.call.market).side
         if vector is not None and side.noises_itself(work.call):
             return ReleasedUpdate(self.journal.keep(work.order, on_wire(ReleasedUpdate(vector), work.model)))
-        nothing = side.nothing(work.parameters)
         try:
-            private = self._private(work, nothing if vector is None else vector)
+            private = self._private(work, side.nothing(work.parameters) if vector is None else vector)
         except Exception:
             _log.exception("the update could not be made private: one of nothing leaves")
-            private = self._private(work, nothing)
+            private = self._private(work, side.nothing(work.parameters))
         # a share in a sum is whole numbers, which fewer bits would spoil
         sent = private if work.order.share else on_wire(private, work.model)
         return ReleasedUpdate(self.journal.keep(work.order, sent))
@@ -678,7 +678,8 @@ class Guard:
 def _in_form(raw: object, work: Work) -> RawUpdate | None:
     try:
         vector = np.asarray(raw, dtype=np.float64)
-        if vector.shape == work.parameters.shape and np.isfinite(vector).all():
+        fits = vector.shape == work.parameters.shape
+        if fits and (math.isfinite(length_of(vector)) or np.isfinite(vector).all()):
             return RawUpdate(vector)
     except Exception:  # whatever a training function's own numbers raise when they are read
         _log.exception("training did not yield numbers")

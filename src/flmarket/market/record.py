@@ -37,14 +37,13 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
-from flmarket.files import keep_private, start_database, start_databases
+from flmarket.files import keep_private, start_database, start_databases, whole_file
 from flmarket.ledger import DurableAccount, Head, ReplayRefused
 from flmarket.ledger.owner_account import account_image
 from flmarket.market.kind import Announcement, Bid, Order, release_id
@@ -104,99 +103,8 @@ class Mask:
     masked: bytes = b""
 
 
-class Account(Protocol):
-    """The part of an account that a guard uses."""
-
-    @property
-    def cap(self) -> Cap:
-        """The most that may ever be given away."""
-
-    def would_exceed(self, guarantee: Event, releases: int = 1) -> bool:
-        """Whether so many releases would pass the cap."""
-
-    def affordable(
-        self,
-        guarantee: Callable[[float], Event] = PureDp,
-        *,
-        releases: int = 1,
-        least: float = 0.0,
-        most: float = math.inf,
-    ) -> float:
-        """The most, up to `most`, that each of so many releases may give away; 0 if not even `least` may."""
-
-    def charge(self, award_id: str, buyer: str, guarantee: Event) -> None:
-        """Count a release, once; before anything leaves."""
-
-    def released(self, award_id: str) -> bool:
-        """Whether it was counted."""
-
-    def take_back(self, award_id: str) -> None:
-        """Count it no more, because nobody can ever see it; it is not released again either. Repeatable."""
-
-
-class Journal(Protocol):
-    """The part of a journal that a guard uses; see `OwnerJournal`."""
-
-    def offer(self, task: str, round_index: int) -> Offer | None:
-        """The offer made for a round, if any."""
-
-    def make_offer(self, offer: Offer) -> Offer:
-        """Record an offer and return the one that stands: the first."""
-
-    def claim(self, order: Order, seconds: float) -> bool:
-        """Begin a release that takes so long at most; False if it was begun before."""
-
-    def claimed(self, release: str) -> bool:
-        """Whether a release was begun."""
-
-    def given_up(self, order: Order) -> bool:
-        """Whether its time has passed without a vector."""
-
-    def keep(self, order: Order, vector: FloatArray) -> FloatArray:
-        """Keep what is about to leave, and return what may."""
-
-    def released(self, order: Order) -> FloatArray | None:
-        """The vector that left for exactly this order, if it is still kept."""
-
-    def head(self, task: str) -> Head | None:
-        """The largest head of a task's ledger that a proof has shown."""
-
-    def saw(self, task: str, head: Head) -> None:
-        """Remember a head that a proof has shown."""
-
-    def mask(self, release: str) -> Mask | None:
-        """What she has said in a masked sum so far."""
-
-    def keep_mask(self, order: Order, before: Mask | None, after: Mask, chains: bytes | None = None) -> bool:
-        """Put what she is about to say in the place of what she said before; False if that is not there any more.
-
-        With it goes what she shares with other owners from then on, if that changes.
-        """
-
-    def chains(self, task: str) -> bytes:
-        """What she shares with owners whom she has met in a task's sums (`flmarket.market.masking.guarding`)."""
-
-    def own_model(self, task: str, round_index: int) -> FloatArray | None:
-        """Her own model as training left it in a round, if it is still kept."""
-
-    def keep_own_model(self, task: str, round_index: int, parameters: FloatArray) -> None:
-        """Keep it, and the one of the round before, so that a round can be repeated. It never leaves."""
-
-
-class OwnerRecord(Protocol):
-    """Account and journal of one owner."""
-
-    @property
-    def account(self) -> Account:
-        """What she has given away."""
-
-    @property
-    def journal(self) -> Journal:
-        """What she has offered and begun."""
-
-
 class MemoryAccount:
-    """A `PrivacyAccount` that counts each release once."""
+    """`DurableAccount` without a file: a `PrivacyAccount` that counts each release once."""
 
     def __init__(self, books: PrivacyAccount) -> None:
         self.books = books
@@ -204,11 +112,11 @@ class MemoryAccount:
 
     @property
     def cap(self) -> Cap:
-        """See `Account`."""
+        """See `DurableAccount`."""
         return self.books.cap
 
     def would_exceed(self, guarantee: Event, releases: int = 1) -> bool:
-        """See `Account`."""
+        """See `DurableAccount`."""
         return self.books.would_exceed(guarantee, releases)
 
     def affordable(
@@ -219,22 +127,22 @@ class MemoryAccount:
         least: float = 0.0,
         most: float = math.inf,
     ) -> float:
-        """See `Account`."""
+        """See `DurableAccount`."""
         return self.books.affordable(releases, guarantee=guarantee, least=least, most=most)
 
     def charge(self, award_id: str, buyer: str, guarantee: Event) -> None:
-        """See `Account`."""
+        """See `DurableAccount`."""
         if award_id in self._charged:
             raise ReplayRefused(f"{award_id} was charged before")
         self.books.compose(guarantee)
         self._charged[award_id] = guarantee
 
     def released(self, award_id: str) -> bool:
-        """See `Account`."""
+        """See `DurableAccount`."""
         return award_id in self._charged
 
     def take_back(self, award_id: str) -> None:
-        """See `Account`."""
+        """See `DurableAccount`."""
         lost = self._charged.get(award_id)
         if isinstance(lost, ZCdp):
             self.books.take_back(lost)
@@ -242,7 +150,7 @@ class MemoryAccount:
 
 
 class MemoryJournal:
-    """Offers, claims and own models in dictionaries; of vectors only the latest stays. See `Journal`."""
+    """`OwnerJournal` in dictionaries, for who ends with the process; of vectors only the latest stays."""
 
     def __init__(self) -> None:
         self.offers: dict[tuple[str, int], Offer] = {}
@@ -253,49 +161,49 @@ class MemoryJournal:
         self._latest: tuple[Order, FloatArray] | None = None
 
     def offer(self, task: str, round_index: int) -> Offer | None:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         return self.offers.get((task, round_index))
 
     def make_offer(self, offer: Offer) -> Offer:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         return self.offers.setdefault((offer.call.task, offer.call.round_index), offer)
 
     def claim(self, order: Order, seconds: float) -> bool:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         new = not self.claimed(release_id(order))
         self._claims.add(release_id(order))
         return new
 
     def claimed(self, release: str) -> bool:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         return release in self._claims
 
     def given_up(self, order: Order) -> bool:
-        """See `Journal`; what begins in this process ends in it."""
+        """See `OwnerJournal`; what begins in this process ends in it."""
         return False
 
     def keep(self, order: Order, vector: FloatArray) -> FloatArray:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         self._latest = order, vector
         return vector
 
     def released(self, order: Order) -> FloatArray | None:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         return self._latest[1] if self._latest is not None and self._latest[0] == order else None
 
     def head(self, task: str) -> Head | None:
-        """See `Journal`; she takes the market's word."""
+        """See `OwnerJournal`; she takes the market's word."""
         return None
 
     def saw(self, task: str, head: Head) -> None:
-        """See `Journal`; she takes the market's word."""
+        """See `OwnerJournal`; she takes the market's word."""
 
     def mask(self, release: str) -> Mask | None:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         return self.masks.get(release)
 
     def keep_mask(self, order: Order, before: Mask | None, after: Mask, chains: bytes | None = None) -> bool:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         stands = self.mask(release_id(order)) == before
         if stands:
             self.masks[release_id(order)] = after
@@ -304,15 +212,15 @@ class MemoryJournal:
         return stands
 
     def chains(self, task: str) -> bytes:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         return self.links.get(task, b"")
 
     def own_model(self, task: str, round_index: int) -> FloatArray | None:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         return self.own.get((task, round_index))
 
     def keep_own_model(self, task: str, round_index: int, parameters: FloatArray) -> None:
-        """See `Journal`."""
+        """See `OwnerJournal`."""
         self.own[task, round_index] = parameters
         self.own.pop((task, round_index - 2), None)
 
@@ -471,10 +379,8 @@ class OwnerJournal:
         """Keep it, and the one of the round before, so that a round can be repeated. It never leaves."""
         path = self._own(task, round_index)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("wb") as handle:
+        with whole_file(path, private=True) as handle:
             np.save(handle, parameters, allow_pickle=False)
-        part.replace(path)
         self._own(task, round_index - 2).unlink(missing_ok=True)
 
     def _own(self, task: str, round_index: int) -> Path:
@@ -513,10 +419,6 @@ def _terms(order: Order) -> str:
     return json.dumps(order.to_dict(), sort_keys=True)
 
 
-_lock = threading.Lock()
-_open: OrderedDict[Path, DiskRecord] = OrderedDict()
-
-
 @dataclass(frozen=True)
 class DiskRecord:
     """Both files, and which ones they are."""
@@ -529,6 +431,14 @@ class DiskRecord:
         """Close both."""
         self.account.close()
         self.journal.close()
+
+
+# what a guard takes, kept on a disk or ending with the process
+Journal = MemoryJournal | OwnerJournal
+OwnerRecord = MemoryRecord | DiskRecord
+
+_lock = threading.Lock()
+_open: OrderedDict[Path, DiskRecord] = OrderedDict()
 
 
 def open_record(path: Path, cap: Cap, *, synchronised: bool = True) -> DiskRecord:

@@ -204,8 +204,9 @@ class Rounds:
         """Money in, prices in escrow."""
         if plan.deposit_id and self.deposits:
             self.ledger.deposit(plan.deposit_id, self.kind.buyer, plan.deposit_micros)
-        wanted = [replace(self.kind.award(order), owner=self.account_of(order.owner)) for order in plan.orders]
-        held = self.ledger.hold_many(wanted) if wanted else ()
+        wanted = [(self.kind.award(order), self.account_of(order.owner)) for order in plan.orders]
+        named = [award if award.owner == account else replace(award, owner=account) for award, account in wanted]
+        held = self.ledger.hold_many(named) if named else ()
         self.awards = {order.owner: award for order, award in zip(plan.orders, held, strict=True)}
 
     def _collect(self, plan: RoundPlan, *, resumed: bool) -> None:

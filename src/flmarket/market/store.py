@@ -9,9 +9,9 @@
     updates-000003.log   deliveries that were checked, appended and synchronised before they are counted
     record-000003.json   a round's record, written before the checkpoint that follows it
 
-The log is read up to the first record that is not whole; the other files are written beside their place, synchronised
-and renamed. Plan and deliveries of a round go once the checkpoint after it is written; a crash in between leaves files
-that the next start ignores and removes.
+The log is read up to the first record that is not whole; the other files are there whole or not at all
+(`flmarket.files`). Plan and deliveries of a round go once the checkpoint after it is written; a crash in between leaves
+files that the next start ignores and removes.
 
 What would break it: two servers on one folder. The lock file holds a system lock while a server runs.
 """
@@ -26,12 +26,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.errors import SettlementError
+from flmarket.files import sync_folder, write_file
 from flmarket.market.kind import RoundPlan, RoundRecord
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class FileStore:
 
     def save_round(self, record: RoundRecord, checkpoint: Checkpoint) -> None:
         """The record, then the checkpoint that follows it; then what led to them is cleared away."""
-        self._write(f"record-{record.index:06d}.json", json.dumps(record.to_dict()).encode(), sync_folder=False)
+        self._write(f"record-{record.index:06d}.json", json.dumps(record.to_dict()).encode())
         buffer = io.BytesIO()
         np.savez(
             buffer,
@@ -267,9 +268,11 @@ class FileStore:
         with path.open("ab") as handle:
             for owner, body in bodies.items():
                 handle.write(_HEADER.pack(owner, len(body), zlib.crc32(body)) + body)
-            self._sync(handle)
-        if new:
-            self._sync_folder()
+            handle.flush()
+            if self.synchronised:
+                os.fsync(handle.fileno())
+        if new and self.synchronised:
+            sync_folder(self.folder)
 
     def exchange(self, index: int) -> bytes:
         """See `RoundStore`."""
@@ -284,25 +287,5 @@ class FileStore:
         path = self.folder / name
         return json.loads(path.read_bytes()) if path.exists() else None
 
-    def _write(self, name: str, content: bytes, *, sync_folder: bool = True) -> None:
-        part = self.folder / f"{name}.part"
-        with part.open("wb") as handle:
-            handle.write(content)
-            self._sync(handle)
-        part.replace(self.folder / name)
-        if sync_folder:
-            self._sync_folder()
-
-    def _sync(self, handle: IO[bytes]) -> None:
-        handle.flush()
-        if self.synchronised:
-            os.fsync(handle.fileno())
-
-    def _sync_folder(self) -> None:
-        if not self.synchronised:
-            return
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    def _write(self, name: str, content: bytes) -> None:
+        write_file(self.folder / name, content, sync=self.synchronised)

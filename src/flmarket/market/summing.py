@@ -21,12 +21,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
 from flmarket.bids import FloatArray
 from flmarket.errors import InvalidInput
 from flmarket.ledger import EXPIRY, Award, AwardState, Release, Resolution
+from flmarket.market.descent import descend
 from flmarket.market.kind import Announcement, Bad, Delivered, MarketKind, Order, RawUpdate, ReleasedUpdate, RoundPlan
 from flmarket.market.owner import OwnerSide, Work
 from flmarket.privacy import (
@@ -35,11 +37,13 @@ from flmarket.privacy import (
     Event,
     NoiseSource,
     RecordLevel,
+    RecordNoise,
     ZCdp,
     epsilon_of_rho,
     rho_of_epsilon,
     secure_sum,
 )
+from flmarket.privacy.joint import LocalPerturbation
 from flmarket.privacy.secure_sum import SecureAggregation, SumTerms
 
 SECURE = "secure-aggregation"
@@ -162,6 +166,17 @@ class SumSide(OwnerSide):
         if not is_secure(work.call):
             return super().privatise(work, raw, noise)
         return share(work.order, raw, clip=work.call.clip, noise=noise)
+
+    def descended(
+        self, works: Sequence[Work], starts: FloatArray, noise: RecordNoise | LocalPerturbation, *, blind: bool = False
+    ) -> FloatArray:
+        """Where noised steps on all records end, each one's gradient clipped; `blind`: noise only."""
+        return descend(
+            works[0].model, starts, None if blind else [work.records for work in works],
+            [work.owner.noise(work.order) for work in works], clip=works[0].call.clip,
+            sizes=[work.order.records for work in works],
+            scale=[partial(noise.scale, self.amount(work.order.loss, work.call)) for work in works],
+        )  # fmt: skip
 
 
 class SumKind(MarketKind):

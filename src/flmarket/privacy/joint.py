@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isinf
 from typing import ClassVar, Literal
 
@@ -78,9 +79,7 @@ class LocalPerturbation(Checked):
 
     def guarantee(self, epsilon: float) -> GaussianRelease:
         """What one upload promises for its unit: the noise's σ at a distance of 1."""
-        if self.calibration == "analytic":
-            return GaussianRelease(analytic_sigma(epsilon, self.delta, 1.0))
-        return GaussianRelease(float(classic_gaussian_sigma(epsilon=epsilon, delta=self.delta)))
+        return _release(self.calibration, epsilon, self.delta)
 
     def scale(self, epsilon: float, records: int, steps: int = 1) -> float:
         """σ in each coordinate: of an upload or, where records are protected, of each of so many steps."""
@@ -102,6 +101,13 @@ class LocalPerturbation(Checked):
             scale = float(sigma[i]) * (1 + ROUNDING_ALLOWANCE)
             sent[i] = centre + as_noise_source(rng).add_gaussian(clipped[i], scale=scale, sensitivity=2 * self.clip)
         return sent
+
+
+@lru_cache(maxsize=4096)
+def _release(calibration: str, epsilon: float, delta: float) -> GaussianRelease:
+    if calibration == "analytic":
+        return GaussianRelease(analytic_sigma(epsilon, delta, 1.0))
+    return GaussianRelease(float(classic_gaussian_sigma(epsilon=epsilon, delta=delta)))
 
 
 def upload_epsilon(total: float, delta: float, rounds: int) -> float:

@@ -110,6 +110,8 @@ def as_noise_source(rng: np.random.Generator | NoiseSource) -> NoiseSource:
     """A generator becomes simulation noise; a source stays what it is; anything else is refused."""
     if isinstance(rng, np.random.Generator):
         return SimulationNoise(rng)
+    if isinstance(rng, SimulationNoise | SecureNoise):  # the usual ones: to look for a protocol's methods takes longer
+        return rng
     if isinstance(rng, NoiseSource) and not isinstance(rng, type):
         return rng
     raise InvalidInput("rng", rng, "a numpy.random.Generator (simulation) or a noise source such as SecureNoise()")

@@ -24,6 +24,7 @@ once. As N grows the objective approaches the prior-based optimum only if the ex
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -196,6 +197,7 @@ _KNOWN: dict[str, type[PriorBased]] = {
 SCHEMES = (*_KNOWN, "prior-independent")
 
 
+@lru_cache(maxsize=64)  # each report is looked at by itself, and the schedule is the same for all
 def known_scheme(
     name: str, distribution: Uniform | TruncatedExponential | Empirical, budget_per_client: float
 ) -> PriorBased:

@@ -410,9 +410,9 @@ class FailingStore(FileStore):
         super().__init__(folder, synchronised=False)
         self.disk = disk
 
-    def _write(self, name: str, content: bytes, *, sync_folder: bool = True) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         self._tear(self.folder / f"{name}.part", content, mode="wb")
-        super()._write(name, content, sync_folder=sync_folder)
+        super()._write(name, content)
         self.disk.cut()
 
     def _read(self, name: str) -> dict[str, Any] | None:

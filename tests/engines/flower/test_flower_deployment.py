@@ -36,6 +36,21 @@ main()
 """
 
 
+def revive(deployment, owner):
+    """Start a SuperNode that was killed: Flower takes it back once its heartbeat has lapsed, a minute at most."""
+    deadline, log = time.monotonic() + PATIENCE, deployment.log(f"supernode-{owner}")
+    while time.monotonic() < deadline:
+        begun = log.stat().st_size
+        deployment.start_node(owner)
+        process = deployment.processes[f"supernode-{owner}"]
+        while process.poll() is None and time.monotonic() < deadline:
+            if b"SuperNode ID" in log.read_bytes()[begun:]:
+                return
+            time.sleep(0.2)
+        time.sleep(2.0)
+    raise AssertionError(f"supernode-{owner} was not taken back, see {log}")
+
+
 def flmarket(*arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-c", COMMAND, *arguments],
@@ -170,7 +185,7 @@ def test_server_and_owner_are_killed_in_mid_round_and_a_stranger_is_kept_out(tmp
         with SqlLedger(deployment.ledger_url) as ledger:
             ledger.verify()
         await_true(lambda: not processes_marked(deployment.mark, "flwr-serverapp"))
-        deployment.revive_node(0, PATIENCE)
+        revive(deployment, 0)
         deployment.run()
         result = deployment.wait(PATIENCE)
         assert result["rounds"] == 2

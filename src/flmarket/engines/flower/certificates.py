@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from flmarket.files import write_file
 
 _DAYS = 30
 
@@ -63,7 +64,7 @@ def server_files(folder: Path, *hosts: str) -> ServerFiles:
     files = ServerFiles(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    _write_secret(files.key, _private_bytes(server_key, serialization.PrivateFormat.PKCS8))
+    write_file(files.key, _private_bytes(server_key, serialization.PrivateFormat.PKCS8), private=True)
     return files
 
 
@@ -72,7 +73,7 @@ def node_keys(folder: Path, name: str) -> NodeKeys:
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     keys = NodeKeys(folder / name, folder / f"{name}.pub")
-    _write_secret(keys.private, _private_bytes(key, serialization.PrivateFormat.OpenSSH))
+    write_file(keys.private, _private_bytes(key, serialization.PrivateFormat.OpenSSH), private=True)
     keys.public.write_bytes(
         key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     )
@@ -108,9 +109,3 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _private_bytes(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
-        handle.write(content)

@@ -275,20 +275,6 @@ class Deployment:
         """What the SuperNode of an owner's folder is told."""
         return f'owner-file="{folder / "owner.toml"}"'
 
-    def revive_node(self, owner: int, seconds: float = 180.0) -> None:
-        """Start a SuperNode that was killed: Flower takes it back once its heartbeat has lapsed, a minute at most."""
-        deadline, log = time.monotonic() + seconds, self.log(f"supernode-{owner}")
-        while time.monotonic() < deadline:
-            begun = log.stat().st_size
-            self.start_node(owner)
-            process = self.processes[f"supernode-{owner}"]
-            while process.poll() is None and time.monotonic() < deadline:
-                if b"SuperNode ID" in log.read_bytes()[begun:]:
-                    return
-                time.sleep(0.2)
-            time.sleep(2.0)
-        raise DeploymentFailed(f"supernode-{owner} was not taken back, see {log}")
-
     def run(self) -> None:
         """Submit the app; it goes on from where an earlier run stopped."""
         (self.state / "result.json").unlink(missing_ok=True)

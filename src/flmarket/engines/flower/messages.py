@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,7 @@ class Refusal:
 
 Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
 _Beside = TypeVar("_Beside")
+Sent = Announcement | Bid | Order | Delivery | Refusal
 Value = TypeVar("Value", Announcement, Bid, Order, Delivery, Refusal)
 _RECORD = {Announcement: "announcement", Bid: "bid", Order: "order", Delivery: "delivery", Refusal: "refusal"}
 # a record's keys, and for each the field's name and type
@@ -85,25 +86,24 @@ LONGEST_PROOF = 20_000
 RESERVED = frozenset({*_RECORD.values(), VECTOR, _HEAD, _ESCROW})  # names of records that are the market's own
 
 
-def pack(
-    value: Announcement | Bid | Order | Delivery | Refusal,
-    vector: FloatArray | ArrayRecord | None = None,
-    *,
-    head: Head | None = None,
-    escrow: HoldReceipt | None = None,
-    identity: bytes = b"",
-    stage: tuple[str, bytes] | None = None,
-    words: Words | None = None,
-    dtype: str = _DOUBLE,
-) -> RecordDict:
-    """The value as a message's content, with what goes beside it (`parts`)."""
-    return RecordDict(
-        parts(value, vector, head=head, escrow=escrow, identity=identity, stage=stage, words=words, dtype=dtype)
-    )
+class Beside(TypedDict, total=False):
+    """What may go beside a value, and the type of its vector's numbers (`parts`)."""
+
+    head: Head | None
+    escrow: HoldReceipt | None
+    identity: bytes
+    stage: tuple[str, bytes] | None
+    words: Words | None
+    dtype: str
+
+
+def pack(value: Sent, vector: FloatArray | ArrayRecord | None = None, **beside: Unpack[Beside]) -> RecordDict:
+    """The value as a message's content, with what goes beside it."""
+    return RecordDict(parts(value, vector, **beside))
 
 
 def parts(
-    value: Announcement | Bid | Order | Delivery | Refusal,
+    value: Sent,
     vector: FloatArray | ArrayRecord | None = None,
     *,
     head: Head | None = None,
@@ -296,14 +296,7 @@ def text_record(text: str) -> ConfigRecord:
 
 
 def reply(
-    value: Bid | Delivery | Refusal,
-    to: Message,
-    vector: ReleasedUpdate | None = None,
-    *,
-    head: Head | None = None,
-    identity: bytes = b"",
-    stage: tuple[str, bytes] | None = None,
-    words: Words | None = None,
+    value: Bid | Delivery | Refusal, to: Message, vector: ReleasedUpdate | None = None, **beside: Unpack[Beside]
 ) -> Message:
     """An answer that holds this and nothing else; of vectors only one that a guard has released.
 
@@ -311,9 +304,8 @@ def reply(
     """
     asked = _arrays(to, VECTOR) if to.has_content() else None
     single = asked is not None and any(array.dtype == _SINGLE for array in asked.values())
-    dtype = _SINGLE if single else _DOUBLE
-    content = pack(value, vector, head=head, identity=identity, stage=stage, words=words, dtype=dtype)
-    return Message(content, reply_to=to)
+    beside["dtype"] = _SINGLE if single else _DOUBLE
+    return Message(pack(value, vector, **beside), reply_to=to)
 
 
 def _checked(key: str, value: Any, kind: str) -> Any:

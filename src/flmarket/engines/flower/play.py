@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -44,7 +44,7 @@ from flmarket.engines.config import MarketConfig
 from flmarket.engines.flower import QUIET
 from flmarket.engines.flower.client import OwnerGuard, client_app
 from flmarket.engines.flower.messages import MASKED, TRAIN, unpack, unpack_vector
-from flmarket.engines.flower.strategy import KindStrategy
+from flmarket.engines.flower.strategy import GridAround, KindStrategy
 from flmarket.engines.memory import Spec
 from flmarket.errors import FlmarketError
 from flmarket.ledger import Ledger, MemoryLedger
@@ -53,10 +53,6 @@ from flmarket.market.kind import Order, ReleasedUpdate
 from flmarket.market.kinds import SamplingSpec
 from flmarket.market.owner import Guard, drops_out, guarded, spoilt
 from flmarket.market.record import Journal
-
-if TYPE_CHECKING:
-    from flmarket.engines.flower.strategy import KindStrategy
-
 
 PATIENCE = 60.0
 _log = logging.getLogger(__name__)
@@ -67,33 +63,19 @@ class RayFailed(FlmarketError):
     """Ray did not start, or died during a run; what is settled stays settled, and the folder can be played on."""
 
 
-class ListeningGrid(Grid):
+class ListeningGrid(GridAround):
     """A grid that raises `RayFailed` once a whole exchange went unanswered, or when `gone` is set."""
 
     def __init__(self, grid: Grid, gone: threading.Event) -> None:
-        self._grid, self._gone = grid, gone
+        super().__init__(grid)
+        self._gone = gone
         self._sent = self._heard = 0
         self._said = ""
-
-    def set_run(self, run: Run) -> None:
-        """Of the grid itself."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """Of the grid itself."""
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """As `Message(...)`."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Nodes, which Flower lists whether Ray lives or not."""
         self._check_gone()
-        return self._grid.get_node_ids()
+        return super().get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send, if the exchange before was answered."""

@@ -23,12 +23,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore.run import Run
 
 from flmarket.bids import FloatArray
 from flmarket.engines.flower.messages import (
@@ -72,12 +73,32 @@ from flmarket.market.owner import MASKING, REPLAY
 from flmarket.market.round import Prove, Rounds
 from flmarket.market.store import MemoryStore, RoundStore
 
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
-
-
 _log = logging.getLogger("flwr")  # Flower's: what is said here appears in its streams
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 0.5
+
+
+class GridAround(Grid):
+    """Another grid, seen through this one; subclasses say what passes, and how."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run: Run) -> None:
+        """Of the grid itself."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """Of the grid itself."""
+        return self._grid.run
+
+    def create_message(self, *args: Any, **named: Any) -> Message:
+        """Of the grid itself."""
+        return self._grid.create_message(*args, **named)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Of the grid itself."""
+        return self._grid.get_node_ids()
 
 
 def exchange(grid: Grid, messages: Iterable[Message], *, seconds: float) -> Iterator[list[Message]]:

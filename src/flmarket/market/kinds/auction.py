@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ from flmarket.errors import InvalidInput, MechanismViolation
 from flmarket.learning import DataSet, LocalTraining, Model, Partition, Purpose, Records, SoftmaxRegression, stream
 from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micros, to_micros
 from flmarket.market import summing
-from flmarket.market.descent import checked_local, descend
+from flmarket.market.descent import checked_local
 from flmarket.market.kind import (
     NOISE_MARGIN,
     Announcement,
@@ -313,11 +314,7 @@ class AuctionSide(summing.SumSide):
         """The noise source adds records' noise to a lattice; others say it of themselves."""
         return self.unit(call) == "record" or super().is_sound(call)
 
-    def trains_itself(self, call: Announcement) -> bool:
-        """Where records are protected: then every record's gradient is clipped."""
-        return self.unit(call) == "record"
-
-    noises_itself = trains_itself
+    noises_itself = summing.SumSide.trains_itself
 
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Raw updates; or, of records, what noised steps moved."""
@@ -331,21 +328,19 @@ class AuctionSide(summing.SumSide):
         call = work.call
         if self.unit(call) == "record":
             return ReleasedUpdate(self._moved([work], blind=True)[0])
-        if json.loads(call.settings).get("normalised", False):
+        if _normalises(call.settings):
             norm = float(np.linalg.norm(raw, ord=1 if _norm(call.perturbation) == "l1" else 2))
             raw = RawUpdate(raw * (call.clip / norm)) if norm > 0 else raw
         return super().privatise(work, raw, noise)
 
     def _moved(self, works: Sequence[Work], *, blind: bool = False) -> FloatArray:
         call, starts = works[0].call, np.stack([work.parameters for work in works])
-        mechanism = _records(call.clip, call.settings)
-        ends = descend(
-            works[0].model, starts, None if blind else [work.records for work in works],
-            [work.owner.noise(work.order) for work in works], clip=call.clip,
-            sizes=[work.order.records for work in works],
-            scale=[partial(mechanism.scale, self.amount(work.order.loss, call)) for work in works],
-        )  # fmt: skip
-        return np.asarray(starts - ends)
+        return starts - self.descended(works, starts, _records(call.clip, call.settings), blind=blind)
+
+
+@lru_cache(maxsize=32)
+def _normalises(settings: str) -> bool:
+    return bool(json.loads(settings).get("normalised", False))
 
 
 @lru_cache(maxsize=32)
@@ -438,10 +433,9 @@ class AuctionKind(summing.SumKind):
         )
         return dict(zip(winners.tolist(), parts, strict=True))
 
-    def award(self, order: Order) -> Award:
-        """For the ε that was sold, or for whatever is in an update that nothing protects."""
-        award = super().award(order)
-        return replace(award, loss=Unprotected()) if self.spec.unprotected else award
+    def bought(self, order: Order) -> Event:
+        """The ε that was sold, or whatever is in an update that nothing protects."""
+        return Unprotected() if self.spec.unprotected else order.loss
 
     def largest_norm(self, order: Order) -> float:
         """The clip, and noise at its very longest; rounded, perhaps to the model's own precision."""
@@ -475,18 +469,10 @@ class AuctionKind(summing.SumKind):
         if came.any() and spec.secure is not None:
             weights, bound = self._summed(plan, bidders, sizes, updates)
         elif came.any():
-            weights = self._moved(plan.index, bidders, sizes, sold, came, updates)
+            weights = self._moved(plan.index, bidders, sizes, sold, updates)
         if weights.any() and spec.secure is None:
-            bound = float(
-                error_bound(
-                    weights,
-                    sold,
-                    sizes,
-                    clip=getattr(spec.perturbation, "length", spec.perturbation.clip),
-                    dimension=self.dimension,
-                    perturbation=spec.perturbation,
-                )
-            )
+            noise, clip = spec.perturbation, getattr(spec.perturbation, "length", spec.perturbation.clip)
+            bound = float(error_bound(weights, sold, sizes, clip=clip, dimension=self.dimension, perturbation=noise))
         if spec.average:
             self.history.append(self.parameters)
         states = tuple(None if award is None else award.state for award in final)
@@ -501,16 +487,20 @@ class AuctionKind(summing.SumKind):
         return self.spec.measured(self.buyers_model)
 
     def _moved(
-        self,
-        index: int,
-        bidders: IntArray,
-        sizes: FloatArray,
-        epsilon: FloatArray,
-        came: NDArray[np.bool_],
-        updates: Mapping[int, FloatArray],
+        self, index: int, bidders: IntArray, sizes: FloatArray, epsilon: FloatArray, updates: Mapping[int, FloatArray]
     ) -> FloatArray:
-        """Move the model by what came; returns everybody's weight."""
-        weights, step = self._aggregated(bidders, sizes, epsilon, came, updates)
+        """Move the model by what came, which is where ε is not 0; everybody's weight, none if too few came."""
+        rule, weights, step = self.spec.aggregation, np.zeros(len(bidders)), np.zeros(self.dimension)
+        if isinstance(rule, RobustAggregation):
+            came = epsilon > 0
+            with suppress(InvalidInput):  # the updates were checked on arrival: it is their number
+                combined = rule.combine(np.stack([updates[i] for i in bidders[came].tolist()]), sizes[came])
+                weights[came], step = combined.shares, combined.average
+        else:
+            weights = rule.weights(epsilon, sizes)
+            for owner, weight in zip(bidders.tolist(), weights.tolist(), strict=True):
+                if weight > 0:
+                    step += weight * updates[owner]
         self.parameters = self.parameters - self.spec.task.rate(index) * step
         return weights
 
@@ -522,29 +512,6 @@ class AuctionKind(summing.SumKind):
         self.parameters = self.parameters - self.spec.task.rate(plan.index) * found.mean
         weights = np.array([found.weights.get(owner, 0.0) for owner in bidders.tolist()])
         return weights, found.energy + float(clip * np.abs(weights - data_shares(sizes)).sum()) ** 2
-
-    def _aggregated(
-        self,
-        bidders: IntArray,
-        sizes: FloatArray,
-        epsilon: FloatArray,
-        came: NDArray[np.bool_],
-        updates: Mapping[int, FloatArray],
-    ) -> tuple[FloatArray, FloatArray]:
-        """Everybody's weight and the step; no weights if a robust rule has too few updates to work with."""
-        rule, weights, step = self.spec.aggregation, np.zeros(len(bidders)), np.zeros(self.dimension)
-        if isinstance(rule, RobustAggregation):
-            try:
-                combined = rule.combine(np.stack([updates[i] for i in bidders[came].tolist()]), sizes[came])
-            except InvalidInput:  # the updates were checked on arrival: it is their number
-                return weights, step
-            weights[came] = combined.shares
-            return weights, combined.average
-        weights = rule.weights(epsilon, sizes)
-        for owner, weight in zip(bidders.tolist(), weights.tolist(), strict=True):
-            if weight > 0:
-                step += weight * updates[owner]
-        return weights, step
 
 
 def _said(noise: Perturbation) -> dict[str, float | str]:

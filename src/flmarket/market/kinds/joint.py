@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ from flmarket.learning import (
 from flmarket.learning.adversaries import Adversary
 from flmarket.ledger import MICROS, Award, AwardState, Release, payments_to_micros, to_micros
 from flmarket.market import summing
-from flmarket.market.descent import checked_local, descend, reach
+from flmarket.market.descent import checked_local, reach
 from flmarket.market.kind import (
     NOISE_MARGIN,
     Announcement,
@@ -66,7 +66,7 @@ from flmarket.market.kind import (
     Task,
     say,
 )
-from flmarket.market.owner import Owner, PrivacyCap, Streams, Work, holds_noise
+from flmarket.market.owner import UNASKED, Owner, PrivacyCap, Streams, Work, holds_noise
 from flmarket.privacy import (
     ApproxDp,
     Cap,
@@ -222,9 +222,9 @@ class JointSpec:
             labels = adversary.labels(labels, self.data.n_classes)
         return Owner(
             number=number, x=self.data.x_train[rows], y=labels, privacy_budget=self.epsilon, model=self.model,
-            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped() if raw else self.owners_cap,
-            record=record, value=float(np.asarray(self.costs)[number]), classes=self.data.n_classes, allow_raw=raw,
-            adversary=adversary, trust=(self.trust,), simulation_seed=self.seed if seeded else None,
+            valuation=UNASKED, cap=Uncapped() if raw else self.owners_cap, record=record, allow_raw=raw,
+            value=float(np.asarray(self.costs)[number]), classes=self.data.n_classes, adversary=adversary,
+            trust=(self.trust,), simulation_seed=self.seed if seeded else None,
         )  # fmt: skip
 
     def result(self, kind: JointKind, records: Sequence[RoundRecord], owners: Mapping[int, Any]) -> JdpResult:
@@ -387,17 +387,13 @@ class JointSide(summing.SumSide):
         """The cost that she reported."""
         return bid.rate
 
-    def trains_itself(self, call: Announcement) -> bool:
-        """Where records are protected: then every record's gradient is clipped."""
-        return self.unit(call) == "record"
-
-    noises_itself = trains_itself
+    noises_itself = summing.SumSide.trains_itself
 
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Models after local training, each from the public one mixed with her own of the round before (M5)."""
-        starts = np.stack([_start(work) for work in works])
-        if self.noises_itself(works[0].call):
-            trained = self._descend(works, starts)
+        starts, call = np.stack([_start(work) for work in works]), works[0].call
+        if self.noises_itself(call):
+            trained = self.descended(works, starts, _noise(call.clip, call.settings))
         else:
             trained = train_many(works[0].model, starts, [work.records for work in works], Streams(works))
         overflowed = ~np.isfinite(trained).all(axis=1)
@@ -406,24 +402,13 @@ class JointSide(summing.SumSide):
             work.record.journal.keep_own_model(work.order.task, work.order.round_index, own)
         return trained
 
-    def _descend(self, works: Sequence[Work], starts: FloatArray, *, blind: bool = False) -> FloatArray:
-        """Noised steps on all records, each one's gradient clipped; `blind`: noise only."""
-        call = works[0].call
-        mechanism = _noise(call.clip, call.settings)
-        return descend(
-            works[0].model, starts, None if blind else [work.records for work in works],
-            [work.owner.noise(work.order) for work in works], clip=call.clip,
-            sizes=[work.order.records for work in works],
-            scale=[partial(mechanism.scale, self.amount(work.order.loss, call)) for work in works],
-        )  # fmt: skip
-
     def privatise(self, work: Work, raw: RawUpdate, noise: NoiseSource) -> ReleasedUpdate:
         """M3; in a sum, of what training moved."""
         if summing.is_secure(work.call):
             return super().privatise(work, RawUpdate(raw - work.parameters), noise)
-        if self.noises_itself(work.call):
-            return ReleasedUpdate(self._descend([work], raw[None], blind=True)[0])
         mechanism = _noise(work.call.clip, work.call.settings)
+        if self.noises_itself(work.call):
+            return ReleasedUpdate(self.descended([work], raw[None], mechanism, blind=True)[0])
         sigma = np.array([mechanism.scale(self.amount(work.order.loss, work.call), work.order.records)])
         return ReleasedUpdate(np.asarray(mechanism.upload(raw[None], work.parameters, sigma, [noise])[0]))
 
@@ -583,10 +568,10 @@ class JointKind(summing.LastingKind):
         )
         return {i: share for i, (_, share) in zip(clients, parts, strict=True)}
 
-    def award(self, order: Order) -> Award:
-        """For the uploads of all rounds agreed on."""
+    def bought(self, order: Order) -> Event:
+        """The uploads of all rounds agreed on."""
         whole = self.given(order, self.rounds)
-        return replace(super().award(order), loss=Unprotected() if whole is None else whole.guarantee)
+        return Unprotected() if whole is None else whole.guarantee
 
     def largest_norm(self, order: Order) -> float:
         """A model as long as any so far, and steps of the clip and of noise at its very longest since the first one."""

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.aggregation import Trust
-from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
+from flmarket.bids import FloatArray, IntArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.games import Equilibrium, NoiseAccount, Stackelberg, family, noise_scale
 from flmarket.learning import (
@@ -60,7 +60,7 @@ from flmarket.market.kind import (
     Task,
     say,
 )
-from flmarket.market.owner import COUNTS_UPDATES, UNLIMITED, Owner, OwnerSide, PrivacyCap, Work, holds_noise
+from flmarket.market.owner import COUNTS_UPDATES, UNASKED, UNLIMITED, Owner, OwnerSide, PrivacyCap, Work, holds_noise
 from flmarket.privacy import (
     Cap,
     DistributedGaussian,
@@ -212,7 +212,7 @@ class RewardSpec:
         rows = self.partition.records(number)[: self.records]
         return Owner(
             number=number, x=self.data.x_train[rows], y=self.data.y_train[rows], privacy_budget=UNLIMITED,
-            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=self.cap.records, record=record, model=self.model,
+            valuation=UNASKED, cap=self.cap.records, record=record, model=self.model,
             value=float(np.asarray(self.privacy_values)[number]), cost=self.cost, classes=self.data.n_classes,
             trust=(self.trust,), simulation_seed=self.seed if seeded else None,
         )  # fmt: skip
@@ -316,11 +316,7 @@ class RewardSide(OwnerSide):
 
     def asked(self, owner: Owner, bid: Bid, order: Order, call: Announcement) -> float:
         """What ρ costs her, by her value and her family of costs."""
-        return float(_family(owner.cost).cost(np.array([bid.rate]), np.array([self.amount(order.loss, call)]))[0])
-
-    def trains_itself(self, call: Announcement) -> bool:
-        """Always: the clip of every record is what the noise is for."""
-        return True
+        return _cost(owner.cost, bid.rate, self.amount(order.loss, call))
 
     def train(self, works: Sequence[Work]) -> FloatArray:
         """Means of clipped per-record gradients."""
@@ -335,9 +331,8 @@ class RewardSide(OwnerSide):
         """
         if summing.is_secure(work.call):
             return summing.share(work.order, raw, clip=work.call.clip, noise=noise, records=True)
-        rho, call, records = self.amount(work.order.loss, work.call), work.call, work.order.records
-        scale = float(noise_scale(rho, rounds=call.rounds, records=records, clip=call.clip)) * (1 + ROUNDING_ALLOWANCE)
-        clipped = clip_l2(raw, call.clip)
+        rho, call, clipped = self.amount(work.order.loss, work.call), work.call, clip_l2(raw, work.call.clip)
+        scale = _scale(rho, call.rounds, work.order.records, call.clip) * (1 + ROUNDING_ALLOWANCE)
         return ReleasedUpdate(noise.add_gaussian(clipped, scale=scale, sensitivity=_change(work.order, call)))
 
 
@@ -346,9 +341,20 @@ def _change(order: Order, call: Announcement) -> float:
     return 2 * call.clip / order.records
 
 
-_family = lru_cache(maxsize=16)(family)
+# What follows from terms that are the same in every round.
 
 
+@lru_cache(maxsize=4096)
+def _cost(name: str, value: float, rho: float) -> float:
+    return float(family(name).cost(np.array([value]), np.array([rho]))[0])
+
+
+@lru_cache(maxsize=4096)
+def _scale(rho: float, rounds: int, records: int, clip: float) -> float:
+    return float(noise_scale(rho, rounds=rounds, records=records, clip=clip))
+
+
+@lru_cache(maxsize=4096)
 def _of_record(rho: float) -> RecordLevel:
     return RecordLevel(ZCdp(rho))
 
@@ -369,7 +375,7 @@ class RewardKind(summing.LastingKind):
         start = model.initial(stream(spec.seed, purpose=Purpose.BATCHES))
         super().__init__(spec.name, spec.rounds, model, start, buyer)
         self.validation = spec.data.validation
-        self.spec, self._model_text, self.policy = spec, say(model), spec.secure
+        self.spec, self._model_text, self.policy, self.records = spec, say(model), spec.secure, spec.records
         self._noise = GaussianZCdp.name if spec.secure is None else DistributedGaussian.name
         self._game: tuple[dict[str, Any], StackelbergResult] | None = None
 
@@ -377,8 +383,10 @@ class RewardKind(summing.LastingKind):
     def game(self) -> StackelbergResult:
         """R, everybody's ρ and share, at the reported values."""
         if self._game is None or self._game[0] is not self.terms:
-            values = self.terms.get("values", self.spec.privacy_values)
-            self._game = self.terms, replace(self.spec, privacy_values=values).announced()
+            spec, values = self.spec, self.terms.get("values", self.spec.privacy_values)
+            if not np.array_equal(values, spec.privacy_values):
+                spec = replace(spec, privacy_values=values)
+            self._game = self.terms, spec.announced()
         return self._game[1]
 
     def announcement(self, index: int) -> Announcement:
@@ -393,7 +401,7 @@ class RewardKind(summing.LastingKind):
 
     def accepts(self, bid: Bid) -> bool:
         """A value of privacy that the game can be solved for."""
-        solvable = _LEAST_VALUE <= bid.rate < _STAYS_OUT and bid.data_size >= self.spec.records
+        solvable = _LEAST_VALUE <= bid.rate < _STAYS_OUT and bid.data_size >= self.records
         return solvable and bid.unit == self.unit
 
     def plan(self, index: int, bids: Mapping[int, Bid]) -> RoundPlan:
@@ -406,7 +414,7 @@ class RewardKind(summing.LastingKind):
         orders = tuple(
             self.order(
                 index, i, loss=_of_record(float(game.rho[i])), price_micros=int(game.paid_micros[i]),
-                records=spec.records, learning_rate=spec.learning_rate, share=share,
+                records=self.records, learning_rate=spec.learning_rate, share=share,
             )
             for i, share in self._shares(users).items()
         )  # fmt: skip
@@ -421,7 +429,7 @@ class RewardKind(summing.LastingKind):
         rho, spec = self.game.rho[list(users)], self.spec
         parts = summing.shares(
             spec.weights(rho).tolist(), (rho / self.rounds).tolist(), clip=spec.clip, dimension=self.dimension,
-            policy=self.policy, change=2 * spec.clip / spec.records,
+            policy=self.policy, change=2 * spec.clip / self.records,
         )  # fmt: skip
         return {i: share for i, (_, share) in zip(users, parts, strict=True)}
 
@@ -463,7 +471,7 @@ class RewardKind(summing.LastingKind):
             for ok, a in zip(came.tolist(), ends, strict=True)
         )
         return RoundRecord(
-            plan.index, users, np.full(users.size, float(spec.records)), game.rho[users] / self.rounds,
+            plan.index, users, np.full(users.size, float(self.records)), game.rho[users] / self.rounds,
             game.paid_micros[users] * int(last), shown, tuple(a.reason for a in ends), weights,
             plan.deposit_micros * int(last), noise, self.model.evaluate(self.parameters, spec.data.test), "rho",
             self.unit,

@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flmarket.aggregation import Trust
-from flmarket.bids import FloatArray, IntArray, Kind, Valuations, checked_array
+from flmarket.bids import FloatArray, IntArray, checked_array
 from flmarket.errors import InvalidInput
 from flmarket.learning import (
     DataSet,
@@ -59,7 +59,7 @@ from flmarket.learning import (
 from flmarket.ledger import Award, Release, to_micros
 from flmarket.market import summing
 from flmarket.market.kind import Announcement, Bid, Order, RoundPlan, RoundRecord, say
-from flmarket.market.owner import UNLIMITED, Owner, PrivacyCap, Streams, Work
+from flmarket.market.owner import UNASKED, UNLIMITED, Owner, PrivacyCap, Streams, Work
 from flmarket.privacy import Cap, DistributedGaussian, Event, PureDp, Uncapped, Unprotected, ZCdp, rho_of_epsilon
 from flmarket.privacy.events import checked_number
 from flmarket.privacy.secure_sum import SecureAggregation
@@ -242,9 +242,9 @@ class SamplingSpec:
         return Owner(
             number=number, x=self.data.x_train[rows], y=self.data.y_train[rows],
             privacy_budget=UNLIMITED if self.epsilon is None else self.epsilon, trust=(self.trust,),
-            valuation=Valuations([int(Kind.LINEAR)], [1.0]), cap=Uncapped() if raw else self.cap.gaussian,
-            record=record, model=self.model, value=float(np.asarray(self.costs)[place]), classes=self.data.n_classes,
-            allow_raw=raw, simulation_seed=self.seed if seeded else None,
+            valuation=UNASKED, cap=Uncapped() if raw else self.cap.gaussian, record=record, allow_raw=raw,
+            value=float(np.asarray(self.costs)[place]), classes=self.data.n_classes, model=self.model,
+            simulation_seed=self.seed if seeded else None,
         )  # fmt: skip
 
     @property
@@ -444,10 +444,11 @@ class SamplingKind(summing.SumKind):
             kept = kept[:0]  # drawn, and not enough for a sum
         price, sizes, ids, shares = self.price, self.spec.partition.sizes, np.asarray(self.spec.ids), self._shares(kept)
         loss = Unprotected() if self.policy is None else ZCdp(self._rho)
+        rate = float(self.rate(index))
         orders = tuple(
             self.order(
-                index, int(ids[k]), loss=loss, price_micros=int(price[k]), records=int(sizes[k]),
-                learning_rate=float(self.rate(index)), share=share,
+                index, int(ids[k]), loss=loss, price_micros=int(price[k]), records=int(sizes[k]), learning_rate=rate,
+                share=share,
             )
             for k, share in zip(kept.tolist(), shares, strict=True)
         )  # fmt: skip

@@ -105,7 +105,7 @@ class SumGuard:
                 masker.received(question)
                 if parameters is None:
                     raise InvalidInput("parameters", None, "those to train from")
-                vector = self.guard.contribution(order, parameters, escrow, compute)
+                vector = self.guard.train(order, parameters, escrow, compute, masked=True)
                 answer, words = masker.masked(question, vector.astype(np.uint64))
                 masked = words.tobytes()
             else:
