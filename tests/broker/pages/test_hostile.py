@@ -137,6 +137,16 @@ def test_too_much_at_once_is_a_page_for_people_and_a_problem_for_programs(desk):
     assert api.json()["title"] == "Too large"
 
 
+def test_numbers_of_more_digits_than_python_reads_are_refused_in_words(desk):
+    _, _, buyer, _, enter = desk
+    _, send = enter(buyer)
+    digits = "9" * 5000
+    assert "It is not JSON" in send("/ledger/receipt", receipt=f"[{digits}]").text
+    answer = send("/tasks/data", set_name="mine", table="a,label", schema=f'{{"columns": {digits}}}')
+    assert answer.status_code == 422
+    assert "The example shows what it looks like." in error(answer, "schema")
+
+
 def test_an_audit_that_is_refused_says_why_without_scripts(desk):
     _, _, buyer, _, enter = desk
     _, send = enter(buyer)

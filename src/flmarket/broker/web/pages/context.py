@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from types import TracebackType
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -243,7 +243,7 @@ class Reader:
         """An amount in currency units as whole micro-units, exactly; 0 and an error otherwise."""
         try:
             amount = Decimal(self.text(name, default)) * MICROS
-        except InvalidOperation:
+        except ArithmeticError:  # no number, or one too large even for a Decimal
             amount = Decimal("NaN")
         if not amount.is_finite() or amount != amount.to_integral_value() or abs(amount) > 10**18:
             self.errors[name] = "This should be an amount with at most six decimals."

@@ -4,7 +4,6 @@ What is sent is text in fields, so that it works without scripts; with them a fi
 are read by `office.evaluations`, which names line and column of what it does not take.
 """
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -79,11 +78,12 @@ def _schema(reader: Reader) -> SchemaRequest | None:
     if not text:
         return None
     try:
-        return SchemaRequest.model_validate(json.loads(text))
-    except (json.JSONDecodeError, RecursionError):
-        reader.errors["schema"] = "This is not JSON. The example shows what it looks like."
+        return SchemaRequest.model_validate_json(text)
     except ValidationError as error:
         found = error.errors()[0]
+        if found["type"] == "json_invalid":
+            reader.errors["schema"] = "This is not JSON. The example shows what it looks like."
+            return None
         where = " ".join(f"{part + 1}" if isinstance(part, int) else str(part) for part in found["loc"])
         said = str(found["msg"]).removeprefix("Value error, ") if found["type"] == "value_error" else "not accepted"
         reader.errors["schema"] = f"{where or 'The schema'}: {said}. The example shows what it looks like."

@@ -116,11 +116,11 @@ def _answer(broker: Broker, text: str) -> Answer:
         return Answer(False, "That is not a receipt", "Paste the whole file, as it was downloaded.")
     try:
         receipts = read_receipts(json.loads(text))
-    except (json.JSONDecodeError, RecursionError):
-        return Answer(False, "That is not a receipt", "It is not JSON; paste the whole file, as it was downloaded.")
     except FlmarketError:
         lacks = "It lacks what every receipt has, or has something that none has."
         return Answer(False, "That is not a receipt", lacks)
+    except (ValueError, RecursionError):  # also numbers of more digits than Python reads
+        return Answer(False, "That is not a receipt", "It is not JSON; paste the whole file, as it was downloaded.")
     answers = [_checked(broker, receipt) for receipt in receipts]
     wrong = next((one for one in answers if not one.ok), None)
     if len(answers) == 1 or wrong is not None:

@@ -64,12 +64,17 @@ def _units(reader: Reader, name: str) -> float:
     return reader.micros(name) / MICROS
 
 
+def _days(reader: Reader, name: str) -> int:
+    """Days in seconds; what is far out of bounds stays so, and finite."""
+    return round(86_400 * max(-1e9, min(reader.number(name), 1e9)))
+
+
 # The keys of an order, by kind: the form’s field for each, and how that is read. All others have the API’s defaults.
 _Read = Callable[[Reader, str], Any]
 _ALL: dict[str, tuple[str, _Read]] = {
     "seed": ("seed", _WHOLE), "task.name": ("name", _TEXT), "task.rounds": ("rounds", _WHOLE),
     "data.name": ("data", _TEXT), "data.owners": ("owners", _WHOLE), "broker.round_seconds": ("round_seconds", _NUMBER),
-    "broker.deadline_seconds": ("deadline_days", lambda reader, name: round(86_400 * reader.number(name))),
+    "broker.deadline_seconds": ("deadline_days", _days),
     "broker.evaluation": ("evaluation", _TEXT), "broker.purpose": ("purpose", _TEXT),
     "broker.named": ("named", lambda reader, name: bool(reader.text(name))),
 }  # fmt: skip
