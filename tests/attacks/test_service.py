@@ -67,18 +67,14 @@ HEAVY = {
 def test_a_crowd_of_heavy_requests_by_one_party_stops_nobody(small, joined, order, monkeypatch, kind):
     """Forty-five at once, none of which ends by itself: the service answers everybody else all the same."""
     role, method, path = HEAVY[kind]
-    leave, real = threading.Event(), {"explore": explore.explore, "bid_help": explore.bid_help}
+    leave, real = threading.Event(), explore.require
     attacker, others = joined(small, role), [joined(small, "buyer"), joined(small, "owner")]
 
-    def stuck(name):
-        def work(broker, party, request):
-            assert party.id != attacker.party.id or leave.wait(60)
-            return real[name](broker, party, request)
+    def stuck(party, *roles):
+        assert party.id != attacker.party.id or leave.wait(60)
+        real(party, *roles)
 
-        return work
-
-    for name in real:
-        monkeypatch.setattr(explore, name, stuck(name))
+    monkeypatch.setattr(explore, "require", stuck)  # with which both begin
     bodies = {
         "explore": {"task": order(rounds=1).model_dump(mode="json"), "budgets_micros": [10**8], "profiles": 1},
         "bid help": {"bid": {"valuation": {"rate": 1.0}, "privacy_budget": 0.5}, "profiles": 5},

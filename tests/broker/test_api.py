@@ -86,14 +86,14 @@ def test_writes_can_be_repeated(http, small, joined, order):
 def test_a_repetition_while_the_first_is_under_way_is_refused(http, small, joined, order, monkeypatch):
     buyer = joined(small, "buyer")
     entered, leave = threading.Event(), threading.Event()
-    original = tasks.post_task
+    original = tasks.require
 
-    def slow(*args, **kwargs):
+    def slow(*args):
         entered.set()
         assert leave.wait(30)
-        return original(*args, **kwargs)
+        original(*args)
 
-    monkeypatch.setattr(tasks, "post_task", slow)
+    monkeypatch.setattr(tasks, "require", slow)  # with which posting begins
     headers, answers = buyer.headers | {"Idempotency-Key": "same"}, []
     thread = threading.Thread(
         target=lambda: answers.append(http.post(f"{API}/tasks", headers=headers, json=body(order)).status_code)
@@ -116,19 +116,19 @@ def cut_off(broker):
 def test_a_service_that_wakes_up_after_the_repetition_writes_nothing(broker, joined, serve, monkeypatch):
     """It was paused with a request in its hands, for so long that the same request was carried out elsewhere."""
     owner, entered, leave, answers = joined(broker, "owner"), threading.Event(), threading.Event(), []
-    original = statements.set_cap
+    original = statements.require
 
-    def paused(*args, **named):
+    def paused(*args):
         if not entered.is_set():
             entered.set()
             assert leave.wait(30)
-        return original(*args, **named)
+        original(*args)
 
     def put(cap, key):
         headers = owner.headers | {"Idempotency-Key": key}
         return http.put(f"{API}/me/privacy", headers=headers, json={"cap_epsilon_total": cap})
 
-    monkeypatch.setattr(statements, "set_cap", paused)
+    monkeypatch.setattr(statements, "require", paused)  # with which setting a cap begins
     with serve(create_app(broker=broker)) as address, httpx.Client(base_url=address, timeout=30) as http:
         thread = threading.Thread(target=lambda: answers.append(put(50.0, "same")))
         thread.start()

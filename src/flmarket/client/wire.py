@@ -8,8 +8,9 @@ What would break it: a field that changes its meaning. New fields may come; a cl
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+T = TypeVar("T")
 ENDED = ("finished", "cancelled", "expired", "failed")  # states of a task in which nothing more happens
 
 # --- owners' reputation -----------------------------------------------------------------------------------------------
@@ -63,13 +64,6 @@ class EvaluationSet:
     examples: int
     sha256: str
     created_at: str
-
-
-@dataclass(frozen=True)
-class EvaluationPage:
-    """One's own sets, newest first."""
-
-    items: tuple[EvaluationSet, ...]
 
 
 @dataclass(frozen=True)
@@ -150,14 +144,6 @@ class Task:
 
 
 @dataclass(frozen=True)
-class TaskPage:
-    """Some tasks, newest first."""
-
-    items: tuple[Task, ...]
-    next: str | None
-
-
-@dataclass(frozen=True)
 class Round:
     """One round. States: open (bids taken), awarded (prices in escrow), settled, empty (nobody sold).
 
@@ -178,14 +164,6 @@ class Round:
     loss: float | None
     opened_at: str
     closed_at: str | None
-
-
-@dataclass(frozen=True)
-class RoundPage:
-    """Rounds, oldest first; `next` is the index to go on from."""
-
-    items: tuple[Round, ...]
-    next: int | None
 
 
 @dataclass(frozen=True)
@@ -263,14 +241,6 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class ReceiptPage:
-    """Receipts of one round; `next` is where to go on (`start`), if there are more."""
-
-    items: tuple[Receipt, ...]
-    next: int | None = None
-
-
-@dataclass(frozen=True)
 class Progress:
     """Something that happened in a task; `id` grows."""
 
@@ -320,13 +290,6 @@ class Key:
 
 
 @dataclass(frozen=True)
-class KeyPage:
-    """All keys of a party."""
-
-    items: tuple[Key, ...]
-
-
-@dataclass(frozen=True)
 class NewKey:
     """A fresh key, shown this once."""
 
@@ -358,13 +321,6 @@ class OpenSession:
 
 
 @dataclass(frozen=True)
-class SessionPage:
-    """Open sessions, newest first."""
-
-    items: tuple[OpenSession, ...]
-
-
-@dataclass(frozen=True)
 class User:
     """A person of a party. `rights`: admin, member or viewer; `known` once she has signed in."""
 
@@ -374,13 +330,6 @@ class User:
     rights: str
     known: bool
     created_at: str
-
-
-@dataclass(frozen=True)
-class UserPage:
-    """All people of a party."""
-
-    items: tuple[User, ...]
 
 
 @dataclass(frozen=True)
@@ -404,13 +353,6 @@ class NewHook:
 
 
 @dataclass(frozen=True)
-class HookPage:
-    """All hooks of a party."""
-
-    items: tuple[Hook, ...]
-
-
-@dataclass(frozen=True)
 class Notice:
     """Something told to a hook: waiting, sent or given up after `tries` attempts."""
 
@@ -422,13 +364,6 @@ class Notice:
     error: str
     at: str
     sent_at: str | None
-
-
-@dataclass(frozen=True)
-class NoticePage:
-    """What was told, newest first."""
-
-    items: tuple[Notice, ...]
 
 
 @dataclass(frozen=True)
@@ -530,14 +465,6 @@ class Offer:
     bid: Bid | None
     terms_hash: str = ""
     trust: str = "local"
-
-
-@dataclass(frozen=True)
-class OfferPage:
-    """Some offers, newest first."""
-
-    items: tuple[Offer, ...]
-    next: str | None
 
 
 @dataclass(frozen=True)
@@ -818,14 +745,6 @@ class Payout:
 
 
 @dataclass(frozen=True)
-class PayoutPage:
-    """Some payouts, newest first."""
-
-    items: tuple[Payout, ...]
-    next: int | None
-
-
-@dataclass(frozen=True)
 class LogLine:
     """One line of the audit log; `party` and `about` are the names that go with `party_id` and `target`, `person` is
     who of the party it was, if she signed in as herself."""
@@ -840,14 +759,6 @@ class LogLine:
     party: str = ""
     about: str = ""
     person: str = ""
-
-
-@dataclass(frozen=True)
-class LogPage:
-    """Lines of the audit log, newest first."""
-
-    items: tuple[LogLine, ...]
-    next: int | None
 
 
 @dataclass(frozen=True)
@@ -924,14 +835,6 @@ class LedgerEntry:
     hash: str
 
 
-@dataclass(frozen=True)
-class LedgerPage:
-    """Entries of the log, newest first."""
-
-    items: tuple[LedgerEntry, ...]
-    next: int | None
-
-
 # --- audits -----------------------------------------------------------------------------------------------------------
 
 
@@ -963,12 +866,38 @@ class Audit:
     report: dict[str, Any] | None
 
 
+# --- several of one thing ---------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class AuditPage:
-    """Audits of a party, newest first, without the reports."""
+class Items(Generic[T]):
+    """All that there are, or the latest."""
 
-    items: tuple[Audit, ...]
+    items: tuple[T, ...]
 
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Some of them; `next` says where the following page begins, if there is one."""
+
+    items: tuple[T, ...]
+    next: str | int | None = None
+
+
+EvaluationPage = Items[EvaluationSet]
+TaskPage = Page[Task]
+RoundPage = Page[Round]
+ReceiptPage = Page[Receipt]
+KeyPage = Items[Key]
+SessionPage = Items[OpenSession]
+UserPage = Items[User]
+HookPage = Items[Hook]
+NoticePage = Items[Notice]
+OfferPage = Page[Offer]
+PayoutPage = Page[Payout]
+LogPage = Page[LogLine]
+LedgerPage = Page[LedgerEntry]
+AuditPage = Items[Audit]
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 

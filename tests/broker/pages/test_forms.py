@@ -32,7 +32,7 @@ def test_amounts_are_read_to_the_millionth(typed, micros):
     assert not reader.errors
 
 
-@pytest.mark.parametrize("typed", ["", "1.0000001", "NaN", "inf", "1,5", "one", "1e30", "0x10"])
+@pytest.mark.parametrize("typed", ["", "1.0000001", "NaN", "inf", "1,5", "one", "1e30", "1e999999", "0x10"])
 def test_other_amounts_are_refused_by_name(typed):
     reader = Reader({"budget": typed})
     reader.micros("budget")
@@ -169,6 +169,12 @@ def test_a_models_settings_are_read_as_they_are_typed():
         reader = Reader(typed | {"model_settings": bad})
         assert posting._order(reader) is None
         assert reader.errors["model_settings"].startswith("This should be like")
+
+
+def test_days_without_number_are_refused():
+    reader = Reader(posting._DEFAULTS | {"name": "t", "deadline_days": "1e308"})
+    assert posting._order(reader) is None
+    assert reader.errors["deadline_days"].startswith("At most")
 
 
 def test_a_cap_below_what_is_expected_is_refused():

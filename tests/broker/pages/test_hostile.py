@@ -14,8 +14,7 @@ from flmarket.broker.app import create_app
 from flmarket.broker.office import ledger, operator, parties, payouts, tasks
 from flmarket.broker.stamps import now
 from flmarket.broker.tables import Check, PayoutRow, TaskRow
-from flmarket.broker.web.pages.rendering import Chart, Column
-from flmarket.broker.web.pages.stills import still
+from flmarket.broker.web.pages.rendering import Chart, Column, still
 from flmarket.broker.work.worker import Worker
 from flmarket.ledger import ESCROW
 
@@ -136,6 +135,16 @@ def test_too_much_at_once_is_a_page_for_people_and_a_problem_for_programs(desk):
     assert "Dora" in answer.text, "she is still signed in"
     api = client.post("/api/v1/session", content=b"x" * 300_000)
     assert api.json()["title"] == "Too large"
+
+
+def test_numbers_of_more_digits_than_python_reads_are_refused_in_words(desk):
+    _, _, buyer, _, enter = desk
+    _, send = enter(buyer)
+    digits = "9" * 5000
+    assert "It is not JSON" in send("/ledger/receipt", receipt=f"[{digits}]").text
+    answer = send("/tasks/data", set_name="mine", table="a,label", schema=f'{{"columns": {digits}}}')
+    assert answer.status_code == 422
+    assert "The example shows what it looks like." in error(answer, "schema")
 
 
 def test_an_audit_that_is_refused_says_why_without_scripts(desk):
@@ -361,21 +370,21 @@ def test_odd_addresses_are_answered_in_words(desk, order, play, role):
 
 def chart(rows, **options):
     columns = (Column("Round"), Column("Paid", draw="bars"), Column("Budget", colour="ink", draw="step"))
-    return Chart(title="t", unit="u", x="round", columns=columns, rows=rows, options=options)
+    return Chart(title="t", unit="u", columns=columns, rows=rows, options=options)
 
 
 def test_a_picture_without_scripts_is_to_scale():
     seen = still(chart([(1, 5.0, 10.0), (2, None, 10.0), (3, 10.0, 10.0)], floor="0"))
-    assert (seen.left, seen.right, seen.low, seen.high) == (1, 3, 0, 10)
-    bars, line = seen.lines
-    assert [(x + width / 2, y, height) for x, y, width, height in bars.bars] == [(0, 500, 500), (1000, 0, 1000)]
-    assert line.points == "0,0 500,0 1000,0"
+    assert [seen[one] for one in ("left", "right", "low", "high")] == [1, 3, 0, 10]
+    bars, line = seen["lines"]
+    assert [(x + width / 2, y, height) for x, y, width, height in bars["bars"]] == [(0, 500, 500), (1000, 0, 1000)]
+    assert line["points"] == "0,0 500,0 1000,0"
     log = still(chart([(1, 1.0, 100.0), (2, 10.0, 1.0)], scale="log"))
-    assert [y for _, y, _, _ in log.lines[0].bars] == [1000, 500]
+    assert [y for _, y, _, _ in log["lines"][0]["bars"]] == [1000, 500]
     assert still(chart([])) is None
     assert still(chart([(1, None, None), (2, None, None)])) is None
     flat = still(chart([(1, 3.0, 3.0), (2, 3.0, 3.0)]))
-    assert flat.lines[1].points == "0,1000 1000,1000"
+    assert flat["lines"][1]["points"] == "0,1000 1000,1000"
 
 
 def test_charts_are_there_without_scripts(desk, order, play):

@@ -48,7 +48,7 @@ def gaps(document, html):
             wanted += [one["name"] for one in said.get("parameters", ())]
             bodies = [said.get("requestBody", {}), *said["responses"].values()]
             named = re.findall(rf"{REF}(\w+)", str([one for one in bodies if "Problem" not in str(one)]))
-            wanted += [one.rpartition("__")[2] for one in named]
+            wanted += [one.rpartition("__")[2].strip("_").replace("_", " of ") for one in named]  # a Page_Task_
             missing += [f"{method} {path}: {one}" for one in wanted if one not in text]
     waiting, seen = set(re.findall(rf"{REF}(\w+)", str(document["paths"]))), set()
     while waiting:

@@ -12,7 +12,7 @@ from flmarket.client import wire
 
 
 def start_audit(broker: Broker, party: Party, request: AuditRequest, *, key: str | None = None) -> wire.Audit:
-    """Queue a run; the same `key` queues it once."""
+    """Queue a run of the auditor; the same `key` queues it once."""
     audit_id, asked = keyed_id("a", party.id, key), request.model_dump(mode="json")
     with broker.database.write() as session:
         known = made_before(session, AuditJob, audit_id, "audit", request=asked)

@@ -93,7 +93,7 @@ def list_disputes(
 
 
 def get_dispute(broker: Broker, party: Party, dispute_id: str) -> wire.Dispute:
-    """One that concerns one."""
+    """One dispute that concerns one."""
     with broker.database.read() as session:
         one = _shown(DisputeRow.id == dispute_id, _concerns(party.role))
         found = session.execute(one, {"party": party.id}).one_or_none()

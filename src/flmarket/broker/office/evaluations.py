@@ -37,7 +37,8 @@ _LARGEST = 1e12  # a feature, scaled: any model's arithmetic stays finite
 
 
 def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: str | None = None) -> wire.EvaluationSet:
-    """Check and keep it; the same `key` keeps the same one once."""
+    """Records of one's own to test models on, checked and kept; a task names the set as `broker.evaluation`. The same
+    `key` keeps the same one once."""
     require(party, "buyer")
     check_visible("name", request.name)
     encoding, classes = _form(broker, request)
@@ -65,7 +66,7 @@ def add_set(broker: Broker, party: Party, request: EvaluationRequest, *, key: st
 
 
 def list_sets(broker: Broker, party: Party) -> wire.EvaluationPage:
-    """One's own, newest first."""
+    """One's own evaluation sets, newest first."""
     require(party, "buyer")
     query = select(EvaluationSet).where(EvaluationSet.party_id == party.id).order_by(EvaluationSet.created_at.desc())
     with broker.database.read() as session:
@@ -73,7 +74,7 @@ def list_sets(broker: Broker, party: Party) -> wire.EvaluationPage:
 
 
 def remove_set(broker: Broker, party: Party, set_id: str) -> None:
-    """Forget it; Conflict if a task was posted with it, whose terms name it."""
+    """Forget a set; Conflict if a task was posted with it, whose terms name it."""
     require(party, "buyer")
     with broker.database.write() as session:
         row = session.get(EvaluationSet, set_id, with_for_update=True)  # a task being posted waits, or is counted

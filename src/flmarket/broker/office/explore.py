@@ -41,7 +41,8 @@ _ADVICE = {
 
 
 def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Exploration:
-    """Error bound, spending and winners at each budget."""
+    """What different budgets would buy, before a task is posted: error bound, spending and winners at each. Nothing is
+    posted and nothing is paid. A party has one under way and one that waits; more are refused (429)."""
     require(party, "buyer")
     check_playable(broker.settings, request.task)
     check_set(broker, party, request.task)
@@ -70,7 +71,8 @@ def explore(broker: Broker, party: Party, request: ExploreRequest) -> wire.Explo
 
 
 def bid_help(broker: Broker, party: Party, request: BidHelpRequest) -> wire.BidAdvice:
-    """What this bid would earn among owners drawn from a population, as far as her lifetime cap lets her sell."""
+    """What a bid would earn among owners drawn from a population, as far as her lifetime cap lets her sell, and what
+    its ε means on top of all that she gave up before. Nothing is placed."""
     require(party, "owner")
     cap, spent = broker.books.privacy(party.id, "update")
     left = max(0.0, (cap or 0.0) - spent)

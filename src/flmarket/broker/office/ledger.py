@@ -31,7 +31,7 @@ _COLUMNS = tuple(
 
 
 def head(broker: Broker) -> wire.LedgerHead:
-    """How long the log is, and the root of the tree over it."""
+    """How long the log is, and the root of the tree over it: keep it, and the past cannot change unseen."""
     found = broker.books.ledger.head()
     return wire.LedgerHead(found.size, found.last, found.root)
 

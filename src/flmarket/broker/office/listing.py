@@ -164,7 +164,7 @@ def listing(broker: Broker, party: Party | None, task_id: str) -> wire.Listing:
 
 
 def terms_text(broker: Broker, task_id: str) -> str:
-    """The very text that is hashed."""
+    """The very text of a task's terms, whose SHA-256 an owner accepts."""
     with broker.database.read() as session:
         return terms_of(broker, session, _listed(session, task_id))
 

@@ -90,7 +90,7 @@ def registered_places(broker: Broker, task_id: str) -> int:
 
 
 def catalogue(broker: Broker) -> wire.Catalogue:
-    """What there is, and what each auction claims."""
+    """The names that a task may use, and what each auction claims."""
     sets = broker.simulations.data_sets
     mechanisms = _mechanisms(auctions.names())
     return wire.Catalogue(

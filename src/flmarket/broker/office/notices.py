@@ -126,7 +126,8 @@ def create_hook(
 ) -> wire.NewHook:
     """A new hook, for oneself, or by the operator for anybody; the same `key` makes one.
 
-    Mail goes where the operator says: else parties could have strangers sent mail.
+    What is posted is signed with the secret in the answer, and posted again until it is taken (2xx). Mail goes where
+    the operator says: else parties could have strangers sent mail.
     """
     require_admin(party, of=party_id)
     if request.kind == "email":
@@ -151,7 +152,7 @@ def create_hook(
 
 
 def list_hooks(broker: Broker, party: Party) -> wire.HookPage:
-    """One's own."""
+    """Whom one wants told of what happens to one."""
     with broker.database.read() as session:
         rows = _hooks(session, [party.id])
         return wire.HookPage(tuple(_view(row, _failing(session, row.id)) for row in rows))

@@ -49,7 +49,7 @@ def note(
 def audit_log(
     broker: Broker, party: Party, *, limit: int = 100, before: int | None = None, about: str | None = None
 ) -> wire.LogPage:
-    """The operator's: newest first; `about` is a party or a target, by id or by part of a name."""
+    """The operator's: who did what, newest first; `about` is a party or a target, by id or by part of a name."""
     require(party, "operator")
     query = select(AuditLog).order_by(AuditLog.id.desc()).limit(limit + 1)
     if before is not None:

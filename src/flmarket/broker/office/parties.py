@@ -40,7 +40,7 @@ from flmarket.privacy import PureDp
 
 
 def create_party(broker: Broker, party: Party | None, *, role: Role, name: str, key: str | None = None) -> wire.Party:
-    """The operator's; without a party, the service's own (first start, demo). The same `key` makes one party."""
+    """The operator's: a new party; without a party, the service's own (first start, demo). The same `key` makes one."""
     if party is not None:
         require(party, "operator")
     check_visible("name", name)
@@ -67,7 +67,7 @@ def _keyed_id(kind: str, caller: Party | None, key: str | None) -> str:
 
 
 def my_view(broker: Broker, party: Party) -> wire.Party:
-    """Oneself."""
+    """Who one is."""
     with broker.database.read() as session:
         return as_wire(wire.Party, row_of(session, PartyRow, party.id, "party"))
 
@@ -277,7 +277,7 @@ _MAY_ACT = (
 
 
 def account(broker: Broker, party: Party) -> wire.Account:
-    """One's own money."""
+    """One's own money: the balance, and what running tasks hold in escrow."""
     escrow = 0
     if party.role == "buyer":
         with broker.database.read() as session:

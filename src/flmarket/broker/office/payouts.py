@@ -93,7 +93,7 @@ def mark_sent(broker: Broker, party: Party, payout_id: str) -> wire.Payout:
 def list_payouts(
     broker: Broker, party: Party, *, party_id: str | None = None, limit: int = 100, before: int | None = None
 ) -> wire.PayoutPage:
-    """The operator's, newest first; of one party if she is named."""
+    """The operator's: money that left the market or is about to, newest first; of one party if she is named."""
     require(party, "operator")
     query = select(PayoutRow, PartyRow).join(PartyRow).order_by(PayoutRow.created_at.desc()).limit(limit + 1)
     if party_id is not None:
@@ -110,7 +110,7 @@ def list_payouts(
 
 
 def payouts_csv(broker: Broker, party: Party) -> str:
-    """All of them as a table for the bank; amounts exact."""
+    """All payouts as a table for the bank; amounts exact."""
     return csv_text(
         _HEADER,
         (

@@ -228,7 +228,7 @@ def cancel_task(broker: Broker, party: Party, task_id: str) -> wire.Task:
 
 
 def rounds(broker: Broker, party: Party, task_id: str, *, limit: int = 1000, start: int = 0) -> wire.RoundPage:
-    """The rounds of a task from `start` on."""
+    """The rounds of a task, oldest first, from `start` on."""
     with broker.database.read() as session:
         own_task(session, party, task_id)
         query = select(RoundRow).where(RoundRow.task_id == task_id, RoundRow.index >= start).order_by(RoundRow.index)

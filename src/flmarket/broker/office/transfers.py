@@ -55,10 +55,10 @@ def checked_iban(text: str) -> str:
     return found
 
 
-def set_iban(broker: Broker, party: Party, party_id: str, text: str) -> wire.Party:
+def set_iban(broker: Broker, party: Party, party_id: str, iban: str) -> wire.Party:
     """Where a party's payouts go: hers to say, or the operator's; nowhere if it is empty. The log has its end only."""
     require_admin(party, of=party_id)
-    found = checked_iban(text) if text.strip() else None
+    found = checked_iban(iban) if iban.strip() else None
     with broker.database.write() as session:
         row = row_of(session, PartyRow, party_id, "party")
         if row.iban != found:
@@ -96,7 +96,8 @@ def transfers(broker: Broker, party: Party) -> Transfers:
 
 
 def transfer_file(broker: Broker, party: Party) -> str:
-    """The file; Conflict, in words, if there can be none."""
+    """Payouts that are still to be sent, as a file for the bank (ISO 20022, pain.001.001.09); Conflict, in words, if
+    there can be none."""
     found = transfers(broker, party)
     if found.problem or not found.ready:
         raise Conflict(found.problem or "no payout can be sent now")

@@ -1,13 +1,16 @@
-"""The API's routes, below /api/v1: each is one call of an `office` function.
+"""The API's routes, below /api/v1: each is one call of an `office` function, and most are a line in a table of them.
 
 What is in a path or a query has limits; numbers there are digits and nothing else.
 """
 
 import re
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import Parameter, Signature, getdoc, signature
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BeforeValidator
 
 from flmarket.broker import requests
@@ -69,12 +72,106 @@ Start = Annotated[int, BeforeValidator(_digits), Query(ge=0, le=10**15, descript
 After = Annotated[int | None, BeforeValidator(_digits), Query(ge=0, le=10**15, description=_NEXT)]
 ByName = Annotated[str, Query(max_length=80, description="Part of a name, or the beginning of an id.")]
 Search = Annotated[str | None, Query(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9_/.-]*$")]
+Open = Annotated[bool | None, Query(alias="open")]
+
+
+# --- a route from a service -------------------------------------------------------------------------------------------
+
+_IN_PATH: dict[Any, Any] = {str: Identifier, int: Index, int | None: Index}
+_IN_QUERY: dict[tuple[str, Any], Any] = {
+    ("limit", int): Limit, ("limit", int | None): Limit, ("start", int): Start, ("search", str): ByName,
+    ("search", str | None): Search, ("before", str | None): Before, ("before", int | None): After,
+    ("after", str | None): Before, ("about", str | None): Before, ("is_open", bool | None): Open,
+}  # fmt: skip
+_BY_NAME = Parameter.KEYWORD_ONLY
+
+
+@dataclass(frozen=True)
+class Call:
+    """A route that is one call of a service, and is described by what the service says it does, or by `about`.
+
+    Of the `query` it takes what has a default here. A `body` is for services that take its fields one by one. An answer
+    with a `secret` is not kept for repetitions; a `file` is the name under which a browser keeps the answer. What is
+    `heavy` is asked in turn: a party has one under way and one that waits, and more are refused (429).
+    """
+
+    asked: str
+    service: Callable[..., Any]
+    query: Mapping[str, Any] = field(default_factory=dict)
+    status: int | None = None
+    body: type[requests.Request] | None = None
+    secret: bool = False
+    file: str = ""
+    heavy: bool = False
+    about: str = ""
+
+    def endpoint(self) -> Callable[..., Any]:
+        """What FastAPI calls. Its parameters are the service's, with limits on what is in path and query; broker and
+        party are the caller's, and so is a `party_id` that is not in the path."""
+        takes = dict(signature(self.service).parameters)
+        told = [takes.pop(name) for name in ("broker", "party") if name in takes]
+        mine = "party_id" in takes and takes["party_id"].default is Parameter.empty and "{party_id}" not in self.asked
+        keyed = "key" in takes
+        assert {*re.findall(r"{(\w+)}", self.asked), *self.query} <= takes.keys(), self.asked
+
+        def call(http: Request, who: Caller, **given: Any) -> Any:
+            if self.secret:
+                keep_secret(http)
+            key, body = given.pop("key", None), given.pop("body", ())
+            given |= dict(body) | ({"party_id": who.party.id} if mine else {}) | ({"key": key} if keyed else {})
+            found = self.service(*who[: len(told)], **given)
+            return attachment(found, _media_type(self.file), self.file.format(**given)) if self.file else found
+
+        async def in_turn(http: Request, who: Caller, **given: Any) -> Any:
+            return await get_gate(http).heavy.run(who.party.id, lambda: call(http, who, **given))
+
+        read = [one for one in signature(call).parameters.values() if one.name != "given"]
+        for name, one in takes.items():
+            if f"{{{name}}}" in self.asked:
+                read.append(Parameter(name, _BY_NAME, annotation=_IN_PATH[one.annotation]))
+            elif name in self.query:
+                limits = _IN_QUERY[name, one.annotation]
+                read.append(Parameter(name, _BY_NAME, annotation=limits, default=self.query[name]))
+            elif isinstance(one.annotation, type) and issubclass(one.annotation, requests.Request):
+                read.append(one.replace(kind=_BY_NAME))
+        if self.body is not None:
+            read.append(Parameter("body", _BY_NAME, annotation=self.body))
+        if not self.asked.startswith("GET"):
+            read.append(Parameter("key", _BY_NAME, annotation=IdempotencyKey, default=None))
+        answers = Response if self.file else signature(self.service).return_annotation
+        endpoint = in_turn if self.heavy else call
+        vars(endpoint)["__signature__"] = Signature(read, return_annotation=answers)
+        return endpoint
+
+
+def _media_type(file: str) -> str:
+    kind = file.rpartition(".")[2]
+    return f"text/{kind}" if kind == "csv" else f"application/{kind}"
+
+
+def serve(router: APIRouter, **calls: Call) -> None:
+    """Add routes of these names."""
+    for name, one in calls.items():
+        method, path = one.asked.split()
+        options: dict[str, Any] = {"status_code": one.status, "description": one.about or getdoc(one.service)}
+        if one.file:
+            options |= {"response_class": Response, "responses": file_response(_media_type(one.file))}
+        router.add_api_route(path, one.endpoint(), methods=[method], name=name, **options)
+
+
+async def _operator(who: Caller) -> None:
+    """A dependency: the operator, whatever else a service asks for."""
+    require(who.party, "operator")
+
+
+def _section(tag: str, path: str = "", **options: Any) -> APIRouter:
+    return APIRouter(prefix=API + path, tags=[tag], responses=PROBLEMS, **{"route_class": IdempotentRoute} | options)
 
 
 # --- account ----------------------------------------------------------------------------------------------------------
 
-account_routes = APIRouter(prefix=API, tags=["account"], route_class=IdempotentRoute, responses=PROBLEMS)
-sign_in_routes = APIRouter(prefix=API, tags=["account"], route_class=OneThreadRoute, responses=PROBLEMS)
+account_routes = _section("account")
+sign_in_routes = _section("account", route_class=OneThreadRoute)
 
 
 @sign_in_routes.post("/session", status_code=201)
@@ -94,41 +191,15 @@ def sign_out(response: Response, broker: CurrentBroker, auth: CurrentAuth, key: 
         clear_cookie(response, broker.settings)
 
 
-@account_routes.get("/me")
-def me(who: Caller) -> wire.Party:
-    """Who I am."""
-    return parties.my_view(*who)
-
-
-@account_routes.put("/me/bank")
-def my_bank(who: Caller, body: requests.BankRequest, key: IdempotencyKey = None) -> wire.Party:
-    """Where my payouts go."""
-    return transfers.set_iban(*who, who.party.id, body.iban)
-
-
-@account_routes.get("/me/account")
-def my_account(who: Caller) -> wire.Account:
-    """My money: the balance, and what running tasks hold in escrow."""
-    return parties.account(*who)
-
-
-@account_routes.get("/me/keys")
-def my_keys(who: Caller) -> wire.KeyPage:
-    """My keys, without their secrets."""
-    return parties.list_keys(*who)
-
-
-@account_routes.post("/me/keys", status_code=201)
-def new_key(request: Request, who: Caller, body: requests.KeyRequest, key: IdempotencyKey = None) -> wire.NewKey:
-    """A new key for me; its secret is shown this once."""
-    keep_secret(request)
-    return parties.issue_key(*who, who.party.id, label=body.label, key=key)
-
-
-@account_routes.delete("/me/keys/{key_id}")
-def revoke_key(who: Caller, key_id: Identifier, key: IdempotencyKey = None) -> wire.Key:
-    """Revoke one of my keys."""
-    return parties.revoke_key(*who, key_id)
+serve(
+    account_routes,
+    me=Call("GET /me", parties.my_view),
+    my_bank=Call("PUT /me/bank", transfers.set_iban, body=requests.BankRequest),
+    my_account=Call("GET /me/account", parties.account),
+    my_keys=Call("GET /me/keys", parties.list_keys),
+    new_key=Call("POST /me/keys", parties.issue_key, status=201, body=requests.KeyRequest, secret=True),
+    revoke_key=Call("DELETE /me/keys/{key_id}", parties.revoke_key),
+)
 
 
 @account_routes.get("/me/sessions")
@@ -137,168 +208,46 @@ def my_sessions(who: Caller, auth: CurrentAuth) -> wire.SessionPage:
     return sessions.list_sessions(*who, auth.cookie)
 
 
-@account_routes.delete("/me/sessions/{session_id}", status_code=204)
-def end_session(who: Caller, session_id: Identifier, key: IdempotencyKey = None) -> None:
-    """Sign one of them out."""
-    sessions.end_session(*who, session_id)
-
-
-@account_routes.get("/me/users")
-def my_users(who: Caller) -> wire.UserPage:
-    """The people of my party."""
-    return users.list_users(*who)
-
-
-@account_routes.post("/me/users", status_code=201)
-def add_user(who: Caller, body: requests.UserRequest, key: IdempotencyKey = None) -> wire.User:
-    """Enter somebody, who then signs in with the operator's identity provider."""
-    return users.add_user(*who, who.party.id, body, key=key)
-
-
-@account_routes.put("/me/users/{user_id}")
-def set_rights(who: Caller, user_id: Identifier, body: requests.RightsRequest, key: IdempotencyKey = None) -> wire.User:
-    """What she may do: admin, member or viewer."""
-    return users.set_rights(*who, user_id, body)
-
-
-@account_routes.delete("/me/users/{user_id}")
-def remove_user(who: Caller, user_id: Identifier, key: IdempotencyKey = None) -> wire.User:
-    """She is signed out and cannot come back."""
-    return users.remove_user(*who, user_id)
-
-
-@account_routes.get("/me/hooks")
-def my_hooks(who: Caller) -> wire.HookPage:
-    """Whom I want told of what happens to me."""
-    return notices.list_hooks(*who)
-
-
-@account_routes.post("/me/hooks", status_code=201)
-def new_hook(request: Request, who: Caller, body: requests.HookRequest, key: IdempotencyKey = None) -> wire.NewHook:
-    """Tell an address of mine: signed, and again until it is taken (2xx). The answer holds the secret to check with."""
-    keep_secret(request)
-    return notices.create_hook(*who, who.party.id, body, key=key)
-
-
-@account_routes.delete("/me/hooks/{hook_id}")
-def remove_hook(who: Caller, hook_id: Identifier, key: IdempotencyKey = None) -> wire.Hook:
-    """Tell it nothing more."""
-    return notices.remove_hook(*who, hook_id)
-
-
-@account_routes.post("/me/hooks/{hook_id}/test", status_code=202)
-def try_hook(who: Caller, hook_id: Identifier, key: IdempotencyKey = None) -> wire.Notice:
-    """Tell it something of no consequence."""
-    return notices.try_hook(*who, hook_id, key=key)
-
-
-@account_routes.get("/me/notices")
-def my_notices(who: Caller, limit: Limit = 100) -> wire.NoticePage:
-    """What was told to my hooks, or waits to be."""
-    return notices.list_notices(*who, limit=limit)
-
-
-@account_routes.get("/market")
-def overview(who: Caller, limit: Limit = 50, start: Start = 0, search: ByName = "") -> wire.Market:
-    """The market at a glance, and its tasks, those under way first, or those whose name holds `search`."""
-    return market.overview(*who, limit=limit, start=start, search=search)
-
-
-@account_routes.get("/listings/{task_id}")
-def get_listing(who: Caller, task_id: Identifier) -> wire.Listing:
-    """Any task's terms, and how far it has come."""
-    return listing.listing(*who, task_id)
-
-
-@account_routes.get("/listings/{task_id}/terms", response_class=Response, responses=file_response("application/json"))
-def get_terms(who: Caller, task_id: Identifier) -> Response:
-    """The text of its terms, whose SHA-256 an owner accepts."""
-    return attachment(listing.terms_text(who.broker, task_id), "application/json", f"terms-{task_id}.json")
-
-
-@account_routes.get("/catalogue")
-def catalogue(who: Caller) -> wire.Catalogue:
-    """The names that a task may use, and what each auction claims."""
-    return market.catalogue(who.broker)
-
-
-@account_routes.get("/ledger")
-def ledger_entries(who: Caller, search: Search = None, limit: Limit = 100, before: After = None) -> wire.LedgerPage:
-    """Entries of the ledger's log that concern me (the operator: all), newest first."""
-    return ledger.entries(*who, search=search, limit=limit, before=before)
-
-
-@account_routes.get("/ledger/head")
-def ledger_head(who: Caller) -> wire.LedgerHead:
-    """What commits to the whole log: keep it, and the past cannot change unseen."""
-    return ledger.head(who.broker)
-
+serve(
+    account_routes,
+    end_session=Call("DELETE /me/sessions/{session_id}", sessions.end_session, status=204),
+    my_users=Call("GET /me/users", users.list_users),
+    add_user=Call("POST /me/users", users.add_user, status=201),
+    set_rights=Call("PUT /me/users/{user_id}", users.set_rights),
+    remove_user=Call("DELETE /me/users/{user_id}", users.remove_user),
+    my_hooks=Call("GET /me/hooks", notices.list_hooks),
+    new_hook=Call("POST /me/hooks", notices.create_hook, status=201, secret=True),
+    remove_hook=Call("DELETE /me/hooks/{hook_id}", notices.remove_hook),
+    try_hook=Call("POST /me/hooks/{hook_id}/test", notices.try_hook, status=202),
+    my_notices=Call("GET /me/notices", notices.list_notices, {"limit": 100}),
+    overview=Call("GET /market", market.overview, {"limit": 50, "start": 0, "search": ""}),
+    get_listing=Call("GET /listings/{task_id}", listing.listing),
+    get_terms=Call("GET /listings/{task_id}/terms", listing.terms_text, file="terms-{task_id}.json"),
+    catalogue=Call("GET /catalogue", market.catalogue),
+    ledger_entries=Call("GET /ledger", ledger.entries, {"search": None, "limit": 100, "before": None}),
+    ledger_head=Call("GET /ledger/head", ledger.head),
+)
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
-task_routes = APIRouter(prefix=API, tags=["tasks"], route_class=IdempotentRoute, responses=PROBLEMS)
-
-
-@task_routes.post("/tasks", status_code=201)
-def post_task(who: Caller, body: requests.TaskRequest, key: IdempotencyKey = None) -> wire.Task:
-    """Post a task. Its whole budget goes into escrow; what is not spent comes back."""
-    return tasks.post_task(*who, body, key=key)
-
-
-@task_routes.get("/tasks")
-def list_tasks(who: Caller, limit: Limit = 50, before: Before = None, search: ByName = "") -> wire.TaskPage:
-    """My tasks (the operator: all), newest first, or those whose name holds `search`."""
-    return tasks.list_tasks(*who, limit=limit, before=before, search=search)
-
-
-@task_routes.get("/tasks/{task_id}")
-def get_task(who: Caller, task_id: Identifier) -> wire.Task:
-    """One task."""
-    return tasks.get_task(*who, task_id)
-
-
-@task_routes.post("/tasks/{task_id}/cancel")
-def cancel_task(who: Caller, task_id: Identifier, key: IdempotencyKey = None) -> wire.Task:
-    """Stop after the round being played; the rest of the escrow comes back."""
-    return tasks.cancel_task(*who, task_id)
-
-
-@task_routes.get("/tasks/{task_id}/rounds")
-def list_rounds(who: Caller, task_id: Identifier, limit: Limit = 500, start: Start = 0) -> wire.RoundPage:
-    """The rounds so far."""
-    return tasks.rounds(*who, task_id, limit=limit, start=start)
-
-
-@task_routes.get("/tasks/{task_id}/rounds/{index}")
-def get_round(who: Caller, task_id: Identifier, index: Index, limit: Limit = 500, start: Start = 0) -> wire.RoundDetail:
-    """One round and its awards."""
-    return tasks.round_detail(*who, task_id, index, limit=limit, start=start)
-
-
-@task_routes.get("/tasks/{task_id}/rounds/{index}/receipts")
-def get_receipts(
-    who: Caller, task_id: Identifier, index: Index, limit: Limit = 50, start: Start = 0
-) -> wire.ReceiptPage:
-    """The ledger's receipts of a round, each with proofs; an owner gets her own."""
-    return tasks.receipts(*who, task_id, index, limit=limit, start=start)
-
-
-@task_routes.get("/tasks/{task_id}/bill")
-def get_bill(who: Caller, task_id: Identifier) -> wire.Bill:
-    """What was paid for."""
-    return tasks.bill(*who, task_id)
-
-
-@task_routes.get("/tasks/{task_id}/bill.csv", response_class=Response, responses=file_response("text/csv"))
-def bill_csv(who: Caller, task_id: Identifier) -> Response:
-    """The same as a table."""
-    return attachment(tasks.bill_csv(*who, task_id), "text/csv", f"bill-{task_id}.csv")
-
-
-@task_routes.get("/tasks/{task_id}/invoice.pdf", response_class=Response, responses=file_response("application/pdf"))
-def invoice_pdf(who: Caller, task_id: Identifier) -> Response:
-    """The same to print: an invoice once the task has ended, an account of it so far before."""
-    return attachment(papers.invoice_pdf(*who, task_id), "application/pdf", f"invoice-{task_id}.pdf")
+task_routes = _section("tasks")
+serve(
+    task_routes,
+    post_task=Call("POST /tasks", tasks.post_task, status=201),
+    list_tasks=Call("GET /tasks", tasks.list_tasks, {"limit": 50, "before": None, "search": ""}),
+    get_task=Call("GET /tasks/{task_id}", tasks.get_task),
+    cancel_task=Call("POST /tasks/{task_id}/cancel", tasks.cancel_task),
+    list_rounds=Call("GET /tasks/{task_id}/rounds", tasks.rounds, {"limit": 500, "start": 0}),
+    get_round=Call("GET /tasks/{task_id}/rounds/{index}", tasks.round_detail, {"limit": 500, "start": 0}),
+    get_receipts=Call("GET /tasks/{task_id}/rounds/{index}/receipts", tasks.receipts, {"limit": 50, "start": 0}),
+    get_bill=Call("GET /tasks/{task_id}/bill", tasks.bill),
+    bill_csv=Call("GET /tasks/{task_id}/bill.csv", tasks.bill_csv, file="bill-{task_id}.csv"),
+    invoice_pdf=Call("GET /tasks/{task_id}/invoice.pdf", papers.invoice_pdf, file="invoice-{task_id}.pdf"),
+    list_evaluations=Call("GET /evaluations", evaluations.list_sets),
+    add_evaluation=Call("POST /evaluations", evaluations.add_set, status=201),
+    remove_evaluation=Call("DELETE /evaluations/{set_id}", evaluations.remove_set, status=204),
+    explore_budgets=Call("POST /explore", explore.explore, heavy=True),
+)
 
 
 @task_routes.get(
@@ -312,284 +261,78 @@ def get_model(who: Caller, task_id: Identifier, format: ModelFormat = "npz") -> 
     return attachment(file.content, file.media_type, file.name)
 
 
-@task_routes.get("/evaluations")
-def list_evaluations(who: Caller) -> wire.EvaluationPage:
-    """My evaluation sets."""
-    return evaluations.list_sets(*who)
-
-
-@task_routes.post("/evaluations", status_code=201)
-def add_evaluation(who: Caller, body: requests.EvaluationRequest, key: IdempotencyKey = None) -> wire.EvaluationSet:
-    """Records of my own to test models on; a task names the set as `broker.evaluation`."""
-    return evaluations.add_set(*who, body, key=key)
-
-
-@task_routes.delete("/evaluations/{set_id}", status_code=204)
-def remove_evaluation(who: Caller, set_id: Identifier, key: IdempotencyKey = None) -> None:
-    """Forget a set that no task was posted with."""
-    evaluations.remove_set(*who, set_id)
-
-
-@task_routes.post("/explore")
-async def explore_budgets(
-    request: Request, who: Caller, body: requests.ExploreRequest, key: IdempotencyKey = None
-) -> wire.Exploration:
-    """What different budgets would buy, before posting a task. Nothing is posted and nothing is paid.
-
-    A party has one under way and one that waits; more are refused (429).
-    """
-    return await get_gate(request).heavy.run(who.party.id, lambda: explore.explore(*who, body))
-
-
 # --- owners -----------------------------------------------------------------------------------------------------------
 
-owner_routes = APIRouter(prefix=API, tags=["owners"], route_class=IdempotentRoute, responses=PROBLEMS)
-
-
-@owner_routes.get("/offers")
-def list_offers(who: Caller, limit: Limit = 50, before: Before = None) -> wire.OfferPage:
-    """Tasks that I can sell to."""
-    return offers.list_offers(*who, limit=limit, before=before)
-
-
-@owner_routes.get("/offers/{task_id}")
-def get_offer(who: Caller, task_id: Identifier) -> wire.Offer:
-    """One offer, with my place and my bid."""
-    return offers.get_offer(*who, task_id)
-
-
-@owner_routes.get("/offers/{task_id}/bid")
-def get_bid(who: Caller, task_id: Identifier) -> wire.Bid:
-    """My standing bid."""
-    return offers.my_bid(*who, task_id)
-
-
-@owner_routes.put("/offers/{task_id}/bid")
-def place_bid(who: Caller, task_id: Identifier, body: requests.BidRequest, key: IdempotencyKey = None) -> wire.Bid:
-    """Bid, or replace my bid. It counts in every round until I replace or withdraw it."""
-    return offers.place_bid(*who, task_id, body)
-
-
-@owner_routes.delete("/offers/{task_id}/bid")
-def withdraw_bid(who: Caller, task_id: Identifier, key: IdempotencyKey = None) -> wire.Bid:
-    """Stay out of later rounds."""
-    return offers.withdraw_bid(*who, task_id)
-
-
-@owner_routes.get("/me/statement")
-def statement(who: Caller, limit: Limit = 200, start: Start = 0) -> wire.Statement:
-    """What I sold, earned and gave up in all, and my awards, oldest first."""
-    return statements.statement(*who, limit=limit, start=start)
-
-
-@owner_routes.get("/me/statement.csv", response_class=Response, responses=file_response("text/csv"))
-def statement_csv(who: Caller) -> Response:
-    """The same as a table."""
-    return attachment(statements.statement_csv(*who), "text/csv", "statement.csv")
-
-
-@owner_routes.get("/me/statement.pdf", response_class=Response, responses=file_response("application/pdf"))
-def statement_pdf(who: Caller) -> Response:
-    """The same to print."""
-    return attachment(papers.statement_pdf(*who), "application/pdf", "statement.pdf")
-
-
-@owner_routes.get("/me/privacy")
-def privacy(who: Caller) -> wire.Privacy:
-    """My total ε, spent and left."""
-    return statements.privacy(*who)
-
-
-@owner_routes.put("/me/privacy")
-def set_cap(who: Caller, body: requests.CapRequest, key: IdempotencyKey = None) -> wire.Privacy:
-    """Set the most ε that I give up in total; not below what I gave up already."""
-    return statements.set_cap(*who, body.cap_epsilon_total, unit=body.unit, delta=body.delta)
-
-
-@owner_routes.post("/bid-help")
-async def bid_help(
-    request: Request, who: Caller, body: requests.BidHelpRequest, key: IdempotencyKey = None
-) -> wire.BidAdvice:
-    """What a bid would earn, and what its ε means on top of all I gave up before. Nothing is placed."""
-    return await get_gate(request).heavy.run(who.party.id, lambda: explore.bid_help(*who, body))
-
-
-# --- disputes ---------------------------------------------------------------------------------------------------------
-
-dispute_routes = APIRouter(prefix=API, tags=["disputes"], route_class=IdempotentRoute, responses=PROBLEMS)
-
-
-@dispute_routes.post("/disputes", status_code=201)
-def open_dispute(who: Caller, body: requests.DisputeRequest, key: IdempotencyKey = None) -> wire.Dispute:
-    """Dispute an award that I won or pay for. While its price is in escrow it is frozen there until the operator
-    decides; an award that has ended stays as it is, and the operator may credit the price from her own money."""
-    return disputes.open_dispute(*who, body)
-
-
-@dispute_routes.get("/disputes")
-def list_disputes(
-    who: Caller, limit: Limit = 50, before: Before = None, is_open: Annotated[bool | None, Query(alias="open")] = None
-) -> wire.DisputePage:
-    """Disputes about my awards (the operator: all), newest first; or only those that are open, or are not."""
-    return disputes.list_disputes(*who, limit=limit, before=before, is_open=is_open)
-
-
-@dispute_routes.get("/disputes/{dispute_id}")
-def get_dispute(who: Caller, dispute_id: Identifier) -> wire.Dispute:
-    """One dispute."""
-    return disputes.get_dispute(*who, dispute_id)
-
-
-@dispute_routes.post("/disputes/{dispute_id}/decision")
-def decide_dispute(
-    who: Caller, dispute_id: Identifier, body: requests.DecisionRequest, key: IdempotencyKey = None
-) -> wire.Dispute:
-    """The operator's: who gets the price, once and for all."""
-    return disputes.decide(*who, dispute_id, body)
-
-
-# --- audits -----------------------------------------------------------------------------------------------------------
-
-audit_routes = APIRouter(prefix=API, tags=["audits"], route_class=IdempotentRoute, responses=PROBLEMS)
-
-
-@audit_routes.post("/audits", status_code=202)
-def start_audit(who: Caller, body: requests.AuditRequest, key: IdempotencyKey = None) -> wire.Audit:
-    """Run the auditor on a mechanism, in the background."""
-    return audits.start_audit(*who, body, key=key)
-
-
-@audit_routes.get("/audits")
-def list_audits(who: Caller, limit: Limit = 50) -> wire.AuditPage:
-    """My audits."""
-    return audits.list_audits(*who, limit=limit)
-
-
-@audit_routes.get("/audits/{audit_id}")
-def get_audit(who: Caller, audit_id: Identifier) -> wire.Audit:
-    """One audit: its progress, and then its verdict."""
-    return audits.get_audit(*who, audit_id)
-
-
-# --- operator ---------------------------------------------------------------------------------------------------------
-
-operator_routes = APIRouter(
-    prefix=f"{API}/operator", tags=["operator"], route_class=IdempotentRoute, responses=PROBLEMS
+owner_routes = _section("owners")
+serve(
+    owner_routes,
+    list_offers=Call("GET /offers", offers.list_offers, {"limit": 50, "before": None}),
+    get_offer=Call("GET /offers/{task_id}", offers.get_offer),
+    get_bid=Call("GET /offers/{task_id}/bid", offers.my_bid),
+    place_bid=Call("PUT /offers/{task_id}/bid", offers.place_bid),
+    withdraw_bid=Call("DELETE /offers/{task_id}/bid", offers.withdraw_bid),
+    statement=Call("GET /me/statement", statements.statement, {"limit": 200, "start": 0}),
+    statement_csv=Call("GET /me/statement.csv", statements.statement_csv, file="statement.csv"),
+    statement_pdf=Call("GET /me/statement.pdf", papers.statement_pdf, file="statement.pdf"),
+    privacy=Call("GET /me/privacy", statements.privacy),
+    set_cap=Call("PUT /me/privacy", statements.set_cap, body=requests.CapRequest),
+    bid_help=Call("POST /bid-help", explore.bid_help, heavy=True),
 )
 
 
-@operator_routes.get("/status")
-def status(who: Caller) -> wire.Operations:
-    """Queues and health."""
-    return operator.status(*who)
+# --- disputes and audits ----------------------------------------------------------------------------------------------
 
+dispute_routes = _section("disputes")
+audit_routes = _section("audits")
+serve(
+    dispute_routes,
+    open_dispute=Call("POST /disputes", disputes.open_dispute, status=201),
+    list_disputes=Call("GET /disputes", disputes.list_disputes, {"limit": 50, "before": None, "is_open": None}),
+    get_dispute=Call("GET /disputes/{dispute_id}", disputes.get_dispute),
+    decide_dispute=Call("POST /disputes/{dispute_id}/decision", disputes.decide),
+)
+serve(
+    audit_routes,
+    start_audit=Call("POST /audits", audits.start_audit, status=202),
+    list_audits=Call("GET /audits", audits.list_audits, {"limit": 50}),
+    get_audit=Call("GET /audits/{audit_id}", audits.get_audit),
+)
 
-@operator_routes.get("/parties")
-def list_parties(who: Caller, limit: Limit = 100, after: Before = None, search: ByName = "") -> wire.PartyPage:
-    """All parties, or those whose name holds `search`."""
-    return parties.list_parties(*who, limit=limit, after=after, search=search)
+# --- operator ---------------------------------------------------------------------------------------------------------
 
-
-@operator_routes.post("/parties", status_code=201)
-def create_party(who: Caller, body: requests.PartyRequest, key: IdempotencyKey = None) -> wire.Party:
-    """Somebody new."""
-    return parties.create_party(*who, role=body.role, name=body.name, key=key)
-
-
-@operator_routes.post("/parties/{party_id}/close")
-def close_party(who: Caller, party_id: Identifier, key: IdempotencyKey = None) -> wire.Party:
-    """Keys and sessions of the party stop working; her money stays hers."""
-    return parties.set_active(*who, party_id, active=False)
-
-
-@operator_routes.post("/parties/{party_id}/reopen")
-def reopen_party(who: Caller, party_id: Identifier, key: IdempotencyKey = None) -> wire.Party:
-    """Keys and sessions of the party work again."""
-    return parties.set_active(*who, party_id, active=True)
-
-
-@operator_routes.put("/parties/{party_id}/node")
-def bind_node(who: Caller, party_id: Identifier, body: requests.NodeRequest, key: IdempotencyKey = None) -> wire.Party:
-    """Which SuperNode is an owner's, so that she can sell in Flower tasks."""
-    return parties.bind_node(*who, party_id, node_id=body.node_id, number=body.number)
-
-
-@operator_routes.delete("/parties/{party_id}/node")
-def unbind_node(who: Caller, party_id: Identifier, key: IdempotencyKey = None) -> wire.Party:
-    """The owner takes no part in further rounds of Flower tasks."""
-    return parties.unbind_node(*who, party_id)
-
-
-@operator_routes.post("/parties/{party_id}/keys", status_code=201)
-def issue_key(
-    request: Request, who: Caller, party_id: Identifier, body: requests.KeyRequest, key: IdempotencyKey = None
-) -> wire.NewKey:
-    """A key for a party; its secret is shown this once."""
-    require(who.party, "operator")
-    keep_secret(request)
-    return parties.issue_key(*who, party_id, label=body.label, key=key)
-
-
-@operator_routes.post("/parties/{party_id}/users", status_code=201)
-def user_for(who: Caller, party_id: Identifier, body: requests.UserRequest, key: IdempotencyKey = None) -> wire.User:
-    """A person of a party's, such as its first admin."""
-    require(who.party, "operator")
-    return users.add_user(*who, party_id, body, key=key)
-
-
-@operator_routes.post("/parties/{party_id}/hooks", status_code=201)
-def hook_for(
-    request: Request, who: Caller, party_id: Identifier, body: requests.HookRequest, key: IdempotencyKey = None
-) -> wire.NewHook:
-    """A webhook or a mail address of a party's."""
-    require(who.party, "operator")
-    keep_secret(request)
-    return notices.create_hook(*who, party_id, body, key=key)
-
-
-@operator_routes.post("/parties/{party_id}/deposits", status_code=201)
-def deposit(
-    who: Caller, party_id: Identifier, body: requests.DepositRequest, key: IdempotencyKey = None
-) -> wire.Account:
-    """Book money that a buyer paid in."""
-    return parties.deposit(*who, party_id, body.amount_micros, key=key)
-
-
-@operator_routes.post("/parties/{party_id}/payouts", status_code=201)
-def pay_out(who: Caller, party_id: Identifier, body: requests.PayoutRequest, key: IdempotencyKey = None) -> wire.Payout:
-    """Withdraw money of a party and send it."""
-    return payouts.pay_out(*who, party_id, body.amount_micros, reference=body.reference, key=key)
-
-
-@operator_routes.get("/payouts")
-def list_payouts(who: Caller, limit: Limit = 100, before: After = None) -> wire.PayoutPage:
-    """Money that left the market, or is about to."""
-    return payouts.list_payouts(*who, limit=limit, before=before)
-
-
-@operator_routes.post("/payouts/{payout_id}/sent")
-def payout_sent(who: Caller, payout_id: Identifier, key: IdempotencyKey = None) -> wire.Payout:
-    """Say that the money has left."""
-    return payouts.mark_sent(*who, payout_id)
-
-
-@operator_routes.get("/payouts.csv", response_class=Response, responses=file_response("text/csv"))
-def payouts_csv(who: Caller) -> Response:
-    """All payouts as a table."""
-    return attachment(payouts.payouts_csv(*who), "text/csv", "payouts.csv")
-
-
-@operator_routes.get("/payouts.xml", response_class=Response, responses=file_response("application/xml"))
-def payouts_xml(who: Caller) -> Response:
-    """Payouts that are still to be sent, as a file for the bank (ISO 20022, pain.001.001.09)."""
-    return attachment(transfers.transfer_file(*who), "application/xml", "payouts.xml")
-
-
-@operator_routes.put("/parties/{party_id}/bank")
-def bank_of(who: Caller, party_id: Identifier, body: requests.BankRequest, key: IdempotencyKey = None) -> wire.Party:
-    """Where a party's payouts go."""
-    require(who.party, "operator")
-    return transfers.set_iban(*who, party_id, body.iban)
+operator_routes = _section("operator", "/operator", dependencies=[Depends(_operator)])
+serve(
+    operator_routes,
+    status=Call("GET /status", operator.status),
+    list_parties=Call("GET /parties", parties.list_parties, {"limit": 100, "after": None, "search": ""}),
+    create_party=Call("POST /parties", parties.create_party, status=201, body=requests.PartyRequest),
+    close_party=Call(
+        "POST /parties/{party_id}/close",
+        partial(parties.set_active, active=False),
+        about="Keys and sessions of the party stop working; her money stays hers.",
+    ),
+    reopen_party=Call(
+        "POST /parties/{party_id}/reopen",
+        partial(parties.set_active, active=True),
+        about="Keys and sessions of the party work again.",
+    ),
+    bind_node=Call("PUT /parties/{party_id}/node", parties.bind_node, body=requests.NodeRequest),
+    unbind_node=Call("DELETE /parties/{party_id}/node", parties.unbind_node),
+    issue_key=Call(
+        "POST /parties/{party_id}/keys", parties.issue_key, status=201, body=requests.KeyRequest, secret=True
+    ),
+    user_for=Call("POST /parties/{party_id}/users", users.add_user, status=201),
+    hook_for=Call("POST /parties/{party_id}/hooks", notices.create_hook, status=201, secret=True),
+    deposit=Call("POST /parties/{party_id}/deposits", parties.deposit, status=201, body=requests.DepositRequest),
+    pay_out=Call("POST /parties/{party_id}/payouts", payouts.pay_out, status=201, body=requests.PayoutRequest),
+    list_payouts=Call("GET /payouts", payouts.list_payouts, {"limit": 100, "before": None}),
+    payout_sent=Call("POST /payouts/{payout_id}/sent", payouts.mark_sent),
+    payouts_csv=Call("GET /payouts.csv", payouts.payouts_csv, file="payouts.csv"),
+    payouts_xml=Call("GET /payouts.xml", transfers.transfer_file, file="payouts.xml"),
+    bank_of=Call("PUT /parties/{party_id}/bank", transfers.set_iban, body=requests.BankRequest),
+    audit_log=Call("GET /audit-log", operator.audit_log, {"limit": 100, "before": None, "about": None}),
+    verify_ledger=Call("POST /ledger/verify", ledger.verify),
+)
 
 
 @operator_routes.get("/runs/{task_id}")
@@ -597,18 +340,6 @@ def flower_run(who: Caller, task_id: Identifier) -> wire.RunDetail:
     """A Flower task's latest run: whether it is at work, whose nodes it saw, and what Flower said when it was asked."""
     found = runs.run_detail(*who, task_id)
     return replace(found, said=flower.asked(who.broker.settings, task_id, found.attempt))
-
-
-@operator_routes.get("/audit-log")
-def audit_log(who: Caller, limit: Limit = 100, before: After = None, about: Before = None) -> wire.LogPage:
-    """Who did what, newest first."""
-    return operator.audit_log(*who, limit=limit, before=before, about=about)
-
-
-@operator_routes.post("/ledger/verify")
-def verify_ledger(who: Caller, key: IdempotencyKey = None) -> wire.LedgerCheck:
-    """Replay the whole log and say what was found."""
-    return ledger.verify(*who)
 
 
 ROUTERS = (

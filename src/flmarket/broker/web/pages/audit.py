@@ -8,7 +8,6 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from flmarket.audit import Bid, Example
 from flmarket.audit.truthfulness import Result
-from flmarket.broker.errors import TooMany
 from flmarket.broker.office import audits, market
 from flmarket.broker.requests import AuditRequest
 from flmarket.broker.web.pages.context import Form, PageRoute, SignedIn, SignedInWrites, Visitor, fragment, page
@@ -41,7 +40,7 @@ def show(visitor: SignedIn, auction: str = "posted") -> HTMLResponse:
 @router.get("/audit/{audit_id}")
 def one(request: Request, audit_id: Annotated[str, Path(max_length=60)], visitor: SignedIn) -> HTMLResponse:
     """One audit; for HTMX, only its result so far."""
-    audit = audits.get_audit(visitor.broker, visitor.party, audit_id)
+    audit = audits.get_audit(*visitor.who, audit_id)
     if request.headers.get("HX-Request"):
         return _result(visitor, audit)
     return _page(visitor, audit.auction, audit)
@@ -51,14 +50,11 @@ def one(request: Request, audit_id: Annotated[str, Path(max_length=60)], visitor
 def start(request: Request, visitor: SignedInWrites, reader: Form) -> Response:
     """Queue a run of the auditor."""
     values: dict[str, Any] = {name: reader.text(name) for name in ("auction", "population")}
-    values["profiles"] = reader.whole("profiles")
-    wanted = reader.build(AuditRequest, values, {name: name for name in values})
-    problem, audit = next(iter(reader.errors.values()), ""), None
-    if wanted is not None:
-        try:
-            audit = audits.start_audit(visitor.broker, visitor.party, wanted)
-        except TooMany as error:
-            problem = f"{error}"
+    values["profiles"], audit = reader.whole("profiles"), None
+    with reader.refusals("_"):
+        wanted = reader.build(AuditRequest, {name: name for name in values}, values=values)
+        audit = audits.start_audit(*visitor.who, wanted)
+    problem = next(iter(reader.errors.values()), "")
     if request.headers.get("HX-Request"):
         return _result(visitor, audit, problem)
     if audit is None:
@@ -67,9 +63,9 @@ def start(request: Request, visitor: SignedInWrites, reader: Form) -> Response:
 
 
 def _page(visitor: Visitor, auction: str, audit: wire.Audit | None, problem: str = "") -> HTMLResponse:
-    past = audits.list_audits(visitor.broker, visitor.party).items
+    past = audits.list_audits(*visitor.who).items
     if audit is None and past:
-        audit = audits.get_audit(visitor.broker, visitor.party, past[0].id)
+        audit = audits.get_audit(*visitor.who, past[0].id)
     return page(
         visitor,
         "audit.html.j2",
@@ -77,7 +73,7 @@ def _page(visitor: Visitor, auction: str, audit: wire.Audit | None, problem: str
         auction=auction,
         catalogue=market.catalogue(visitor.broker),
         thoroughness=_THOROUGHNESS,
-        in_use=sorted({one.auction for one in market.overview(visitor.broker, visitor.party).tasks if one.auction}),
+        in_use=sorted({one.auction for one in market.overview(*visitor.who).tasks if one.auction}),
         trust=BIDS_ONLY,
         status=422 if problem else 200,
         **_shown(audit, past, problem),
@@ -86,7 +82,7 @@ def _page(visitor: Visitor, auction: str, audit: wire.Audit | None, problem: str
 
 def _result(visitor: Visitor, audit: wire.Audit | None, problem: str = "") -> HTMLResponse:
     """The result so far and, beside it, the list of audits as it is now."""
-    past, status = audits.list_audits(visitor.broker, visitor.party).items, 422 if problem else 200
+    past, status = audits.list_audits(*visitor.who).items, 422 if problem else 200
     shown = _shown(audit, past, problem, beside=True)
     return fragment(visitor, "_audit_result.html.j2", status=status, **shown)
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from types import TracebackType
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -38,9 +39,9 @@ from flmarket.broker.web.auth import (
     get_gate,
     masked,
 )
-from flmarket.broker.web.pages.rendering import render, sentence
+from flmarket.broker.web.pages.rendering import remedy, render, sentence
 from flmarket.broker.web.routes import Handler, OneThreadRoute
-from flmarket.errors import FlmarketError
+from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import MICROS
 
 log = logging.getLogger("flmarket.broker")
@@ -86,6 +87,16 @@ class Visitor:
         if self.auth is None:
             raise Unauthenticated("sign in first")
         return self.auth.party
+
+    @property
+    def known(self) -> Party | None:
+        """Who is signed in, if anybody is."""
+        return None if self.auth is None else self.auth.party
+
+    @property
+    def who(self) -> tuple[Broker, Party]:
+        """Broker and party, as services take them first."""
+        return self.broker, self.party
 
     @property
     def csrf(self) -> str:
@@ -154,6 +165,7 @@ class Unit:
 
 
 NO_UNITS: Mapping[str, Unit] = {}
+NO_FIELDS: Mapping[str, str] = {}
 _BOUNDS = {
     "greater_than": ("gt", "More than"), "greater_than_equal": ("ge", "At least"),
     "less_than": ("lt", "Less than"), "less_than_equal": ("le", "At most"),
@@ -187,6 +199,13 @@ def _figure(value: float) -> str:
     """A bound as people write numbers: 0.000001, never 1e-06."""
     text = f"{value:,.10g}"
     return f"{value:,.12f}".rstrip("0").rstrip(".") if "e" in text else text
+
+
+_INCOMPLETE = "the form cannot be read as it is"
+
+
+class Incomplete(FlmarketError):
+    """A form cannot be read; its `Reader` knows what is wrong."""
 
 
 class Reader:
@@ -224,33 +243,63 @@ class Reader:
         """An amount in currency units as whole micro-units, exactly; 0 and an error otherwise."""
         try:
             amount = Decimal(self.text(name, default)) * MICROS
-        except InvalidOperation:
+        except ArithmeticError:  # no number, or one too large even for a Decimal
             amount = Decimal("NaN")
         if not amount.is_finite() or amount != amount.to_integral_value() or abs(amount) > 10**18:
             self.errors[name] = "This should be an amount with at most six decimals."
             return 0
         return int(amount)
 
+    @property
+    def once(self) -> str | None:
+        """What a form carries so that it is done once."""
+        return self.text("idempotency_key")[:80] or None
+
     def build(
-        self, model: type[M], values: dict[str, Any], fields: Mapping[str, str], units: Mapping[str, Unit] = NO_UNITS
-    ) -> M | None:
-        """The request, or None with errors; `fields` maps the request's paths to the form's field names, `units` those
-        to what is typed there."""
+        self,
+        model: type[M],
+        fields: Mapping[str, str],
+        units: Mapping[str, Unit] = NO_UNITS,
+        values: Mapping[str, Any] | None = None,
+    ) -> M:
+        """The request; Incomplete, with `errors`, if there is none. `fields` maps the request's paths to the form's
+        field names, `units` those to what is typed there; `values` are the texts of the fields if none are given."""
         if self.errors:
-            return None
+            raise Incomplete(_INCOMPLETE)
         try:
-            return model.model_validate(values)
+            return model.model_validate(values or {path: self.text(name) for path, name in fields.items()})
         except ValidationError as error:
             for found in error.errors():
                 name = fields.get(".".join(str(part) for part in found["loc"]), "_")
-                self.errors.setdefault(
-                    name, _explained(found["type"], found.get("ctx", {}), found["msg"], units.get(name))
-                )
-            return None
+                told = _explained(found["type"], found.get("ctx", {}), found["msg"], units.get(name))
+                self.errors.setdefault(name, told)
+            raise Incomplete(_INCOMPLETE) from None
+
+    def refusals(self, at: str, fields: Mapping[str, str] = NO_FIELDS) -> "_Refusals":
+        """What is refused inside is told beside its field, if `fields` maps it to one, and beside `at` otherwise."""
+        return _Refusals(self, at, fields)
 
     def kept(self, names: Iterable[str]) -> dict[str, str]:
         """What was typed, to be shown again."""
         return {name: self.text(name) for name in names}
+
+
+@dataclass(frozen=True)
+class _Refusals:
+    reader: Reader
+    at: str
+    fields: Mapping[str, str]
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if not isinstance(error, FlmarketError) or isinstance(error, Forbidden) or is_transient(error):
+            return False  # a mistake, a form that she was not given, or a fault of the database: each has a page
+        if isinstance(error, InvalidInput) and error.field in self.fields:
+            self.reader.errors[self.fields[error.field]] = remedy(error)
+        elif not isinstance(error, Incomplete):
+            self.reader.errors[self.at] = sentence(error)
+        return True
 
 
 async def read_form(request: Request) -> Reader:
@@ -258,7 +307,13 @@ async def read_form(request: Request) -> Reader:
     return Reader(await request.form(max_files=0, max_fields=60))
 
 
+async def read_query(request: Request) -> Reader:
+    """What the address says of a form: what was typed into it before a session ended."""
+    return Reader(request.query_params)
+
+
 Form = Annotated[Reader, Depends(read_form)]
+Typed = Annotated[Reader, Depends(read_query)]
 
 
 def writer(*roles: Role) -> Callable[[Request, Visitor, Reader], Coroutine[Any, Any, Visitor]]:
@@ -293,9 +348,10 @@ OperatorWrites = Annotated[Visitor, Depends(writer("operator"))]
 BuyerOrOperatorWrites = Annotated[Visitor, Depends(writer("buyer", "operator"))]
 
 
-def page(visitor: Visitor, template: str, *, title: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """A whole page."""
-    entries, path = _NAVIGATION[None if visitor.auth is None else visitor.auth.party.role], visitor.path
+def page(visitor: Visitor, template: str, *, title: str, status: int = 0, **context: Any) -> HTMLResponse:
+    """A whole page; what has `errors` was not accepted."""
+    entries, path = _NAVIGATION[visitor.known.role if visitor.known else None], visitor.path
+    status = status or (422 if context.get("errors") else 200)
     leads = (href for _, href in entries if path == href or (href != "/" and path.startswith(f"{href}/")))
     best = max(leads, key=len, default="")
     navigation = [{"label": label, "href": href, "current": href == best} for label, href in entries]
@@ -309,8 +365,7 @@ def fragment(visitor: Visitor, template: str, *, status: int = 200, **context: A
 
 def render_for(visitor: Visitor, template: str, **context: Any) -> str:
     """A template with what all of them use."""
-    party = None if visitor.auth is None else visitor.auth.party
-    around = {"party": party, "csrf": visitor.csrf, "demo": bool(visitor.people), "people": visitor.people}
+    around = {"party": visitor.known, "csrf": visitor.csrf, "demo": bool(visitor.people), "people": visitor.people}
     return render(template, **around, currency=visitor.broker.currency, **context)
 
 

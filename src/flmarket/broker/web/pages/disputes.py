@@ -14,25 +14,23 @@ from flmarket.broker.web.pages.context import (
     Operator,
     OperatorWrites,
     PageRoute,
+    Reader,
     SignedIn,
     SignedInWrites,
     TaskId,
+    Typed,
     Unit,
     Visitor,
+    ask,
     page,
-    refused,
 )
-from flmarket.broker.web.pages.context import ask as ask_first
 from flmarket.broker.web.pages.rendering import seconds
-from flmarket.errors import FlmarketError
 from flmarket.report.formatting import money
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _SHOWN = 50
 _TEXT = Unit(pattern="Plain text.")
-Typed = Annotated[str, Query(max_length=1000)]
-Award = Annotated[str, Query(max_length=120)]
 Before = Annotated[str | None, Query(max_length=60)]
 
 
@@ -42,70 +40,57 @@ def disputable_since(broker: Broker) -> str:
 
 
 @router.get("/disputes")
-def show(visitor: SignedIn, before: Before = None) -> HTMLResponse:
-    """Those that concern one; all of them for the operator."""
-    return _page(visitor, {}, before=before)
-
-
 @router.get("/disputes/new")
-def ask(visitor: SignedIn, award: Award = "", reason: Typed = "") -> HTMLResponse:
-    """What is wrong with an award?"""
-    return _page(visitor, {}, award=award, typed=reason)
+def show(visitor: SignedIn, reader: Typed, before: Before = None) -> HTMLResponse:
+    """Those that concern one, all of them for the operator; and what is wrong with an award, if one is named."""
+    return _page(visitor, reader, before)
 
 
 @router.post("/disputes")
 def open_one(visitor: SignedInWrites, reader: Form) -> Response:
     """Open it."""
-    values = {"award_id": reader.text("award"), "reason": reader.text("reason")}
     fields = {"award_id": "award", "reason": "reason"}
-    wanted = reader.build(DisputeRequest, values, fields, {"award": Unit(pattern="An award."), "reason": _TEXT})
-    if wanted is not None:
-        try:
-            disputes.open_dispute(visitor.broker, visitor.party, wanted)
-            return RedirectResponse("/disputes", 303)
-        except FlmarketError as error:
-            reader.errors["reason"] = refused(error)
-    return _page(visitor, reader.errors, award=reader.text("award")[:120], typed=reader.text("reason"))
+    with reader.refusals("reason"):
+        wanted = reader.build(DisputeRequest, fields, {"award": Unit(pattern="An award."), "reason": _TEXT})
+        disputes.open_dispute(*visitor.who, wanted)
+        return RedirectResponse("/disputes", 303)
+    return _page(visitor, reader)
 
 
 @router.get("/disputes/{dispute_id}")
-def show_one(visitor: Operator, dispute_id: TaskId, note: Typed = "") -> HTMLResponse:
+def show_one(visitor: Operator, dispute_id: TaskId, reader: Typed) -> HTMLResponse:
     """One to decide."""
-    return _decision(visitor, dispute_id, {}, typed=note)
+    one = disputes.get_dispute(*visitor.who, dispute_id)
+    return page(
+        visitor, "disputes.html.j2", title="A dispute", errors=reader.errors, typed=reader.text("note"), one=one
+    )
 
 
 @router.post("/disputes/{dispute_id}")
 def decide(visitor: OperatorWrites, dispute_id: TaskId, reader: Form) -> Response:
     """Pay or refund, with a note; once."""
-    values = {"decision": reader.text("decision"), "note": reader.text("note")}
-    wanted = reader.build(DecisionRequest, values, {"decision": "note", "note": "note"}, {"note": _TEXT})
-    if wanted is not None and not reader.text("confirmed"):
-        one = disputes.get_dispute(visitor.broker, visitor.party, dispute_id)
-        whose = f"the owner of {one.task_name}" if wanted.decision == "pay" else "its buyer"
-        asked = f"Decide for {whose}, about {money(one.price_micros)} {visitor.broker.currency}? It is final."
-        return ask_first(visitor, f"/disputes/{dispute_id}", asked, f"/disputes/{dispute_id}", values)
-    if wanted is not None:
-        try:
-            disputes.decide(visitor.broker, visitor.party, dispute_id, wanted)
-            return RedirectResponse("/disputes", 303)
-        except FlmarketError as error:
-            reader.errors["note"] = refused(error)
-    return _decision(visitor, dispute_id, reader.errors, typed=reader.text("note"))
+    values = reader.kept(("decision", "note"))
+    with reader.refusals("note"):
+        wanted = reader.build(DecisionRequest, {"decision": "note", "note": "note"}, {"note": _TEXT}, values)
+        if not reader.text("confirmed"):
+            one = disputes.get_dispute(*visitor.who, dispute_id)
+            whose = f"the owner of {one.task_name}" if wanted.decision == "pay" else "its buyer"
+            asked = f"Decide for {whose}, about {money(one.price_micros)} {visitor.broker.currency}? It is final."
+            return ask(visitor, f"/disputes/{dispute_id}", asked, f"/disputes/{dispute_id}", values)
+        disputes.decide(*visitor.who, dispute_id, wanted)
+        return RedirectResponse("/disputes", 303)
+    return show_one(visitor, dispute_id, reader)
 
 
-def _page(
-    visitor: Visitor, errors: dict[str, str], *, award: str = "", typed: str = "", before: str | None = None
-) -> HTMLResponse:
-    found = disputes.list_disputes(visitor.broker, visitor.party, limit=_SHOWN, before=before)
+def _page(visitor: Visitor, reader: Reader, before: str | None = None) -> HTMLResponse:
     return page(
-        visitor, "disputes.html.j2", title="Disputes", status=422 if errors else 200, errors=errors, award=award,
-        typed=typed, found=found, one=None, window=seconds(visitor.broker.settings.dispute_seconds),
-    )  # fmt: skip
-
-
-def _decision(visitor: Visitor, dispute_id: str, errors: dict[str, str], *, typed: str = "") -> HTMLResponse:
-    one = disputes.get_dispute(visitor.broker, visitor.party, dispute_id)
-    return page(
-        visitor, "disputes.html.j2", title="A dispute", status=422 if errors else 200, errors=errors, award="",
-        typed=typed, found=None, one=one, window="",
-    )  # fmt: skip
+        visitor,
+        "disputes.html.j2",
+        title="Disputes",
+        errors=reader.errors,
+        award=reader.text("award")[:120],
+        typed=reader.text("reason"),
+        one=None,
+        found=disputes.list_disputes(*visitor.who, limit=_SHOWN, before=before),
+        window=seconds(visitor.broker.settings.dispute_seconds),
+    )

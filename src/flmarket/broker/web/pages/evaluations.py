@@ -4,10 +4,9 @@ What is sent is text in fields, so that it works without scripts; with them a fi
 are read by `office.evaluations`, which names line and column of what it does not take.
 """
 
-import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
@@ -21,19 +20,17 @@ from flmarket.broker.web.pages.context import (
     PageRoute,
     Reader,
     TaskId,
+    Typed,
     Visitor,
     ask,
     page,
-    refused,
 )
-from flmarket.broker.web.pages.rendering import remedy
 from flmarket.broker.web.problems import attachment
-from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.files import csv_text
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_FIELDS = {"name": "set_name", "data": "data", "table": "table"}
+_FIELDS = {"name": "set_name", "data": "data", "data.name": "data", "table": "table"}
 _EXAMPLE = (
     '{"columns": [{"name": "radius", "unit": "mm", "offset": 14, "scale": 3.5}, '
     '{"name": "site", "values": ["left", "right"]}], "classes": ["benign", "malignant"]}'
@@ -42,9 +39,9 @@ Named = Annotated[str, Query(max_length=120)]
 
 
 @router.get("/tasks/data")
-def show(visitor: Buyer, request: Request) -> HTMLResponse:
+def show(visitor: Buyer, reader: Typed) -> HTMLResponse:
     """One's own sets, and the form for another."""
-    return _page(visitor, Reader(request.query_params))
+    return _page(visitor, reader)
 
 
 @router.get("/tasks/data/header.csv")
@@ -60,17 +57,10 @@ def add(visitor: BuyerWrites, reader: Form) -> Response:
     values: dict[str, Any] = {"name": reader.text("set_name"), "table": reader.text("table")}
     values["schema"] = _schema(reader)
     values["data"] = "" if reader.text("schema") else reader.text("data")
-    wanted = reader.build(EvaluationRequest, values, _FIELDS)
-    if wanted is not None:
-        try:
-            key = reader.text("idempotency_key")[:80] or None
-            made = evaluations.add_set(visitor.broker, visitor.party, wanted, key=key)
-            return RedirectResponse(f"/tasks/data?done={made.id}", 303)
-        except InvalidInput as error:
-            named = {"name": "set_name", "data.name": "data"}
-            reader.errors[named.get(error.field, error.field)] = remedy(error)
-        except FlmarketError as error:
-            reader.errors["set_name"] = refused(error)
+    with reader.refusals("set_name", _FIELDS):
+        wanted = reader.build(EvaluationRequest, _FIELDS, values=values)
+        made = evaluations.add_set(*visitor.who, wanted, key=reader.once)
+        return RedirectResponse(f"/tasks/data?done={made.id}", 303)
     return _page(visitor, reader)
 
 
@@ -79,7 +69,7 @@ def remove(visitor: BuyerWrites, set_id: TaskId, reader: Form) -> Response:
     """Forget a set."""
     if not reader.text("confirmed"):
         return ask(visitor, f"/tasks/data/{set_id}/remove", f"Remove {set_id[:40]} for good?", "/tasks/data", {})
-    evaluations.remove_set(visitor.broker, visitor.party, set_id)
+    evaluations.remove_set(*visitor.who, set_id)
     return RedirectResponse("/tasks/data", 303)
 
 
@@ -88,11 +78,12 @@ def _schema(reader: Reader) -> SchemaRequest | None:
     if not text:
         return None
     try:
-        return SchemaRequest.model_validate(json.loads(text))
-    except (json.JSONDecodeError, RecursionError):
-        reader.errors["schema"] = "This is not JSON. The example shows what it looks like."
+        return SchemaRequest.model_validate_json(text)
     except ValidationError as error:
         found = error.errors()[0]
+        if found["type"] == "json_invalid":
+            reader.errors["schema"] = "This is not JSON. The example shows what it looks like."
+            return None
         where = " ".join(f"{part + 1}" if isinstance(part, int) else str(part) for part in found["loc"])
         said = str(found["msg"]).removeprefix("Value error, ") if found["type"] == "value_error" else "not accepted"
         reader.errors["schema"] = f"{where or 'The schema'}: {said}. The example shows what it looks like."
@@ -102,8 +93,8 @@ def _schema(reader: Reader) -> SchemaRequest | None:
 def _page(visitor: Visitor, reader: Reader) -> HTMLResponse:
     typed = reader.kept(("set_name", "data", "table", "schema", "done"))
     return page(
-        visitor, "evaluations.html.j2", title="My data", status=422 if reader.errors else 200, errors=reader.errors,
-        typed=typed, example=_EXAMPLE, sets=evaluations.list_sets(visitor.broker, visitor.party).items,
+        visitor, "evaluations.html.j2", title="My data", errors=reader.errors, typed=typed, example=_EXAMPLE,
+        sets=evaluations.list_sets(*visitor.who).items,
         offered=market.catalogue(visitor.broker).data_sets, idempotency_key=new_id("form"),
         flower=bool(visitor.broker.settings.superlink),
     )  # fmt: skip

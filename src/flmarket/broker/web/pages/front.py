@@ -77,7 +77,7 @@ def front_tasks(visitor: AnyVisitor, q: ByName = "", page_number: PageNumber = 1
 
 def _market(visitor: Visitor, search: str, number: int) -> tuple[wire.Market, dict[str, Any]]:
     """The market, and its tasks for the page; accuracy and money only for whoever may see them."""
-    broker, party = visitor.broker, None if visitor.auth is None else visitor.auth.party
+    broker, party = visitor.broker, visitor.known
     search, start = search.strip(), (number - 1) * _SHOWN
     view = market.overview(broker, party, limit=_SHOWN, start=start, search=search)
     known: dict[str, tuple[int, list[float]]] = {}
@@ -173,7 +173,7 @@ def sign_out(visitor: SignedInWrites) -> Response:
     """End the session."""
     assert visitor.auth is not None
     assert visitor.auth.cookie is not None
-    sessions.sign_out(visitor.broker, visitor.party, visitor.auth.cookie)
+    sessions.sign_out(*visitor.who, visitor.auth.cookie)
     response = RedirectResponse("/", 303)
     clear_cookie(response, visitor.broker.settings)
     return response

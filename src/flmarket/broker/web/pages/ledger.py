@@ -65,7 +65,7 @@ def entries(visitor: SignedIn, q: Search = "", before: Before = None) -> HTMLRes
 @router.post("/ledger/verify")
 def verify(request: Request, visitor: OperatorWrites) -> HTMLResponse:
     """Replay the whole log."""
-    check = ledger.verify(visitor.broker, visitor.party)
+    check = ledger.verify(*visitor.who)
     if request.headers.get("HX-Request"):
         return fragment(visitor, "_verification.html.j2", check=check)
     return _page(visitor, check=check)
@@ -90,7 +90,7 @@ def _entries(visitor: Visitor, search: str, before: int | None) -> dict[str, Any
     """What the table of entries shows, if the visitor may see any."""
     found, wanted = None, search.strip() or None
     if visitor.auth is not None:
-        found = ledger.entries(visitor.broker, visitor.party, search=wanted, limit=_SHOWN, before=before)
+        found = ledger.entries(*visitor.who, search=wanted, limit=_SHOWN, before=before)
     return {"found": found, "search": search, "kinds": KINDS, "name": _names(visitor, found)}
 
 
@@ -98,7 +98,7 @@ def _names(visitor: Visitor, found: wire.LedgerPage | None) -> Callable[[str | N
     """Ids as the visitor knows them: her own tasks and, for the operator, everybody by name."""
     known = {"escrow": "escrow", "bank": "outside"}
     if found is not None:
-        known |= ledger.names_in(visitor.broker, visitor.party, found.items)
+        known |= ledger.names_in(*visitor.who, found.items)
 
     def name(identifier: str | None) -> str:
         head, _, rest = (identifier or "–").partition("/")
@@ -116,11 +116,11 @@ def _answer(broker: Broker, text: str) -> Answer:
         return Answer(False, "That is not a receipt", "Paste the whole file, as it was downloaded.")
     try:
         receipts = read_receipts(json.loads(text))
-    except (json.JSONDecodeError, RecursionError):
-        return Answer(False, "That is not a receipt", "It is not JSON; paste the whole file, as it was downloaded.")
     except FlmarketError:
         lacks = "It lacks what every receipt has, or has something that none has."
         return Answer(False, "That is not a receipt", lacks)
+    except (ValueError, RecursionError):  # also numbers of more digits than Python reads
+        return Answer(False, "That is not a receipt", "It is not JSON; paste the whole file, as it was downloaded.")
     answers = [_checked(broker, receipt) for receipt in receipts]
     wrong = next((one for one in answers if not one.ok), None)
     if len(answers) == 1 or wrong is not None:

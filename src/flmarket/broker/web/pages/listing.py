@@ -35,7 +35,7 @@ Compared = Annotated[list[str] | None, Query(max_length=12)]
 @router.get("/market/compare")
 def compare(visitor: AnyVisitor, task: Compared = None, q: ByName = "") -> HTMLResponse:
     """Some tasks side by side, as their terms say; fewer than two are chosen among all that are listed."""
-    party = None if visitor.auth is None else visitor.auth.party
+    party = visitor.known
     wanted = list(dict.fromkeys(task or ()))[:_MOST_COMPARED]
     found = [listing.listing(visitor.broker, party, one) for one in wanted]
     tables = [dict(_lines(one)) for one in found]
@@ -53,7 +53,7 @@ def compare(visitor: AnyVisitor, task: Compared = None, q: ByName = "") -> HTMLR
 @router.get("/market/{task_id}")
 def show(task_id: TaskId, visitor: AnyVisitor) -> HTMLResponse:
     """One task, for everybody."""
-    party = None if visitor.auth is None else visitor.auth.party
+    party = visitor.known
     found = listing.listing(visitor.broker, party, task_id)
     return page(
         visitor,
@@ -103,12 +103,13 @@ def _sections(terms: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]
     """The document as people read it; the whole of it is in the file."""
     told = []
     for key, title in _SECTIONS.items():
-        found = _money(terms) if key == "money" else terms[key]
-        order = _READ.get(key, ())
-        names = sorted(found, key=lambda name: order.index(name) if name in order else len(order))
-        lines = [(name, _text(found[name])) for name in names if found[name] not in ("", None, [])]
-        flat = [one for name, value in lines for one in _spread(name, value, terms[key])]
-        told.append((title, [(name[:1].upper() + name[1:], value) for name, value in flat]))
+        found: Mapping[str, Any] = _money(terms) if key == "money" else terms[key]
+        order, lines = _READ.get(key, ()), list[tuple[str, str]]()
+        for name in sorted(found, key=lambda name: order.index(name) if name in order else len(order)):
+            inside = found[name] if isinstance(found[name], Mapping) else {name: found[name]}
+            known = [(one, value) for one, value in inside.items() if value not in ("", None, [])]
+            lines += [(one[:1].upper() + one[1:], _text(value)) for one, value in known]
+        told.append((title, lines))
     return told
 
 
@@ -118,13 +119,6 @@ def _money(terms: Mapping[str, Any]) -> dict[str, str]:
         "price": terms["price"], "budget": f"{found['budget']} {unit} for {found['for']}",
         "escrow": f"{found['escrow']} {unit}", "paid": found["paid"],
     }  # fmt: skip
-
-
-def _spread(name: str, value: str, section: Mapping[str, Any]) -> list[tuple[str, str]]:
-    inside = section.get(name)
-    if isinstance(inside, Mapping):
-        return [(key, _text(one)) for key, one in inside.items() if one]
-    return [(name, value)]
 
 
 def _text(value: Any) -> str:

@@ -39,6 +39,7 @@ _ENDINGS = {
     "failed": "The task failed",
 }
 _STAGES = ("open", "bids", "awards", "updates", "settled")
+_COLOURS = {"paid": "teal", "in escrow": "blue", "returned": "rust", "not awarded": "rule"}
 
 
 @dataclass(frozen=True)
@@ -76,22 +77,13 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of the round's budget."""
-
-    label: str
-    colour: str
-    micros: int
-
-
-@dataclass(frozen=True)
 class Scene:
-    """A round at one moment."""
+    """A round at one moment; `parts` are those of its budget, in micro-units."""
 
     number: int
     of: int
     stages: tuple[Stage, ...]
-    parts: tuple[Part, ...]
+    parts: Mapping[str, int]
     budget_micros: int
     seats: tuple[Seat, ...] | None
     left_out: int
@@ -100,27 +92,18 @@ class Scene:
     @property
     def shares(self) -> list[tuple[float, str]]:
         """The budget's parts for the bar."""
-        return [(part.micros / max(self.budget_micros, 1), part.colour) for part in self.parts if part.colour != "rule"]
+        whole = max(self.budget_micros, 1)
+        return [(micros / whole, _COLOURS[one]) for one, micros in self.parts.items() if one != "not awarded"]
 
     @property
     def amounts(self) -> list[tuple[str, str, str]]:
         """The parts as label, amount and colour; what is shown of them adds up to what is shown of the budget."""
-        named = {part.label: part.micros for part in self.parts}
-        colours = {part.label: part.colour for part in self.parts}
-        return [(label, text, colours.get(label, "")) for label, text in adding_up(self.budget_micros, named)]
+        return [(one, text, _COLOURS.get(one, "")) for one, text in adding_up(self.budget_micros, self.parts)]
 
     @property
     def money_label(self) -> str:
         """The bar in words."""
         return f"Of {money(self.budget_micros)}: {', '.join(f'{text} {label}' for label, text, _ in self.amounts)}"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the log."""
-
-    at: str
-    text: str
 
 
 def latest_round(happened: Sequence[wire.Progress]) -> Latest:
@@ -138,6 +121,7 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...], 
     bids, offered = known.get("bids", {}), known.get("awards", {})
     budget = order.budget_micros
     spent = known.get("settled", {}).get("spent_micros", 0)
+    held = offered.get("held_micros", 0)
     over = latest.settled and (bool(awards or spent) or not words.lasting)  # else its awards run on
     seats = [
         _seat(one["owner"], "won", one.get("loss"), one["epsilon"], f"{money(one['price_micros'])} held")
@@ -156,7 +140,12 @@ def make_scene(task: wire.Task, latest: Latest, awards: tuple[wire.Award, ...], 
         latest.index + 1,
         task.rounds,
         _stages(known, reached, trust_of(order), words, idle=task.run is not None and not task.run.at_work),
-        _parts(budget, offered.get("held_micros", 0), spent, settled=over),
+        {
+            "paid": spent,
+            "in escrow": 0 if over else held,
+            "returned": held - spent if over else 0,
+            "not awarded": max(0, budget - held),
+        },
         budget,
         None if public else tuple(shown),
         sold + others - len(shown),
@@ -193,15 +182,6 @@ def _stages(
     )
 
 
-def _parts(budget: int, held: int, paid: int, *, settled: bool) -> tuple[Part, ...]:
-    return (
-        Part("paid", "teal", paid),
-        Part("in escrow", "blue", 0 if settled else held),
-        Part("returned", "rust", held - paid if settled else 0),
-        Part("not awarded", "rule", max(0, budget - held)),
-    )
-
-
 def _seat(name: str, state: str, loss: Mapping[str, Any] | None, number: float | None, price: str) -> Seat:
     """A tile has little room: her name in the task alone, or her place, or her name as the operator knows it; her loss
     may break before its δ and nowhere else."""
@@ -210,10 +190,10 @@ def _seat(name: str, state: str, loss: Mapping[str, Any] | None, number: float |
     return Seat(shown, state, loss_words(loss or {}, number).replace(" ", "\u00a0").replace("\u00a0at", " at"), price)
 
 
-def lines(happened: Iterable[wire.Progress], kind: str = "auction") -> list[Line]:
-    """Events of a task of some kind as lines of the log."""
+def lines(happened: Iterable[wire.Progress], kind: str = "auction") -> list[tuple[str, str]]:
+    """Events of a task of some kind as lines of the log: when, and what happened."""
     words = kind_words(kind)
-    return [Line(event.at, text) for event in happened if (text := _tell(event, words))]
+    return [(event.at, text) for event in happened if (text := _tell(event, words))]
 
 
 def _tell(event: wire.Progress, words: KindWords) -> str:
@@ -267,13 +247,13 @@ class Sight:
         """How it is now."""
         if self.public:
             return listing.public_task(self.visitor.broker, self.task_id)
-        return tasks.get_task(self.visitor.broker, self.visitor.party, self.task_id)
+        return tasks.get_task(*self.visitor.who, self.task_id)
 
     def events(self, after: int | None = None) -> list[wire.Progress]:
         """What happened after an event; without one, lately: a long task has more than anybody reads."""
         if self.public:
             return list(listing.public_events(self.visitor.broker, self.task_id, after=after, limit=_RECENT))
-        broker, party = self.visitor.broker, self.visitor.party
+        broker, party = self.visitor.who
         return list(tasks.events(broker, party, self.task_id, after=after, limit=_RECENT))
 
     def scene(self, task: wire.Task, happened: list[wire.Progress]) -> Scene:
@@ -281,7 +261,7 @@ class Sight:
         latest = latest_round(happened)
         awards: tuple[wire.Award, ...] = ()
         if latest.settled and not self.public:
-            found = tasks.round_detail(self.visitor.broker, self.visitor.party, task.id, latest.index, limit=_SEATS)
+            found = tasks.round_detail(*self.visitor.who, task.id, latest.index, limit=_SEATS)
             awards = found.awards
         return make_scene(task, latest, awards, public=self.public)
 
@@ -289,7 +269,7 @@ class Sight:
         """Accuracy by round, which is the buyer's."""
         if self.public:
             return None
-        played = tasks.rounds(self.visitor.broker, self.visitor.party, task.id).items
+        played = tasks.rounds(*self.visitor.who, task.id).items
         return accuracy_chart([one for one in played if one.closed_at], task.baseline_accuracy)
 
     def may_look(self) -> bool:
@@ -340,7 +320,7 @@ def _page(sight: Sight) -> HTMLResponse:
         scene=sight.scene(task, happened),
         chart=sight.chart(task),
         lines=lines(reversed(happened[-_LOG:]), order.kind),
-        facts=facts_of(sight.visitor.broker, None if sight.visitor.auth is None else sight.visitor.party, task.id),
+        facts=facts_of(sight.visitor.broker, sight.visitor.known, task.id),
     )
 
 

@@ -5,36 +5,35 @@ a bid would earn as far as her cap lets her sell.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
 from flmarket.broker.core import Broker, Party
 from flmarket.broker.office import disputes, explore, offers, papers, parties, statements
 from flmarket.broker.requests import BidHelpRequest, BidRequest, CapRequest
+from flmarket.broker.web.api import Call, serve
 from flmarket.broker.web.auth import get_gate
 from flmarket.broker.web.pages.context import (
     Form,
+    Incomplete,
     Owner,
     OwnerWrites,
     PageNumber,
     PageRoute,
     Pages,
     Reader,
+    Typed,
     Unit,
     Visitor,
     fragment,
     page,
-    refused,
 )
 from flmarket.broker.web.pages.disputes import disputable_since
-from flmarket.broker.web.pages.rendering import Chart, Column, remedy, seconds, sentence
-from flmarket.broker.web.problems import attachment
+from flmarket.broker.web.pages.rendering import Chart, Column, seconds
 from flmarket.client import wire
-from flmarket.errors import FlmarketError, InvalidInput
 from flmarket.ledger import MICROS
 from flmarket.market.owner import LEAST_EPSILON
 from flmarket.report.formatting import count, epsilon, money, percent, significant
@@ -62,28 +61,10 @@ _PROFILES = 200
 _OFFERS = 25
 
 
-@dataclass(frozen=True)
-class Odds:
-    """How sure somebody can be at worst, from everything released up to then."""
-
-    label: str
-    share: float
-
-    @property
-    def bar(self) -> list[tuple[float, str]]:
-        """What a coin toss knows, and what is learnt on top of it."""
-        return [(0.5, "slate"), (self.share - 0.5, "rust")]
-
-    @property
-    def text(self) -> str:
-        """The share, which is never quite 1."""
-        return "> 99.9 %" if self.share > 0.9995 else percent(self.share)
-
-
 @router.get("/owner/bid")
 def ask(request: Request, visitor: Owner, task: str = "", placed: bool = False) -> HTMLResponse:
     """The form, filled in with the standing bid if there is one, or as the address says."""
-    found, _ = offers.my_offers(visitor.broker, visitor.party, limit=_OFFERS, task_id=task)
+    found, _ = offers.my_offers(*visitor.who, limit=_OFFERS, task_id=task)
     chosen = next((offer for offer in found if offer.task_id == task), found[0] if found else None)
     values = dict(_DEFAULTS)
     if chosen is not None:
@@ -107,7 +88,7 @@ async def explain(request: Request, visitor: Owner) -> HTMLResponse:
     typed = dict(request.query_params)
 
     def work() -> HTMLResponse:
-        return fragment(visitor, "_bid_help.html.j2", help=_help(visitor.broker, visitor.party, typed))
+        return fragment(visitor, "_bid_help.html.j2", help=_help(*visitor.who, typed))
 
     return await get_gate(request).heavy.run(visitor.party.id, work)
 
@@ -115,54 +96,51 @@ async def explain(request: Request, visitor: Owner) -> HTMLResponse:
 @router.post("/owner/bid")
 def place(visitor: OwnerWrites, reader: Form) -> Response:
     """Place the bid, or replace the one that stands."""
-    request, task = _bid(reader), reader.text("task")
+    task = reader.text("task")
+    with reader.refusals("_", _FIELDS):
+        wanted = _bid(reader)
+        if reader.text("accept"):
+            signed = offers.get_offer(*visitor.who, task).terms_hash
+            offers.place_bid(*visitor.who, task, wanted.model_copy(update={"terms": signed}))
+            return RedirectResponse(f"/owner/bid?task={task}&placed=true", 303)
     if not reader.text("accept"):
         reader.errors["accept"] = "Read the terms and accept them: they say what you sell, to whom and for what."
-    if request is not None and not reader.errors:
-        try:
-            signed = offers.get_offer(visitor.broker, visitor.party, task).terms_hash
-            request = request.model_copy(update={"terms": signed})
-            offers.place_bid(visitor.broker, visitor.party, task, request)
-            return RedirectResponse(f"/owner/bid?task={task}&placed=true", 303)
-        except InvalidInput as error:
-            field = _FIELDS.get(error.field)
-            reader.errors[field or "_"] = remedy(error) if field else sentence(error)
-        except FlmarketError as error:
-            reader.errors["_"] = refused(error)
-    found, _ = offers.my_offers(visitor.broker, visitor.party, limit=_OFFERS, task_id=task)
+    found, _ = offers.my_offers(*visitor.who, limit=_OFFERS, task_id=task)
     return _form(visitor, found, {name: reader.text(name) for name in _DEFAULTS}, reader.errors, False)
 
 
 @router.post("/owner/bid/{task_id}/withdraw")
 def withdraw(task_id: str, visitor: OwnerWrites) -> Response:
     """Stay out of later rounds."""
-    offers.withdraw_bid(visitor.broker, visitor.party, task_id)
+    offers.withdraw_bid(*visitor.who, task_id)
     return RedirectResponse("/owner", 303)
 
 
 def _form(
     visitor: Visitor, found: tuple[wire.Offer, ...], values: dict[str, str], errors: dict[str, str], placed: bool
 ) -> HTMLResponse:
-    shown = {"form": values, "errors": errors, "placed": placed, "offers": found, "kinds": KINDS}
-    return page(visitor, "bid.html.j2", title="Bid helper", status=422 if errors else 200, **shown)
+    return page(
+        visitor, "bid.html.j2", title="Bid helper", form=values, errors=errors, placed=placed, offers=found, kinds=KINDS
+    )
 
 
-def _bid(reader: Reader) -> BidRequest | None:
+def _bid(reader: Reader) -> BidRequest:
     values: dict[str, Any] = {
         "valuation": {"kind": reader.text("kind"), "rate": reader.number("rate")},
         "privacy_budget": reader.number("epsilon"),
     }
     if reader.text("records"):
         values["data_size"] = reader.whole("records")
-    return reader.build(BidRequest, values, _FIELDS, {"epsilon": Unit("ε per round"), "records": Unit("records")})
+    return reader.build(BidRequest, _FIELDS, {"epsilon": Unit("ε per round"), "records": Unit("records")}, values)
 
 
 def _help(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, Any]:
     """The helper's half of the page: what is wrong with the form, or what the bid means and earns."""
     reader = Reader(values)
-    bid = _bid(reader)
-    if bid is None:
-        return {"problem": next(iter(reader.errors.values()), "Fill in the form.")}
+    try:
+        bid = _bid(reader)
+    except Incomplete:
+        return {"problem": next(iter(reader.errors.values()))}
     found, _ = offers.my_offers(broker, party, limit=1, task_id=values.get("task", ""))
     offer = next((one for one in found if one.task_id == values.get("task")), None)
     rounds = 1 if offer is None else max(1, offer.rounds - offer.rounds_done)
@@ -204,17 +182,22 @@ def _meaning(view: wire.BidAdvice, limit: float) -> Markup:
     )
 
 
-def _odds(view: wire.BidAdvice, limit: float) -> tuple[Odds, ...]:
-    """From the lifetime total: as it is, after one more round, and after all that are left or fit under the cap."""
+def _odds(view: wire.BidAdvice, limit: float) -> list[dict[str, Any]]:
+    """How sure somebody can be at worst, from the lifetime total: as it is, after one more round, after all that are
+    left or fit under the cap. The bar is what a coin toss knows, and what is learnt on top of it."""
     spent, most = view.spent_epsilon_total, view.epsilon.epsilon
-    lines = [
-        Odds(f"Now, ε {epsilon(spent)} total" if spent else "Before you sell", certainty(spent)),
-        Odds("After one more round" if spent else "After one round", certainty(min(spent + limit, most))),
-    ]
+    lines = {
+        f"Now, ε {epsilon(spent)} total" if spent else "Before you sell": certainty(spent),
+        "After one more round" if spent else "After one round": certainty(min(spent + limit, most)),
+    }
     if view.rounds > 1:
         capped = ", your cap" if most >= spent + view.left_epsilon_total else ""
-        lines.append(Odds(f"After {count(view.rounds, 'round')}, ε {epsilon(most)} total{capped}", certainty(most)))
-    return tuple(lines)
+        lines[f"After {count(view.rounds, 'round')}, ε {epsilon(most)} total{capped}"] = certainty(most)
+    texts = {one: "> 99.9 %" if share > 0.9995 else percent(share) for one, share in lines.items()}  # never quite 1
+    return [
+        {"label": one, "bar": [(0.5, "slate"), (share - 0.5, "rust")], "text": texts[one]}
+        for one, share in lines.items()
+    ]
 
 
 def _so_far(paid: int, micros: int) -> Markup | str:
@@ -262,7 +245,6 @@ def _chart(views: dict[float, wire.BidAdvice], rate: float) -> Chart:
     return Chart(
         title="Pay by valuation",
         unit="currency units a round, mean over won and lost rounds",
-        x="rate",
         columns=(Column("Rate"), Column("Mean pay a round", "pay", "teal", decimals=2)),
         rows=[(rate * scale, view.mean_payment_micros / MICROS) for scale, view in views.items()],
         reading=f"{money(views[1.0].mean_payment_micros)} at your rate",
@@ -273,44 +255,34 @@ def _chart(views: dict[float, wire.BidAdvice], rate: float) -> Chart:
 # --- what she sold ----------------------------------------------------------------------------------------------------
 
 _SHOWN, _POINTS = 50, 200
-Typed = Annotated[str, Query(max_length=40)]
 
 
 @router.get("/owner")
-def show(visitor: Owner, cap: Typed = "", page_number: PageNumber = 1) -> HTMLResponse:
-    """Everything that concerns one owner; `cap` is one that she typed before her session ended."""
-    return _page(visitor, {}, typed=cap, number=page_number)
+def show(visitor: Owner, reader: Typed, page_number: PageNumber = 1) -> HTMLResponse:
+    """Everything that concerns one owner."""
+    return _page(visitor, reader, page_number)
 
 
-@router.get("/owner/statement.csv")
-def download(visitor: Owner) -> Response:
-    """The whole statement as a table."""
-    text = statements.statement_csv(visitor.broker, visitor.party)
-    return attachment(text, "text/csv; charset=utf-8", "statement.csv")
-
-
-@router.get("/owner/statement.pdf")
-def print_statement(visitor: Owner) -> Response:
-    """The statement to print."""
-    return attachment(papers.statement_pdf(visitor.broker, visitor.party), "application/pdf", "statement.pdf")
+serve(
+    router,
+    statement_csv=Call("GET /owner/statement.csv", statements.statement_csv, file="statement.csv"),
+    statement_pdf=Call("GET /owner/statement.pdf", papers.statement_pdf, file="statement.pdf"),
+)
 
 
 @router.post("/owner/cap")
 def set_cap(visitor: OwnerWrites, reader: Form) -> Response:
     """Change one's own lifetime cap."""
     fields, units = {"cap_epsilon_total": "cap"}, {"cap": Unit("ε in total")}
-    request = reader.build(CapRequest, {"cap_epsilon_total": reader.number("cap")}, fields, units)
-    if request is not None:
-        try:
-            statements.set_cap(visitor.broker, visitor.party, request.cap_epsilon_total)
-            return RedirectResponse("/owner", 303)
-        except FlmarketError as error:
-            reader.errors["cap"] = refused(error)
-    return _page(visitor, reader.errors, typed=reader.text("cap"))
+    with reader.refusals("cap"):
+        wanted = reader.build(CapRequest, fields, units, {"cap_epsilon_total": reader.number("cap")})
+        statements.set_cap(*visitor.who, wanted.cap_epsilon_total)
+        return RedirectResponse("/owner", 303)
+    return _page(visitor, reader)
 
 
-def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "", number: int = 1) -> HTMLResponse:
-    broker, party = visitor.broker, visitor.party
+def _page(visitor: Visitor, reader: Reader, number: int = 1) -> HTMLResponse:
+    broker, party = visitor.who
     with broker.database.moment():
         statement = statements.statement(broker, party, limit=_SHOWN, start=(number - 1) * _SHOWN, newest=True)
         sold, privacy = statements.history(broker, party, statement.deliveries, most=_POINTS), statement.privacy
@@ -321,9 +293,8 @@ def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "", number: 
         visitor,
         "owner.html.j2",
         title="My data",
-        status=422 if errors else 200,
-        errors=errors,
-        typed=typed,
+        errors=reader.errors,
+        typed=reader.text("cap"),
         statement=statement,
         privacy=privacy,
         used=spent / cap if cap > 0 else 1.0,
@@ -331,8 +302,21 @@ def _page(visitor: Visitor, errors: dict[str, str], *, typed: str = "", number: 
         cap_means=meaning_of(cap, privacy.delta),
         spent_means=meaning_of(spent, privacy.delta),
         trust=market_words(on_owners_machines=bool(broker.settings.superlink)),
-        spent=_spent_chart(privacy, sold),
-        earnings=_earnings_chart(statement.earned_micros, sold),
+        spent=_by_release(
+            "Privacy spent so far",
+            "ε total",
+            epsilon(spent),
+            [(number, total, cap) for number, total, _ in sold],
+            Column("ε spent, total", "ε total", "teal", decimals=2),
+            Column("Your cap", "cap", "rust", "dashed", decimals=2),
+        ),
+        earnings=_by_release(
+            "Earned so far",
+            "currency units",
+            money(statement.earned_micros),
+            [(number, earned / MICROS) for number, _, earned in sold],
+            Column("Earned, total", "earned", "blue", decimals=2),
+        ),
         account=account,
         offers=[(offer, _bid_text(offer)) for offer in open_to_her],
         more_offers=more_offers,
@@ -357,30 +341,13 @@ def _outlook(left: float, sold: list[tuple[int, float, int]]) -> str:
     )
 
 
-def _spent_chart(privacy: wire.Privacy, sold: list[tuple[int, float, int]]) -> Chart:
+def _by_release(title: str, unit: str, now: str, rows: list[tuple[float, ...]], *columns: Column) -> Chart:
     return Chart(
-        title="Privacy spent so far",
-        unit="ε total, release by release",
-        x="release",
-        columns=(
-            Column("Release"),
-            Column("ε spent, total", "ε total", "teal", decimals=2),
-            Column("Your cap", "cap", "rust", "dashed", decimals=2),
-        ),
-        rows=[(number, total, privacy.cap_epsilon_total) for number, total, _ in sold],
-        reading=f"{epsilon(privacy.spent_epsilon_total)} now",
-        options={"whole": "", "floor": "0", "fill": "", "end": ""},
-    )
-
-
-def _earnings_chart(earned_micros: int, sold: list[tuple[int, float, int]]) -> Chart:
-    return Chart(
-        title="Earned so far",
-        unit="currency units, release by release",
-        x="release",
-        columns=(Column("Release"), Column("Earned, total", "earned", "blue", decimals=2)),
-        rows=[(number, earned / MICROS) for number, _, earned in sold],
-        reading=f"{money(earned_micros)} now",
+        title=title,
+        unit=f"{unit}, release by release",
+        columns=(Column("Release"), *columns),
+        rows=rows,
+        reading=f"{now} now",
         options={"whole": "", "floor": "0", "fill": "", "end": ""},
     )
 

@@ -11,7 +11,8 @@ all models, which is what most people want.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -37,9 +38,9 @@ from flmarket.broker.web.pages.context import (
     page,
     refused,
 )
-from flmarket.broker.web.pages.rendering import Chart, Column, remedy, sentence
+from flmarket.broker.web.pages.rendering import ACCURACY, Chart, Column
 from flmarket.client import wire
-from flmarket.errors import FlmarketError, InvalidInput
+from flmarket.errors import FlmarketError
 from flmarket.learning import models
 from flmarket.ledger import MICROS
 from flmarket.report.formatting import epsilon, money, percent, rate, significant
@@ -63,12 +64,17 @@ def _units(reader: Reader, name: str) -> float:
     return reader.micros(name) / MICROS
 
 
+def _days(reader: Reader, name: str) -> int:
+    """Days in seconds; what is far out of bounds stays so, and finite."""
+    return round(86_400 * max(-1e9, min(reader.number(name), 1e9)))
+
+
 # The keys of an order, by kind: the form’s field for each, and how that is read. All others have the API’s defaults.
 _Read = Callable[[Reader, str], Any]
 _ALL: dict[str, tuple[str, _Read]] = {
     "seed": ("seed", _WHOLE), "task.name": ("name", _TEXT), "task.rounds": ("rounds", _WHOLE),
     "data.name": ("data", _TEXT), "data.owners": ("owners", _WHOLE), "broker.round_seconds": ("round_seconds", _NUMBER),
-    "broker.deadline_seconds": ("deadline_days", lambda reader, name: round(86_400 * reader.number(name))),
+    "broker.deadline_seconds": ("deadline_days", _days),
     "broker.evaluation": ("evaluation", _TEXT), "broker.purpose": ("purpose", _TEXT),
     "broker.named": ("named", lambda reader, name: bool(reader.text(name))),
 }  # fmt: skip
@@ -139,7 +145,7 @@ async def explore_budgets(request: Request, visitor: Buyer) -> HTMLResponse:
     query = dict(request.query_params)
 
     def work() -> HTMLResponse:
-        return fragment(visitor, "_explorer.html.j2", exploration=_explore(visitor.broker, visitor.party, query))
+        return fragment(visitor, "_explorer.html.j2", exploration=_explore(*visitor.who, query))
 
     return await get_gate(request).heavy.run(visitor.party.id, work)
 
@@ -149,27 +155,21 @@ def post(visitor: BuyerWrites, reader: Form) -> Response:
     """Post the task and put its budget into escrow, once for each form; a form that was edited is another task."""
     order = _order(reader, currency=visitor.broker.currency)
     if order is not None:
-        form_key = reader.text("idempotency_key")
-        key = derived_id("form", form_key, order.model_dump_json()) if form_key else None
-        try:
-            task = tasks.post_task(visitor.broker, visitor.party, order, key=key)
+        fields = _fields(order.kind)
+        with reader.refusals("_", fields | {f"task: {key}": field for key, field in fields.items()}):
+            key = reader.once and derived_id("form", reader.once, order.model_dump_json())
+            task = tasks.post_task(*visitor.who, order, key=key)
             return RedirectResponse(f"/tasks/{task.id}/live", 303)
-        except InvalidInput as error:
-            field = _fields(order.kind).get(error.field.removeprefix("task: "))
-            reader.errors[field or "_"] = remedy(error) if field else sentence(error)
-        except FlmarketError as error:
-            reader.errors["_"] = refused(error)
     return _form(visitor, {name: reader.text(name, _DEFAULTS[name]) for name in _DEFAULTS}, reader.errors)
 
 
 def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> HTMLResponse:
-    catalogue, mine = market.catalogue(visitor.broker), evaluations.list_sets(visitor.broker, visitor.party).items
+    catalogue, mine = market.catalogue(visitor.broker), evaluations.list_sets(*visitor.who).items
     known = {one.name: one for one in catalogue.auctions}
     return page(
         visitor,
         "task_new.html.j2",
         title="Post a task",
-        status=422 if errors else 200,
         form=values,
         errors=errors,
         further=not errors.keys().isdisjoint(_FURTHER),
@@ -190,7 +190,7 @@ def _form(visitor: Visitor, values: dict[str, str], errors: dict[str, str]) -> H
         schemes=_SCHEMES,
         rules=robust.names(),
         about={one.name: auctions.about(one.name) for one in catalogue.auctions},
-        account=parties.account(visitor.broker, visitor.party),
+        account=parties.account(*visitor.who),
         models=[(name, f"{name}: {models.about(name)}") for name in catalogue.models],
         trust_models=_TRUST,
         trusts=[(kind, task_words(SIMULATION, kind)) for kind in _OF_KIND],
@@ -224,10 +224,12 @@ def _order(reader: Reader, *, name: str | None = None, currency: str = "units") 
         values["data"]["partition"] = "equal"
     elif kind not in _OF_KIND or kind == "auction":
         values["training"] = {"average": True}
-    made = reader.build(TaskRequest, values, _fields(kind), _UNITS | dict.fromkeys(_MONEY, Unit(currency)))
-    if made is not None and kind == "sampling" and (made.sampling.hard_cap or 0) < (made.task.budget_per_round or 0):
-        reader.errors["hard_cap"] = "At least what a round is expected to cost."
-        return None
+    made = None
+    with reader.refusals("_"):
+        made = reader.build(TaskRequest, _fields(kind), _UNITS | dict.fromkeys(_MONEY, Unit(currency)), values)
+        if kind == "sampling" and (made.sampling.hard_cap or 0) < (made.task.budget_per_round or 0):
+            reader.errors["hard_cap"] = "At least what a round is expected to cost."
+            return None
     return made
 
 
@@ -323,25 +325,17 @@ def _explore(broker: Broker, party: Party, values: dict[str, str]) -> dict[str, 
         return {"problem": refused(error), "deposit_micros": 0}
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """What one auction would buy with the same budget."""
-
-    name: str
-    chosen: bool
-    truthful: str
-    point: wire.BudgetPoint
-
-
-def _side_by_side(ask: Callable[..., wire.Exploration], task: TaskRequest, mine: int) -> list[_Choice]:
-    """The auction that is chosen beside those that the form offers first, on the same owners and rounds, best first."""
+def _side_by_side(ask: Callable[..., wire.Exploration], task: TaskRequest, mine: int) -> list[dict[str, Any]]:
+    """What the auction that is chosen and those that the form offers first would buy with the same budget, on the same
+    owners and rounds, best first."""
     found = []
     for name in dict.fromkeys((task.mechanism.auction, *_FIRST)):
         truthful = str(auctions.get(name).guarantees.truthful)
         other = task.model_copy(update={"mechanism": task.mechanism.model_copy(update={"auction": name})})
-        point = ask([mine], _PROFILES, task=other).points[0]
-        found.append(_Choice(name, name == task.mechanism.auction, truthful, point))
-    return sorted(found, key=lambda one: math.inf if one.point.error_bound is None else one.point.error_bound)
+        point, chosen = ask([mine], _PROFILES, task=other).points[0], name == task.mechanism.auction
+        bound = math.inf if point.error_bound is None else point.error_bound
+        found.append((bound, {"name": name, "chosen": chosen, "truthful": truthful, "point": point}))
+    return [shown for _, shown in sorted(found, key=itemgetter(0))]
 
 
 def _round(micros: float) -> int:
@@ -411,8 +405,7 @@ def _bound_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) -> 
     return Chart(
         title="Error of a round’s aggregate",
         unit="error bound, lower is better",
-        x="budget",
-        columns=(Column("Budget a round"), Column("Error bound", "error bound", decimals=2)),
+        columns=(Column("Budget a round", "budget"), Column("Error bound", "error bound", decimals=2)),
         rows=known,
         reading="" if point.error_bound is None else f"{significant(point.error_bound)} at your budget",
         options={"mark": f"{mine / MICROS:g}", "fill": ""} | ({"scale": "log"} if log else {"floor": "0"}),
@@ -426,12 +419,7 @@ def _accuracy_chart(view: wire.Exploration, mine: int, point: wire.BudgetPoint) 
     return Chart(
         title="Accuracy in a trial",
         unit="share of test examples classified correctly",
-        x="budget",
-        columns=(
-            Column("Budget a round"),
-            Column("Accuracy", "accuracy", "teal"),
-            Column("Always the larger class", "larger class", "slate", "dashed"),
-        ),
+        columns=(Column("Budget a round", "budget"), *ACCURACY),
         rows=[(budget, reached, view.baseline_accuracy) for budget, reached in tried],
         reading="" if point.accuracy is None else f"{rate(point.accuracy)} at your budget",
         options={"mark": f"{mine / MICROS:g}"},

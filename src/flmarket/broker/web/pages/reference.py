@@ -4,9 +4,9 @@ Whatever the description holds is shown: operations by tag, their parameters, bo
 these are made of.
 """
 
+import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -26,69 +26,6 @@ _TYPES = {"integer": "whole number", "string": "text", "boolean": "true or false
 Words = tuple[tuple[str, str], ...]  # of a type: text, and the value it names (or none)
 
 
-@dataclass(frozen=True)
-class Field:
-    """A parameter, or one field of a value."""
-
-    name: str
-    words: Words
-    limits: str
-    required: bool
-    default: str
-    about: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What may come back."""
-
-    status: str
-    about: str
-    words: Words
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One method at one address."""
-
-    method: str
-    path: str
-    about: str
-    needs_key: bool
-    parameters: tuple[Field, ...]
-    body: Words
-    answers: tuple[Answer, ...]
-
-    @property
-    def anchor(self) -> str:
-        """Where it is on the page."""
-        return re.sub(r"\W+", "-", f"{self.method} {self.path}".lower()).strip("-")
-
-
-@dataclass(frozen=True)
-class Value:
-    """A value that bodies and answers are made of."""
-
-    key: str
-    about: str
-    fields: tuple[Field, ...]
-
-    @property
-    def name(self) -> str:
-        """Without the module that makes it unique."""
-        return short(self.key)
-
-
-@dataclass(frozen=True)
-class Described:
-    """The whole interface."""
-
-    about: str
-    groups: tuple[tuple[str, tuple[Operation, ...]], ...]
-    refusals: tuple[Answer, ...]
-    values: tuple[Value, ...]
-
-
 @router.get("/api")
 def show(request: Request, visitor: AnyVisitor) -> HTMLResponse:
     """The page; it never changes while the service runs, and is the same for all strangers."""
@@ -103,77 +40,67 @@ def show(request: Request, visitor: AnyVisitor) -> HTMLResponse:
     return HTMLResponse(body, headers={"Cache-Control": "no-store"})
 
 
-def describe(document: Mapping[str, Any]) -> Described:
-    """An OpenAPI document as the page shows it."""
-    groups: dict[str, list[Operation]] = {}
-    refusals: dict[str, Answer] = {}
+def describe(document: Mapping[str, Any]) -> dict[str, Any]:
+    """An OpenAPI document as the page shows it: its operations by tag, all refusals, the values that operations name;
+    and how the template says a type, its limits and its default."""
+    groups: dict[str, list[tuple[str, str, Any]]] = {}
+    refusals: dict[str, str] = {}
     for path, methods in document["paths"].items():
         for method, said in methods.items():
-            answers = [_answer(status, one) for status, one in said["responses"].items()]
-            refusals |= {one.status: one for one in answers if one.words == (("Problem", "Problem"),)}
-            groups.setdefault(said["tags"][0], []).append(
-                Operation(
-                    method.upper(), path, said.get("description", ""), bool(said.get("security")),
-                    tuple(_parameter(one) for one in said.get("parameters", ())),
-                    _content(said.get("requestBody", {})),
-                    tuple(answers),
-                )
-            )  # fmt: skip
+            groups.setdefault(said["tags"][0], []).append((method.upper(), path, said))
+            refusals |= {status: one["description"] for status, one in said["responses"].items() if _refuses(one)}
     schemas = document["components"]["schemas"]
-    used = _reachable(document["paths"], schemas)
-    values = [_value(key, schemas[key]) for key in sorted(used, key=lambda key: (short(key).lower(), key))]
-    told = tuple((tag, tuple(found)) for tag, found in groups.items())
-    return Described(document["info"]["description"], told, tuple(refusals[key] for key in sorted(refusals)),
-                     tuple(values))  # fmt: skip
+    text = json.dumps(document)
+    used = sorted((key for key in schemas if f'"{_REF}{key}"' in text), key=lambda key: (_short(key).lower(), key))
+    told = {"about": document["info"]["description"], "groups": groups, "refusals": dict(sorted(refusals.items()))}
+    shown = {"words": _words, "content": _content, "limits": _limits, "default": _default, "refuses": _refuses}
+    return told | shown | {"values": [(key, schemas[key]) for key in used], "short": _short, "anchor": _anchor}
 
 
-def short(key: str) -> str:
-    """A value's name without the module before it."""
-    return key.rpartition("__")[2]
+def _short(key: str) -> str:
+    """A value's name without the module that makes it unique; a page of tasks is called Page_Task_."""
+    return re.sub(r"^(Page|Items)_(\w+)_$", r"\1 of \2", key.rpartition("__")[2])
 
 
-def _parameter(said: Mapping[str, Any]) -> Field:
-    place = "" if said["in"] == "query" else f" ({said['in']})"
-    made = _field(said["name"] + place, said["schema"], required=bool(said.get("required")))
-    return Field(**vars(made) | {"about": said.get("description", made.about)})
+def _anchor(method: str, path: str) -> str:
+    """Where an operation is on the page."""
+    return re.sub(r"\W+", "-", f"{method} {path}".lower()).strip("-")
 
 
-def _answer(status: str, said: Mapping[str, Any]) -> Answer:
-    about = "" if said["description"] == "Successful Response" else said["description"]
-    return Answer(status, about, _content(said))
+def _refuses(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer is a Problem."""
+    return _content(answer) == (("Problem", "Problem"),)
+
+
+def _default(schema: Mapping[str, Any]) -> str:
+    """What holds if nothing is said; empty if that is nothing."""
+    default = schema.get("default")
+    return "" if default in (None, "", {}, []) else _plain(default)
+
+
+def _joined(words: Iterable[Words], between: str) -> Words:
+    return tuple(part for number, one in enumerate(words) for part in (*((between, ""),) * bool(number), *one))
 
 
 def _content(said: Mapping[str, Any]) -> Words:
     """What a body is: a value, or files of these types."""
     content = said.get("content", {})
-    words = [_words(one.get("schema", {})) if "json" in kind else ((kind, ""),) for kind, one in content.items()]
-    return tuple(part for number, one in enumerate(words) for part in (*((", ", ""),) * bool(number), *one))
-
-
-def _value(key: str, schema: Mapping[str, Any]) -> Value:
-    required = schema.get("required", ())
-    fields = [_field(name, one, required=name in required) for name, one in schema.get("properties", {}).items()]
-    return Value(key, schema.get("description", ""), tuple(fields))
-
-
-def _field(name: str, schema: Mapping[str, Any], *, required: bool) -> Field:
-    default = schema.get("default")
-    shown = "" if required or default in (None, "", {}, []) else _plain(default)
-    return Field(name, _words(schema), ", ".join(_limits(schema)), required, shown, schema.get("description", ""))
+    return _joined(
+        (_words(one.get("schema", {})) if "json" in kind else ((kind, ""),) for kind, one in content.items()), ", "
+    )
 
 
 def _words(schema: Mapping[str, Any]) -> Words:
     """A type in words."""
     if "$ref" in schema:
         key = schema["$ref"].removeprefix(_REF)
-        return ((short(key), key),)
+        return ((_short(key), key),)
     if "const" in schema:
         return ((_plain(schema["const"]), ""),)
     if "enum" in schema:
         return ((" | ".join(map(_plain, schema["enum"])), ""),)
     if "anyOf" in schema:
-        words = [_words(one) for one in schema["anyOf"]]
-        return tuple(part for number, one in enumerate(words) for part in (*((" or ", ""),) * bool(number), *one))
+        return _joined(map(_words, schema["anyOf"]), " or ")
     if schema.get("type") == "array":
         inside = _words(schema["items"]) if "items" in schema else (("values", ""),)
         return (("list of ", ""), *inside)
@@ -199,22 +126,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
     return f"{value:,.12g}" if isinstance(value, int | float) else str(value)
-
-
-def _reachable(paths: Mapping[str, Any], schemas: Mapping[str, Any]) -> set[str]:
-    """The values that operations name, and those that these are made of."""
-    found, waiting = set[str](), list(_refs(paths))
-    while waiting:
-        key = waiting.pop()
-        if key not in found:
-            found.add(key)
-            waiting.extend(_refs(schemas[key]))
-    return found
-
-
-def _refs(node: Any) -> Iterator[str]:
-    for key, inside in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        if key == "$ref":
-            yield str(inside).removeprefix(_REF)
-        else:
-            yield from _refs(inside)

@@ -23,7 +23,6 @@ from markupsafe import Markup, escape
 from flmarket import __version__
 from flmarket.broker.books import SHOWN_DELTA, shown_epsilon
 from flmarket.broker.office.statements import AWARD_WORDS
-from flmarket.broker.web.pages.stills import still
 from flmarket.client import wire
 from flmarket.errors import InvalidInput
 from flmarket.ledger import format_micros
@@ -73,35 +72,24 @@ def theme_href() -> str:
     return f"/theme.css?v={hashlib.sha256(theme_css().encode()).hexdigest()[:12]}"
 
 
-def when(moment: str | None) -> str:
-    """An RFC 3339 time as 15 Nov 2026, 23:04 UTC."""
-    if moment is None:
-        return "–"
-    at = datetime.fromisoformat(moment).astimezone(UTC)
-    return f"{at.day} {at:%b %Y, %H:%M} UTC"
+def _time(form: str) -> Callable[[str | None], str]:
+    """How an RFC 3339 time is told, in UTC."""
+    return lambda moment: "–" if moment is None else form.format(at=datetime.fromisoformat(moment).astimezone(UTC))
 
 
-def clock(moment: str | None) -> str:
-    """23:04:09, for what happens now."""
-    return "–" if moment is None else f"{datetime.fromisoformat(moment).astimezone(UTC):%H:%M:%S}"
+when = _time("{at.day} {at:%b %Y, %H:%M} UTC")
+clock = _time("{at:%H:%M:%S}")  # for what happens now
+dated = _time("{at.day} {at:%b, %H:%M:%S}")  # for a log
 
 
-def dated(moment: str | None) -> str:
-    """15 Nov, 23:04:09, for a log."""
-    if moment is None:
-        return "–"
-    at = datetime.fromisoformat(moment).astimezone(UTC)
-    return f"{at.day} {at:%b, %H:%M:%S}"
-
-
-def _local(told: Callable[[str | None], str]) -> Callable[[str | None], str]:
+def _local(name: str, told: Callable[[str | None], str]) -> Callable[[str | None], str]:
     """A time on a page: in UTC, and with it what app.js needs to say it in the reader's own time."""
 
     def shown(moment: str | None) -> str:
         if moment is None:
             return told(None)
         full = "" if told is when else f' title="{when(moment)}"'
-        text = f'<time datetime="{escape(moment)}" data-time="{told.__name__}"{full}>{told(moment)}</time>'
+        text = f'<time datetime="{escape(moment)}" data-time="{name}"{full}>{told(moment)}</time>'
         return Markup(text)  # noqa: S704  (all of it our own words)
 
     return shown
@@ -136,9 +124,10 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
+    times = {"when": when, "clock": clock, "dated": dated}
     for one in (money, epsilon, rate, percent, significant, decimals, plain, said):
         made.filters[one.__name__] = one
-    made.filters.update({told.__name__: _local(told) for told in (when, clock, dated)})
+    made.filters.update({name: _local(name, told) for name, told in times.items()})
     made.filters.update(exact=format_micros, loss=loss_words, thousands=lambda value: f"{value:,}")
     made.filters["capitalize"] = lambda text: f"{text[:1].upper()}{text[1:]}"  # Jinja's own makes EUR Eur
     made.globals.update(static=static, version=__version__, theme_css=theme_href, condition=condition)
@@ -175,16 +164,61 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """`x` names the first column under the pointer; `options` are the data attributes that app.js reads."""
+    """What is drawn over the first of its columns; `options` are the data attributes that app.js reads."""
 
     title: str
     unit: str
-    x: str
     columns: tuple[Column, ...]
     rows: Sequence[Sequence[float | None]]
     reading: str = ""
     caption: str = ""
     options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def x(self) -> str:
+        """What the first column is called under the pointer."""
+        return self.columns[0].short or self.columns[0].label.lower()
+
+
+# How well a model does, beside what a constant answer would reach.
+ACCURACY = (Column("Accuracy", "accuracy"), Column("Always the larger class", "larger class", "slate", "dashed"))
+
+_SIZE = 1000  # of a still picture
+
+
+def still(chart: Chart) -> dict[str, Any] | None:
+    """A chart as a still picture, for readers whose browser runs no scripts: the numbers of its table, to scale; None
+    if there is nothing to see. With scripts the same table is drawn by app.js, and the style sheet hides this one.
+
+    Points are in a box of 1000 × 1000 that is stretched to the place there is; labels are text beside it, which is not
+    stretched. A line is a column's points, or its bars as (x, y, width, height).
+    """
+    rows = [row for row in chart.rows if row[0] is not None]
+    values = [y for row in rows for y in row[1:] if y is not None and math.isfinite(y)]
+    log = chart.options.get("scale") == "log" and bool(values) and min(values) > 0
+    if not values or len(rows) < 2:
+        return None
+    left, right = (float(row[0] or 0.0) for row in (rows[0], rows[-1]))
+    low = min(values) if log or "floor" not in chart.options else min(*values, float(chart.options["floor"]))
+    high = max(values)
+
+    def across(x: float | None) -> int:
+        return round(_SIZE * (float(x or 0.0) - left) / ((right - left) or 1.0))
+
+    def up(y: float) -> int:
+        share = math.log(y / low) / (math.log(high / low) or 1.0) if log else (y - low) / ((high - low) or 1.0)
+        return round(_SIZE * (1 - share))
+
+    lines, drawn = [], dict[str, Any]()
+    for i, column in enumerate(chart.columns[1:], 1):
+        known = [(across(row[0]), up(y)) for row in rows if (y := row[i]) is not None and math.isfinite(y)]
+        if column.draw == "bars":
+            half = max(1, round(0.36 * _SIZE / len(rows)))
+            drawn = {"bars": [(x - half, y, 2 * half, _SIZE - y) for x, y in known]}
+        else:
+            drawn = {"bars": [], "points": " ".join(f"{x},{y}" for x, y in known)}
+        lines.append({"colour": column.colour, "draw": column.draw} | drawn)
+    return {"lines": lines, "left": left, "right": right, "low": low, "high": high}
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from flmarket.broker.errors import NotFound
 from flmarket.broker.office import market, papers, parties, tasks
 from flmarket.broker.requests import FLOWER, TaskRequest, order_of, trust_of
 from flmarket.broker.tables import PLAYABLE
+from flmarket.broker.web.api import Call, serve
 from flmarket.broker.web.pages.context import (
     Buyer,
     BuyerOrOperator,
@@ -26,7 +27,7 @@ from flmarket.broker.web.pages.context import (
 )
 from flmarket.broker.web.pages.disputes import disputable_since
 from flmarket.broker.web.pages.listing import facts_of
-from flmarket.broker.web.pages.rendering import Chart, Column, condition, kind_words, list_of
+from flmarket.broker.web.pages.rendering import ACCURACY, Chart, Column, condition, kind_words, list_of
 from flmarket.broker.web.problems import attachment
 from flmarket.client import wire
 from flmarket.client.wire import ENDED
@@ -47,8 +48,8 @@ def list_tasks(
     visitor: BuyerOrOperator, before: Annotated[str | None, Query(max_length=60)] = None, q: ByName = ""
 ) -> HTMLResponse:
     """One's own tasks, or all for the operator; or those whose name holds `q`."""
-    found = tasks.list_tasks(visitor.broker, visitor.party, limit=_SHOWN, before=before, search=q.strip())
-    money = parties.account(visitor.broker, visitor.party) if visitor.party.role == "buyer" else None
+    found = tasks.list_tasks(*visitor.who, limit=_SHOWN, before=before, search=q.strip())
+    money = parties.account(*visitor.who) if visitor.party.role == "buyer" else None
     title = "My tasks" if visitor.party.role == "buyer" else "Tasks"
     rows = [(task, mechanism(task)) for task in found.items]
     return page(visitor, "tasks.html.j2", title=title, tasks=rows, more=found.next, account=money, search=q)
@@ -57,7 +58,7 @@ def list_tasks(
 @router.get("/tasks/{task_id}")
 def show_task(task_id: TaskId, visitor: BuyerOrOperator, page_number: PageNumber = 1) -> HTMLResponse:
     """One task."""
-    broker, party = visitor.broker, visitor.party
+    broker, party = visitor.who
     task = tasks.get_task(broker, party, task_id)
     played = tasks.rounds(broker, party, task_id).items
     bill = tasks.bill(broker, party, task_id, lines=False)
@@ -96,9 +97,9 @@ def show_round(
     task_id: TaskId, number: Annotated[int, Path(ge=1, le=10**6)], visitor: BuyerOrOperator, page_number: PageNumber = 1
 ) -> HTMLResponse:
     """One round: every award, how it ended, and its receipt. Rounds count from 1 on pages."""
-    task = tasks.get_task(visitor.broker, visitor.party, task_id)
+    task = tasks.get_task(*visitor.who, task_id)
     first = (page_number - 1) * _AWARDS
-    detail = tasks.round_detail(visitor.broker, visitor.party, task_id, number - 1, limit=_AWARDS, start=first)
+    detail = tasks.round_detail(*visitor.who, task_id, number - 1, limit=_AWARDS, start=first)
     order, title = order_of(task.request), f"Round {number} of {task.rounds}"
     known = detail.round.winners if detail.awards or page_number > 1 else 0
     pages = Pages(page_number, _AWARDS, known, f"/tasks/{task_id}/rounds/{number}", "#awards")
@@ -109,18 +110,11 @@ def show_round(
     )  # fmt: skip
 
 
-@router.get("/tasks/{task_id}/bill.csv")
-def download_bill(task_id: TaskId, visitor: BuyerOrOperator) -> Response:
-    """The bill, exactly."""
-    text = tasks.bill_csv(visitor.broker, visitor.party, task_id)
-    return attachment(text, "text/csv; charset=utf-8", f"bill-{task_id}.csv")
-
-
-@router.get("/tasks/{task_id}/invoice.pdf")
-def print_invoice(task_id: TaskId, visitor: BuyerOrOperator) -> Response:
-    """The bill to print."""
-    content = papers.invoice_pdf(visitor.broker, visitor.party, task_id)
-    return attachment(content, "application/pdf", f"invoice-{task_id}.pdf")
+serve(
+    router,
+    bill_csv=Call("GET /tasks/{task_id}/bill.csv", tasks.bill_csv, file="bill-{task_id}.csv"),
+    invoice_pdf=Call("GET /tasks/{task_id}/invoice.pdf", papers.invoice_pdf, file="invoice-{task_id}.pdf"),
+)
 
 
 @router.get("/tasks/{task_id}/rounds/{number}/receipts.json")
@@ -128,7 +122,7 @@ def download_receipts(
     task_id: TaskId, number: Annotated[int, Path(ge=1, le=10**6)], visitor: SignedIn, award: str = ""
 ) -> Response:
     """The receipts of a round, or of one award; owners get their own."""
-    found = tasks.receipts(visitor.broker, visitor.party, task_id, number - 1).items
+    found = tasks.receipts(*visitor.who, task_id, number - 1).items
     documents = [one.document for one in found if not award or one.award_id == award]
     if not documents:
         raise NotFound("receipt", award or str(number))
@@ -140,7 +134,7 @@ def download_receipts(
 @router.get("/tasks/{task_id}/model.{suffix}")
 def download_model(task_id: TaskId, suffix: Literal["zip", "npz", "safetensors"], visitor: Buyer) -> Response:
     """The trained model, for whoever paid for it."""
-    made = tasks.model(visitor.broker, visitor.party, task_id, format=suffix)
+    made = tasks.model(*visitor.who, task_id, format=suffix)
     return attachment(made.content, made.media_type, made.name)
 
 
@@ -148,10 +142,10 @@ def download_model(task_id: TaskId, suffix: Literal["zip", "npz", "safetensors"]
 def cancel(task_id: TaskId, request: Request, visitor: BuyerOrOperatorWrites, reader: Form) -> Response:
     """Stop after the round at hand; the script asks before it sends, the page after."""
     if not reader.text("confirmed") and not request.headers.get("HX-Request"):
-        name = tasks.get_task(visitor.broker, visitor.party, task_id).name
+        name = tasks.get_task(*visitor.who, task_id).name
         asked = f"Stop {name} after the round at hand? What is left of the deposit comes back."
         return ask(visitor, f"/tasks/{task_id}/cancel", asked, f"/tasks/{task_id}", {})
-    tasks.cancel_task(visitor.broker, visitor.party, task_id)
+    tasks.cancel_task(*visitor.who, task_id)
     return RedirectResponse(f"/tasks/{task_id}", 303)
 
 
@@ -172,12 +166,7 @@ def accuracy_chart(settled: list[wire.Round], baseline: float) -> Chart:
     return Chart(
         title="Accuracy",
         unit="share of test examples classified correctly",
-        x="round",
-        columns=(
-            Column("Round"),
-            Column("Accuracy", "accuracy"),
-            Column("Always the larger class", "larger class", "slate", "dashed"),
-        ),
+        columns=(Column("Round"), *ACCURACY),
         rows=thinned([(number, value, baseline) for number, value in known]),
         reading=reading,
         caption=caption,
@@ -192,7 +181,6 @@ def _spending_chart(settled: list[wire.Round], bill: wire.Bill, budget_micros: i
     return Chart(
         title="Spending per round",
         unit="currency units",
-        x="round",
         columns=(
             Column("Round"), Column("Paid", "paid", draw="bars", decimals=2),
             Column(called, called.lower(), "ink", "step", decimals=2),
@@ -207,7 +195,6 @@ def _bound_chart(settled: list[wire.Round]) -> Chart:
     return Chart(
         title="Error bound",
         unit="of a round’s aggregate, lower is better",
-        x="round",
         columns=(Column("Round"), Column("Error bound", "error bound", decimals=2)),
         rows=thinned([(one.index + 1, one.error_bound) for one in settled if one.error_bound is not None]),
         options={"whole": "", "floor": "0"},
