@@ -43,14 +43,14 @@ def test_bounds_are_those_of_the_definition(rng):
     bids = BidProfile.sample(rng, 30, 10, "flm22-iid")
     budget = 0.5 * bids.full_cost.sum(-1)
     entrants = {"all-in": auctions.get("all-in"), "everybody": Nobody(1.0), "nobody": Nobody()}
-    found = {(c.auction, c.rule): c for c in fl_market.bounds(bids, [budget], entrants, ("conventional",))}
+    found = fl_market.bounds(bids, [budget], entrants, ("conventional",))
     shares = bids.data_size / bids.data_size.sum(-1, keepdims=True)
     by_hand = error_bound(shares, np.ones(bids.shape), bids.data_size)
     assert found["everybody", "conventional"].mean[0] == pytest.approx(by_hand.mean())
     np.testing.assert_allclose(found["everybody", "conventional"].values[0], by_hand)
     assert found["nobody", "conventional"].empty.all()
     assert np.isinf(found["nobody", "conventional"].mean[0])
-    whole = fl_market.bounds(bids, [budget], {"everybody": Nobody(1.0)}, ("var-opt",), dimension=63)[0]
+    (whole,) = fl_market.bounds(bids, [budget], {"everybody": Nobody(1.0)}, ("var-opt",), dimension=63).values()
     weights = np.full(bids.shape, 0.1)
     np.testing.assert_allclose(whole.values[0], error_bound(weights, np.ones(bids.shape), bids.data_size, dimension=63))
 
@@ -68,7 +68,7 @@ def test_the_floor_is_below_every_auction_within_budget(rng, tmp_path):
     budgets = [f * bids.full_cost.sum(-1) for f in (0.2, 1.0)]
     least = fl_market.floor(tiny(tmp_path), bids, budgets)
     entrants = fl_market.contenders("flm22-niid", ("posted", "all-in"))
-    for one in fl_market.bounds(bids, budgets, entrants, ("opt-aggr",)):
+    for one in fl_market.bounds(bids, budgets, entrants, ("opt-aggr",)).values():
         assert (least.mean <= one.mean).all()
 
 

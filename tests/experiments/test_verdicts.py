@@ -178,7 +178,7 @@ def test_draws_have_seeds_of_their_own(tmp_path):
 def test_no_verdict_changes_when_seeds_are_redrawn(unit, tmp_path, monkeypatch):
     """The quick units that take seconds; the others by `flmarket reproduce all --quick --draws 3`."""
     monkeypatch.setattr(stack, "RUNS", (10, 10))
-    monkeypatch.setattr(items.Job, "written", lambda *_, **__: ())  # drawing has its own tests
+    monkeypatch.setattr(items.Sheet, "draw", lambda *_, **__: None)  # drawing has its own tests
     settings = Settings(quick=True, seeds=3)
     draws = [run_units([unit], tmp_path / str(d), dataclasses.replace(settings, draw=d)) for d in range(3)]
     seen = [[(c.key, c.verdict) for one in draw for item in one.items for c in item.checks] for draw in draws]

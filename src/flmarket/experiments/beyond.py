@@ -16,7 +16,7 @@ import numpy as np
 from flmarket.bids import FloatArray
 from flmarket.engines.config import MarketConfig
 from flmarket.experiments import fl_market as fl
-from flmarket.experiments.items import Check, Estimate, Item, Job, Reproduction, from_checks, judged
+from flmarket.experiments.items import Estimate, Item, Job, Reproduction, Sheet, judged
 from flmarket.learning import DataSet, load
 from flmarket.report import Curve
 
@@ -43,32 +43,19 @@ def dimension(job: Job) -> Item:
         accuracy[f"{label} · {noise}"] = fl.trained(job, config, data, posted, job.runs(1, 4))["accuracy"]
     final = {label: values[:, -LAST:].mean(axis=1) for label, values in accuracy.items()}
     best, one, plain = (final[f"{label} · recommended"] for label in rules)
-    gains = {"lead": Estimate.of(best - one)}
-    checks = [
-        Check.of(
-            "dimension",
-            f"Weights that count every coordinate's noise train models at least as good (within {CLOSE:g}) as the "
-            "paper's one coordinate.",
-            judged(gains, above=-CLOSE) + f"; {best.mean():.3f} against {one.mean():.3f} in the end",
-        ),
-        Check.of(
-            "conventional",
-            "And better ones than weights by data size alone.",
-            judged({"lead": Estimate.of(best - plain)}, above=0.0),
-        ),
-    ]
+    sheet = Sheet(job, "beyond-dimension", "Does dimension-aware aggregation train better models?")
+    claim = f"Weights that count every coordinate's noise train models at least as good (within {CLOSE:g}) as the "
+    found = judged({"lead": Estimate.of(best - one)}, above=-CLOSE)
+    found += f"; {best.mean():.3f} against {one.mean():.3f} in the end"
+    sheet.check("dimension", claim + "paper's one coordinate.", found)
+    found = judged({"lead": Estimate.of(best - plain)}, above=0.0)
+    sheet.check("conventional", "And better ones than weights by data size alone.", found)
+    curves = fl.labelled(range(1, rounds + 1), accuracy, tuple(rules))
+    sheet.draw("round", "test accuracy", curves, "Weights for one coordinate or for all: accuracy on NSL-KDD")
+    sheet.numbers |= {label: values.tolist() for label, values in final.items()}
     laplace = ", ".join(f"{label} {final[f'{label} · laplace-l1'].mean():.3f}" for label in rules)
-    return from_checks(
-        "beyond-dimension",
-        "Does dimension-aware aggregation train better models?",
-        checks,
-        files=job.written(
-            "beyond-dimension", "Weights for one coordinate or for all: accuracy on NSL-KDD", "round", "test accuracy",
-            fl.labelled(range(1, rounds + 1), accuracy, tuple(rules)),
-        ),
-        numbers={label: values.tolist() for label, values in final.items()},
-        note=f"With the paper's Laplace noise: {laplace}. Last {LAST} rounds, {len(best)} runs, posted, B̄ = 1.",
-    )  # fmt: skip
+    runs = f"Last {LAST} rounds, {len(best)} runs, posted, B̄ = 1."
+    return sheet.item(f"With the paper's Laplace noise: {laplace}. {runs}")
 
 
 def value(job: Job) -> tuple[Item, ...]:
@@ -110,23 +97,13 @@ def _against(
         for name, p in cheap.items()
         if name != "posted"
     }
-    return from_checks(
-        f"beyond-{what}",
-        f"Accuracy for a unit of {what}",
-        [
-            Check.of(
-                what,
-                f"At the smallest budget posted trains models as accurate as any other auction's (within {CLOSE:g}).",
-                judged(lead, above=-CLOSE) + f"; B̄ = {FACTORS[0]:g}: {listed}",
-            )
-        ],
-        files=job.written(f"beyond-{what}", f"Accuracy on NSL-KDD against {what}", x_label, "test accuracy", curves),
-        numbers={
-            name: [{key: float(values.mean()) for key, values in point.items()} for point in points]
-            for name, points in found.items()
-        },
-        note=f"{len(cheap['posted']['accuracy'])} runs.",
-    )
+    sheet = Sheet(job, f"beyond-{what}", f"Accuracy for a unit of {what}")
+    sheet.draw(x_label, "test accuracy", curves, f"Accuracy on NSL-KDD against {what}")
+    claim = f"At the smallest budget posted trains models as accurate as any other auction's (within {CLOSE:g})."
+    sheet.check(what, claim, judged(lead, above=-CLOSE) + f"; B̄ = {FACTORS[0]:g}: {listed}")
+    for name, points in found.items():
+        sheet.numbers[name] = [{key: float(values.mean()) for key, values in point.items()} for point in points]
+    return sheet.item(f"{len(cheap['posted']['accuracy'])} runs.")
 
 
 def _data(job: Job) -> DataSet:

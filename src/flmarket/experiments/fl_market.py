@@ -21,7 +21,7 @@ be compared. Regret is that of a gauge, a fixed list of lies, over the owner's f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,20 @@ from flmarket.bids import Auction, BidProfile, FloatArray, Outcome
 from flmarket.engines.config import MarketConfig
 from flmarket.errors import FlmarketError, MissingDependency, needed
 from flmarket.experiments import bound_summary
-from flmarket.experiments.items import Check, Estimate, Finding, Item, Job, from_checks, judged, line, missing, trend
+from flmarket.experiments.items import (
+    Check,
+    Estimate,
+    Finding,
+    Item,
+    Job,
+    Sheet,
+    judged,
+    line,
+    lines_of,
+    means_of,
+    missing,
+    trend,
+)
 from flmarket.files import csv_text, write_files
 from flmarket.learning import DataSet
 from flmarket.report import Curve
@@ -138,6 +151,9 @@ class BoundCurve:
         return np.isinf(self.values)
 
 
+Curves = dict[tuple[str, str], BoundCurve]  # by auction and rule
+
+
 def bounds(
     bids: BidProfile,
     budgets: Sequence[FloatArray],
@@ -145,7 +161,7 @@ def bounds(
     rules: Sequence[str],
     *,
     dimension: int = 1,
-) -> list[BoundCurve]:
+) -> Curves:
     """Every auction with every aggregation on the same profiles, a budget per profile at each point."""
     points: dict[tuple[str, str], list[FloatArray]] = {}
     for name, auction in entrants.items():
@@ -156,7 +172,7 @@ def bounds(
                 weights = get_rule(rule, dimension=dimension).weights(sold, bids.data_size)
                 bound = error_bound(weights, sold, bids.data_size, dimension=dimension)
                 points.setdefault((name, rule), []).append(bound)
-    return [BoundCurve(name, rule, np.array(rows)) for (name, rule), rows in points.items()]
+    return {pair: BoundCurve(*pair, np.array(rows)) for pair, rows in points.items()}
 
 
 def floor(job: Job, bids: BidProfile, budgets: Sequence[FloatArray]) -> BoundCurve:
@@ -184,7 +200,7 @@ def fall(curve: BoundCurve, first: int, last: int) -> Estimate:
     return Estimate.of(curve.values[first][both] - curve.values[last][both])
 
 
-def lines(x: Sequence[float], curves: Sequence[BoundCurve], *, empty: bool = False) -> list[Curve]:
+def lines(x: Sequence[float], curves: Collection[BoundCurve], *, empty: bool = False) -> list[Curve]:
     """Colour by auction, dash by aggregation; `empty`: the shares of auctions in which nobody sold, once each."""
     names = list(dict.fromkeys(curve.auction for curve in curves))
     rules = list(dict.fromkeys(curve.rule for curve in curves))
@@ -311,36 +327,32 @@ def regret_table(
     beside = [(name, said.get(name, "–"), f"{rgt:.4f}, {ir:.4f}") for name, (rgt, ir) in means.items()]
     beside += [(f"{name}, the paper's metric", said[name], _shown(one)) for name, one in metric.items()]
     beside += [(name, row, "weights not shipped") for name, row in said.items() if name not in found]
-    bars = tuple(
-        Bar(name, what, float(value))
-        for name, row in means.items()
-        for what, value in zip(VIOLATIONS, row, strict=True)
-    )
-    drawn = BarSet(f"Regret and IR violation, {population}", "share of the owner's cost", bars) if bars else None
-    files = () if drawn is None else write_bars(drawn, job.out_dir, key)
+    sheet = Sheet(job, key, title)
+    pairs = [(name, *pair) for name, row in means.items() for pair in zip(VIOLATIONS, row.tolist(), strict=True)]
+    bars = [Bar(name, what, value) for name, what, value in pairs]
+    if bars:
+        drawn = BarSet(f"Regret and IR violation, {population}", "share of the owner's cost", tuple(bars))
+        sheet.files += write_bars(drawn, job.out_dir, key)
     write_files(job.out_dir, {f"{key}-audit.csv": _csv(reports)})
-    log = next((rows[0].truthful.search for rows in reports.values()), None)
+    sheet.files.append(f"{key}-audit.csv")
     fields = ("rgt", "irv", "rgt_deployed", "irv_deployed", "noise")
     network = f"cleared-menu, this project's network, keeps both below {LOW:g}."
-    return from_checks(
-        key,
-        title,
-        [
-            _far_below(found),
-            _within_two(metric, printed),
-            _ours(found, "cleared-menu", "size", network, LOW, no_weights("cleared-menu")),
-            _ours(found, "posted", "posted", "posted has neither.", 0.0, missing("not among the entrants")),
-        ],
-        files=(*files, f"{key}-audit.csv"),
-        numbers={name: {"regret": float(rgt), "ir_violation": float(ir)} for name, (rgt, ir) in means.items()}
-        | {f"{name}, the paper's metric": {f: mean(one, f) for f in fields} for name, one in metric.items()},
-        beside=beside,
-        note=""
-        if log is None
-        else f"{log.strength.capitalize()} search: {log.misreports_per_owner} misreports by each owner of "
-        f"{PROFILES[job.quick]} profiles (at most {SAMPLED_PROFILES} where lots are drawn). Rows: regret, IR "
-        f"violation. {without(tuple(printed), entrants)}",
-    )
+    sheet.checks = [
+        _far_below(found),
+        _within_two(metric, printed),
+        _ours(found, "cleared-menu", "size", network, LOW, no_weights("cleared-menu")),
+        _ours(found, "posted", "posted", "posted has neither.", 0.0, missing("not among the entrants")),
+    ]
+    sheet.numbers |= {name: {"regret": float(rgt), "ir_violation": float(ir)} for name, (rgt, ir) in means.items()}
+    for name, one in metric.items():
+        sheet.numbers[f"{name}, the paper's metric"] = {field: mean(one, field) for field in fields}
+    note, searched = "", [rows[0].truthful.search for rows in reports.values()]
+    if searched:
+        log = searched[0]
+        note = f"{log.strength.capitalize()} search: {log.misreports_per_owner} misreports by each owner of "
+        note += f"{PROFILES[job.quick]} profiles (at most {SAMPLED_PROFILES} where lots are drawn). Rows: regret, IR "
+        note += f"violation. {without(tuple(printed), entrants)}"
+    return sheet.item(note, beside=beside)
 
 
 def _violations(report: AuditReport) -> tuple[float, float]:
@@ -441,18 +453,12 @@ def fig10(job: Job) -> Item:
             measured = short_training("m-regretnet", m, POPULATION, quick=job.quick, seed=seed)[1:]
             found["regret"][row, place], found["IR violation"][row, place] = measured
     epochs, batches, profiles, _ = SHORT[job.quick]
-    return from_checks(
-        "flm22-fig10",
-        "FLM22 Figure 10: effect of M on regret and IR violation",
-        [
-            Check.of(key, f"M-RegretNet's {name} falls as M grows.", trend(values, -1, steps=False))
-            for key, (name, values) in zip(("regret", "ir"), found.items(), strict=True)
-        ],
-        files=job.written(
-            "flm22-fig10", "M-RegretNet against M, short training", "M", "share of the owner's cost",
-            [line(name, SIZES, values) for name, values in found.items()],
-        ),
-        numbers={"m": list(SIZES), **{name: values.mean(axis=0).tolist() for name, values in found.items()}},
-        note=f"{len(job.seeds)} models per M, each trained on {epochs * batches} batches of {profiles} profiles (the "
-        "paper: ten models, 5,000 batches of 1,024).",
-    )  # fmt: skip
+    sheet = Sheet(job, "flm22-fig10", "FLM22 Figure 10: effect of M on regret and IR violation")
+    sheet.draw("M", "share of the owner's cost", lines_of(SIZES, found), "M-RegretNet against M, short training")
+    for key, (name, values) in zip(("regret", "ir"), found.items(), strict=True):
+        sheet.check(key, f"M-RegretNet's {name} falls as M grows.", trend(values, -1, steps=False))
+    sheet.numbers = {"m": list(SIZES), **means_of(found)}
+    return sheet.item(
+        f"{len(job.seeds)} models per M, each trained on {epochs * batches} batches of {profiles} profiles (the "
+        "paper: ten models, 5,000 batches of 1,024)."
+    )

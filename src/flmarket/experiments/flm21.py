@@ -13,7 +13,7 @@ training it now and then buys the smallest sub-bid of one owner, and a bound in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -30,15 +30,15 @@ from flmarket.experiments.items import (
     Item,
     Job,
     Reproduction,
+    Sheet,
     drawn_for,
-    from_checks,
     judged,
-    line,
+    lines_of,
+    means_of,
     trend,
 )
 from flmarket.learning import DataSet, load
 
-Curves = Mapping[tuple[str, str], fl.BoundCurve]  # by auction and rule
 POPULATIONS = {"low": "flm21-low", "high": "flm21-high"}
 MULTIPLES = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 SMALL = 3  # of these are small budgets
@@ -59,41 +59,38 @@ PRINTED_TABLE = {
 @drawn_for(POPULATIONS)
 def fig5(job: Job, level: str) -> Item:
     """Error bound against the budget."""
-    population, stem = POPULATIONS[level], f"flm21-fig5-{level}"
+    population = POPULATIONS[level]
     bids = fl.profiles(job, population)
     budgets = [k * bids.full_cost.mean(axis=-1) for k in MULTIPLES]
     entrants = fl.contenders(population, ENTRANTS)
     label, x = "budget, in mean costs of one owner (log10)", np.round(np.log10(MULTIPLES), 2).tolist()
-    title = f"Error bound against the budget, {population}"
-    files: tuple[str, ...] = ()
-    checks: list[Check] = []
-    numbers: dict[str, object] = {"multiples": list(MULTIPLES)}
+    title = f"FLM21 Figure 5: error bound against the budget ({level} sensitivity)"
+    sheet = Sheet(job, f"flm21-fig5-{level}", title, {"multiples": list(MULTIPLES)})
     for suffix, dimension in DIMENSIONS.items():
         job.step(f"error bounds on {population}, {dimension} coordinates")
-        curves = fl.bounds(bids, budgets, entrants, RULES, dimension=dimension)
-        drawn = [*curves, *([fl.floor(job, bids, budgets)] if dimension == 1 else [])]
-        what = f"{title}, {dimension} coordinate{'s' * (dimension > 1)}"
-        files += job.written(f"{stem}{suffix}", what, label, "error bound, log scale", fl.lines(x, drawn), log_y=True)
-        by = {(curve.auction, curve.rule): curve for curve in curves}
-        checks.append(_var_opt(by, f"var-opt{suffix}", dimension))
-        numbers[f"bound of {dimension}"] = {curve.label: curve.mean.tolist() for curve in drawn}
-    files += job.written(
-        f"{stem}-nobody", f"Auctions in which nobody sells, {population}", label, "share",
-        fl.lines(x, curves, empty=True),
-    )  # fmt: skip
-    numbers["nobody_sells"] = {c.auction: c.empty.mean(axis=1).tolist() for c in curves if c.rule == RULES[-1]}
-    checks += [_nobody_at_small(by), _small_budgets(by), *([_large_budgets(by)] if level == "high" else [])]
-    return from_checks(
-        stem,
-        f"FLM21 Figure 5: error bound against the budget ({level} sensitivity)",
-        checks,
-        files=files,
-        numbers=numbers,
-        note=fl.without(ENTRANTS, entrants),
-    )
+        by = fl.bounds(bids, budgets, entrants, RULES, dimension=dimension)
+        drawn = [*by.values(), *([fl.floor(job, bids, budgets)] if dimension == 1 else [])]
+        _draw_bounds(sheet, label, x, drawn, f"Error bound against the budget, {population}", suffix)
+        sheet.checks.append(_var_opt(by, f"var-opt{suffix}", dimension))
+    title, empty = f"Auctions in which nobody sells, {population}", fl.lines(x, by.values(), empty=True)
+    sheet.draw(label, "share", empty, title, more="-nobody")
+    last = (curve for curve in by.values() if curve.rule == RULES[-1])
+    sheet.numbers["nobody_sells"] = {curve.auction: curve.empty.mean(axis=1).tolist() for curve in last}
+    sheet.checks += [_nobody_at_small(by), _small_budgets(by), *([_large_budgets(by)] if level == "high" else [])]
+    return sheet.item(fl.without(ENTRANTS, entrants))
 
 
-def _nobody_at_small(by: Curves) -> Check:
+def _draw_bounds(
+    sheet: Sheet, x_label: str, x: Sequence[float], curves: Sequence[fl.BoundCurve], title: str, suffix: str
+) -> None:
+    """By the noise of one coordinate or of all of them, as the suffix says."""
+    dimension = DIMENSIONS[suffix]
+    title = f"{title}, {dimension} coordinate{'s' * (dimension > 1)}"
+    sheet.draw(x_label, "error bound, log scale", fl.lines(x, curves), title, more=suffix, log_y=True)
+    sheet.numbers[f"bound of {dimension}"] = {curve.label: curve.mean.tolist() for curve in curves}
+
+
+def _nobody_at_small(by: fl.Curves) -> Check:
     empty = by["all-in", "var-opt"].empty[0]
     others = "".join(
         f", {name} {by[name, 'var-opt'].empty[0].mean():.0%}"
@@ -104,7 +101,7 @@ def _nobody_at_small(by: Curves) -> Check:
     return Check.of("nobody", "At the smallest budgets All-in mostly buys nobody.", found + others)
 
 
-def _small_budgets(by: Curves) -> Check:
+def _small_budgets(by: fl.Curves) -> Check:
     claim = "At small budgets MURBA outperforms All-in: it buys more often, and has the lower bound where both buy."
     lead: dict[str, Estimate] | None = None
     if ("murba", "var-opt") in by:
@@ -115,7 +112,7 @@ def _small_budgets(by: Curves) -> Check:
     return fl.compared("small-budgets", claim, lead, ("murba",))
 
 
-def _var_opt(by: Curves, key: str, dimension: int) -> Check:
+def _var_opt(by: fl.Curves, key: str, dimension: int) -> Check:
     saved = {
         name: estimate
         for auction, rule in by
@@ -138,7 +135,7 @@ def _counting(dimension: int) -> str:
     return "the noise of the whole gradient" if dimension > 1 else "ERR as printed, the noise of one coordinate"
 
 
-def _large_budgets(by: Curves) -> Check:
+def _large_budgets(by: fl.Curves) -> Check:
     claim = "In the highly sensitive scenario All-in is superior when the budget is relatively large."
     ours, theirs = by.get(("murba", "var-opt")), by["all-in", "var-opt"]
     lead = None if ours is None else dict(list(fl.gaps(theirs, ours, MULTIPLES, "lead").items())[-2:])
@@ -148,7 +145,7 @@ def _large_budgets(by: Curves) -> Check:
 @drawn_for(POPULATIONS)
 def fig6(job: Job, level: str) -> Item:
     """Error bound against the number of owners, at one budget: an owner's mean cost."""
-    population, stem = POPULATIONS[level], f"flm21-fig6-{level}"
+    population = POPULATIONS[level]
     entrants = fl.contenders(population, ENTRANTS)
     points: dict[int, dict[tuple[str, str], list[FloatArray]]] = {d: {} for d in DIMENSIONS.values()}
     least = []
@@ -158,12 +155,11 @@ def fig6(job: Job, level: str) -> Item:
         budget = [np.full(len(bids.data_size), bids.full_cost.mean())]
         able = {name: auction for name, auction in entrants.items() if _serves(auction, bids, budget[0])}
         for dimension, into in points.items():
-            for curve in fl.bounds(bids, budget, able, RULES, dimension=dimension):
-                into.setdefault((curve.auction, curve.rule), []).append(curve.values[0])
+            for pair, curve in fl.bounds(bids, budget, able, RULES, dimension=dimension).items():
+                into.setdefault(pair, []).append(curve.values[0])
         least.append(fl.floor(job, bids, budget).values[0])
-    checks: list[Check] = []
-    files: tuple[str, ...] = ()
-    numbers: dict[str, object] = {"owners": list(OWNERS)}
+    title = f"FLM21 Figure 6: error bound against owners ({level} sensitivity)"
+    sheet = Sheet(job, f"flm21-fig6-{level}", title, {"owners": list(OWNERS)})
     some = [name for name in entrants if len(points[1].get((name, "var-opt"), ())) < len(OWNERS)]
     for suffix, dimension in DIMENSIONS.items():
         whole = {
@@ -173,28 +169,16 @@ def fig6(job: Job, level: str) -> Item:
         }
         best = fl.BoundCurve(fl.FIRST_BEST, "", np.array(least))
         drawn = [*whole.values(), *([best] if dimension == 1 else [])]
-        title = f"Error bound against owners, {population}, {dimension} coordinate{'s' * (dimension > 1)}"
-        files += job.written(
-            f"{stem}{suffix}", title, "owners", "error bound, log scale", fl.lines(OWNERS, drawn), log_y=True
-        )
-        checks.append(_more_owners(whole, f"owners{suffix}", dimension, best))
-        numbers[f"bound of {dimension}"] = {curve.label: curve.mean.tolist() for curve in drawn}
+        _draw_bounds(sheet, "owners", OWNERS, drawn, f"Error bound against owners, {population}", suffix)
+        sheet.checks.append(_more_owners(whole, f"owners{suffix}", dimension, best))
     empty = whole["all-in", "var-opt"].empty
     few = {f"share with {OWNERS[0]} owners minus {OWNERS[-1]}": Estimate.of(empty[0].astype(float) - empty[-1])}
     said = f"; nobody sells in {empty[0].mean():.1%} and {empty[-1].mean():.1%} of auctions"
+    sheet.check("nobody", "With few owners All-in may fail to select even one.", judged(few, above=0.0) + said)
     claim = "With many owners the advantage of MURBA with VarOpt over All-in becomes smaller."
-    checks += [
-        Check.of("nobody", "With few owners All-in may fail to select even one.", judged(few, above=0.0) + said),
-        Check.of("lead", claim, fl.no_weights("murba for these numbers of owners")),
-    ]
-    return from_checks(
-        stem,
-        f"FLM21 Figure 6: error bound against owners ({level} sensitivity)",
-        checks,
-        files=files,
-        numbers=numbers,
-        note=fl.without(ENTRANTS, entrants) + (f" {', '.join(some)}: for ten owners only, not drawn." if some else ""),
-    )
+    sheet.check("lead", claim, fl.no_weights("murba for these numbers of owners"))
+    absent = f" {', '.join(some)}: for ten owners only, not drawn." if some else ""
+    return sheet.item(fl.without(ENTRANTS, entrants) + absent)
 
 
 def _serves(auction: Auction, bids: BidProfile, budget: FloatArray) -> bool:
@@ -206,7 +190,7 @@ def _serves(auction: Auction, bids: BidProfile, budget: FloatArray) -> bool:
     return True
 
 
-def _more_owners(whole: Curves, key: str, dimension: int, best: fl.BoundCurve) -> Check:
+def _more_owners(whole: fl.Curves, key: str, dimension: int, best: fl.BoundCurve) -> Check:
     saved = {auction: fl.fall(curve, 0, -1) for (auction, rule), curve in whole.items() if rule == "var-opt"}
     rises = dimension == 1 and best.mean[-1] > best.mean[0]
     because = "; even the first best rises, since whoever is left out adds to the bias" if rises else ""
@@ -218,7 +202,7 @@ def _more_owners(whole: Curves, key: str, dimension: int, best: fl.BoundCurve) -
 @drawn_for(POPULATIONS)
 def fig7(job: Job, level: str) -> Item:
     """The error bound of the paper's MURBA against M; every model gets the same short training."""
-    population, stem = POPULATIONS[level], f"flm21-fig7-{level}"
+    population = POPULATIONS[level]
     bids = fl.profiles(job, population)
     budget = [5.0 * bids.full_cost.mean(axis=-1)]
     mean = {rule: np.zeros((len(job.seeds), len(SIZES))) for rule in RULES}
@@ -226,21 +210,18 @@ def fig7(job: Job, level: str) -> Item:
         for row, seed in enumerate(job.seeds):
             job.step(f"training MURBA on {population}, M = {m}, seed {seed}")
             auction = fl.short_training(MURBA[m], m, population, quick=job.quick, seed=seed)[0]
-            for curve in fl.bounds(bids, budget, {"murba": auction}, RULES):
-                mean[curve.rule][row, place] = curve.mean[0]
+            for (_, rule), curve in fl.bounds(bids, budget, {"murba": auction}, RULES).items():
+                mean[rule][row, place] = curve.mean[0]
     epochs, batches, profiles, _ = fl.SHORT[job.quick]
-    return from_checks(
-        stem,
-        f"FLM21 Figure 7: effect of M ({level} sensitivity)",
-        [Check.of("m", "MURBA's error bound falls as M grows.", trend(mean["var-opt"], -1, steps=False))],
-        files=job.written(
-            stem, f"MURBA's error bound against M, {population}, short training", "M", "error bound",
-            [line(f"murba · {rule}", SIZES, values) for rule, values in mean.items()],
-        ),
-        numbers={"m": list(SIZES), "bound": {rule: values.mean(axis=0).tolist() for rule, values in mean.items()}},
-        note=f"{len(job.seeds)} models per M on {epochs * batches} batches of {profiles} profiles each (the paper: "
-        "10,000 of 1,000); B = 5 mean costs.",
-    )  # fmt: skip
+    sheet = Sheet(job, f"flm21-fig7-{level}", f"FLM21 Figure 7: effect of M ({level} sensitivity)")
+    curves = lines_of(SIZES, {f"murba · {rule}": values for rule, values in mean.items()})
+    sheet.draw("M", "error bound", curves, f"MURBA's error bound against M, {population}, short training")
+    sheet.check("m", "MURBA's error bound falls as M grows.", trend(mean["var-opt"], -1, steps=False))
+    sheet.numbers = {"m": list(SIZES), "bound": means_of(mean)}
+    return sheet.item(
+        f"{len(job.seeds)} models per M on {epochs * batches} batches of {profiles} profiles each (the paper: 10,000 "
+        "of 1,000); B = 5 mean costs."
+    )
 
 
 def fig8(job: Job) -> tuple[Item, ...]:
@@ -251,7 +232,7 @@ def fig8(job: Job) -> tuple[Item, ...]:
 
 
 def _fig8(job: Job, data: DataSet, level: str) -> Item:
-    population, stem = POPULATIONS[level], f"flm21-fig8-{level}"
+    population = POPULATIONS[level]
     multiples = (0.5, 2.0, 10.0) if job.quick else (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
     entrants = fl.contenders(population, ENTRANTS)
     runs = job.runs(4, 10)  # ten rounds are cheap, and noisy
@@ -265,18 +246,16 @@ def _fig8(job: Job, data: DataSet, level: str) -> Item:
         ]
         final[f"{name} · {'ours' if ours else rule}"] = np.stack(columns, axis=1)
     baseline = float(np.bincount(data.y_test).max() / len(data.y_test))
-    return from_checks(
-        stem,
-        f"FLM21 Figure 8: accuracy on Bank Marketing ({level} sensitivity)",
-        (_budget_helps(final, entrants), _murba_wins(final)),
-        files=job.written(
-            stem, f"Accuracy on Bank Marketing after ten rounds, {population}", "budget, in mean costs of one owner",
-            "test accuracy", fl.labelled(multiples, final, tuple(entrants)),
-        ),
-        numbers={"multiples": list(multiples), "mean": {label: v.mean(axis=0).tolist() for label, v in final.items()}},
-        note=f"{len(runs)} runs a point. Always saying no scores {baseline:.3f}; with the recommended noise posted "
-        f"reaches {final['posted · ours'][:, -1].mean():.3f} at the largest budget. " + fl.without(ENTRANTS, entrants),
-    )  # fmt: skip
+    sheet = Sheet(job, f"flm21-fig8-{level}", f"FLM21 Figure 8: accuracy on Bank Marketing ({level} sensitivity)")
+    title = f"Accuracy on Bank Marketing after ten rounds, {population}"
+    curves = fl.labelled(multiples, final, tuple(entrants))
+    sheet.draw("budget, in mean costs of one owner", "test accuracy", curves, title)
+    sheet.checks = [_budget_helps(final, entrants), _murba_wins(final)]
+    sheet.numbers = {"multiples": list(multiples), "mean": means_of(final)}
+    return sheet.item(
+        f"{len(runs)} runs a point. Always saying no scores {baseline:.3f}; with the recommended noise posted reaches "
+        f"{final['posted · ours'][:, -1].mean():.3f} at the largest budget. " + fl.without(ENTRANTS, entrants)
+    )
 
 
 def _market(level: str, rule: str, factor: float, *, ours: bool = False) -> MarketConfig:
@@ -342,14 +321,13 @@ def table1(job: Job) -> Item:
     size = fl.no_weights("murba")
     if metric:
         size = judged(worst["worst_rgt"], below=0.16) & judged(worst["worst_irv"], below=0.036)
-    return from_checks(
-        "flm21-table1",
-        "FLM21 Table 1: regret and IR violation of MURBA",
-        [Check.of("size", claim, size)],
-        numbers={"papers_metric": metric, "our_search": strong},
-        beside=rows,
-        note="Rows: regret max / regret mean / IR max / IR mean, of one owner's mean in money as in the paper; by our "
+    sheet = Sheet(job, "flm21-table1", "FLM21 Table 1: regret and IR violation of MURBA")
+    sheet.check("size", claim, size)
+    sheet.numbers = {"papers_metric": metric, "our_search": strong}
+    return sheet.item(
+        "Rows: regret max / regret mean / IR max / IR mean, of one owner's mean in money as in the paper; by our "
         "search over the owner's cost.",
+        beside=rows,
     )
 
 

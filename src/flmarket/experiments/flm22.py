@@ -18,10 +18,9 @@ import numpy as np
 from flmarket.bids import Auction, BidProfile, FloatArray
 from flmarket.engines.config import MarketConfig
 from flmarket.experiments import fl_market as fl
-from flmarket.experiments.items import Check, Estimate, Item, Job, Reproduction, drawn_for, from_checks, judged
+from flmarket.experiments.items import Check, Estimate, Item, Job, Reproduction, Sheet, drawn_for, judged
 from flmarket.learning import DataSet, load
 
-Curves = Mapping[tuple[str, str], fl.BoundCurve]  # by auction and rule
 POPULATIONS = {"iid": "flm22-iid", "niid": "flm22-niid"}
 FACTORS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
 RULES = ("conventional", "opt-aggr")
@@ -50,28 +49,21 @@ def _profiles(job: Job, population: str) -> tuple[BidProfile, list[FloatArray]]:
 @drawn_for(POPULATIONS)
 def fig7(job: Job, split: str) -> Item:
     """Error bound against the budget factor, every auction with both aggregations."""
-    population, stem = POPULATIONS[split], f"flm22-fig7-{split}"
+    population = POPULATIONS[split]
     job.step(f"error bounds on {population}")
     bids, budgets = _profiles(job, population)
     entrants = fl.contenders(population, ENTRANTS)
     own = _for_conventional(population)
-    redone = {curve.label: curve for curve in fl.bounds(bids, budgets, own, RULES[:1])}
-    curves = [redone.get(curve.label, curve) for curve in fl.bounds(bids, budgets, entrants, RULES)]
+    by = fl.bounds(bids, budgets, entrants, RULES) | fl.bounds(bids, budgets, own, RULES[:1])
     job.step(f"first best on {population}")
     least = fl.floor(job, bids, budgets)
-    by = {(curve.auction, curve.rule): curve for curve in curves}
-    numbers = {curve.label: curve.mean.tolist() for curve in (*curves, least)}
-    return from_checks(
-        stem,
-        f"FLM22 Figure 7: error bound against the budget ({split})",
-        (_dm_is_lowest(by), _opt_aggr_is_lower(by, entrants), _falls_beyond_one(by, entrants)),
-        files=job.written(
-            stem, f"Error bound against the budget, {population}", "budget factor B̄", "error bound, log scale",
-            fl.lines(FACTORS, [*curves, least]), log_y=True,
-        ),
-        numbers={"factors": list(FACTORS), "profiles": len(bids.data_size), **numbers},
-        note=" ".join((_standing(by, least), _trained_for(own), fl.without(ENTRANTS, entrants))),
-    )  # fmt: skip
+    sheet = Sheet(job, f"flm22-fig7-{split}", f"FLM22 Figure 7: error bound against the budget ({split})")
+    title, drawn = f"Error bound against the budget, {population}", fl.lines(FACTORS, [*by.values(), least])
+    sheet.draw("budget factor B̄", "error bound, log scale", drawn, title, log_y=True)
+    sheet.checks += [_dm_is_lowest(by), _opt_aggr_is_lower(by, entrants), _falls_beyond_one(by, entrants)]
+    sheet.numbers = {"factors": list(FACTORS), "profiles": len(bids.data_size)}
+    sheet.numbers |= {curve.label: curve.mean.tolist() for curve in (*by.values(), least)}
+    return sheet.item(" ".join((_standing(by, least), _trained_for(own), fl.without(ENTRANTS, entrants))))
 
 
 def _for_conventional(population: str) -> dict[str, Auction]:
@@ -86,7 +78,7 @@ def _trained_for(own: Mapping[str, Auction]) -> str:
     return "Networks were trained for OptAggr."
 
 
-def _dm_is_lowest(by: Curves) -> Check:
+def _dm_is_lowest(by: fl.Curves) -> Check:
     claim = "DM-RegretNet with OptAggr has a lower error bound than RegretNet and M-RegretNet."
     own = {name: by[name, "opt-aggr"] for name in PAPERS_OWN if (name, "opt-aggr") in by}
     best = own.pop(DM, None)
@@ -97,7 +89,7 @@ def _dm_is_lowest(by: Curves) -> Check:
     return fl.compared("dm", claim, saved if best and own else None, PAPERS_OWN)
 
 
-def _opt_aggr_is_lower(by: Curves, entrants: Mapping[str, Auction]) -> Check:
+def _opt_aggr_is_lower(by: fl.Curves, entrants: Mapping[str, Auction]) -> Check:
     saved: dict[str, Estimate] = {}
     for name in entrants:
         saved |= fl.gaps(by[name, RULES[1]], by[name, RULES[0]], FACTORS, name)
@@ -108,7 +100,7 @@ def _opt_aggr_is_lower(by: Curves, entrants: Mapping[str, Auction]) -> Check:
     return Check.of("opt-aggr", "OptAggr has a lower error bound than ConvlAggr under every auction.", found)
 
 
-def _falls_beyond_one(by: Curves, entrants: Mapping[str, Auction]) -> Check:
+def _falls_beyond_one(by: fl.Curves, entrants: Mapping[str, Auction]) -> Check:
     one = FACTORS.index(1.0)
     change = {name: fl.fall(by[name, "opt-aggr"], one, -1) for name in entrants}
     return Check.of(
@@ -118,7 +110,7 @@ def _falls_beyond_one(by: Curves, entrants: Mapping[str, Auction]) -> Check:
     )
 
 
-def _standing(by: Curves, least: fl.BoundCurve) -> str:
+def _standing(by: fl.Curves, least: fl.BoundCurve) -> str:
     """Means over the budgets at which every auction bought somebody: a mean over easier budgets only would flatter."""
     curves = {name: curve for (name, rule), curve in by.items() if rule == "opt-aggr"}
     common = np.logical_and.reduce([np.isfinite(curve.mean) for curve in curves.values()])
@@ -133,11 +125,11 @@ def _standing(by: Curves, least: fl.BoundCurve) -> str:
 @drawn_for(POPULATIONS)
 def fig8(job: Job, split: str) -> Item:
     """How often nobody sells."""
-    population, stem = POPULATIONS[split], f"flm22-fig8-{split}"
+    population = POPULATIONS[split]
     job.step(f"invalid gradients on {population}")
     bids, budgets = _profiles(job, population)
     entrants = fl.contenders(population, ENTRANTS)
-    curves = fl.bounds(bids, budgets, entrants, RULES[1:])
+    curves = fl.bounds(bids, budgets, entrants, RULES[1:]).values()
     empty = {curve.auction: curve.empty for curve in curves}
     listed = ", ".join(f"{name} {flags.mean():.2%}" for name, flags in empty.items())
     never, often = fl.no_weights(DM), fl.no_weights("regretnet", "m-regretnet")
@@ -146,20 +138,14 @@ def fig8(job: Job, split: str) -> Item:
         never = judged(each, below=NEVER)
     if random := [name for name in PAPERS_OWN if name != DM and name in empty]:
         often = judged({name: Estimate.of(empty[name].mean(axis=0)) for name in random}, above=OFTEN)
-    return from_checks(
-        stem,
-        f"FLM22 Figure 8: invalid gradients ({split})",
-        (
-            Check.of("dm", f"DM-RegretNet never yields an invalid gradient (in less than {NEVER:.0%}).", never),
-            Check.of("randomised", f"The randomised RegretNet and M-RegretNet often do (above {OFTEN:.0%}).", often),
-        ),
-        files=job.written(
-            stem, f"Auctions in which nobody sells, {population}", "budget factor B̄", "share",
-            fl.lines(FACTORS, curves, empty=True),
-        ),
-        numbers={name: flags.mean(axis=1).tolist() for name, flags in empty.items()},
-        note=f"Share of invalid gradients, mean over budgets: {listed}. " + fl.without(ENTRANTS, entrants),
-    )  # fmt: skip
+    sheet = Sheet(job, f"flm22-fig8-{split}", f"FLM22 Figure 8: invalid gradients ({split})")
+    title, drawn = f"Auctions in which nobody sells, {population}", fl.lines(FACTORS, curves, empty=True)
+    sheet.draw("budget factor B̄", "share", drawn, title)
+    sheet.check("dm", f"DM-RegretNet never yields an invalid gradient (in less than {NEVER:.0%}).", never)
+    sheet.check("randomised", f"The randomised RegretNet and M-RegretNet often do (above {OFTEN:.0%}).", often)
+    sheet.numbers = {name: flags.mean(axis=1).tolist() for name, flags in empty.items()}
+    note = f"Share of invalid gradients, mean over budgets: {listed}. "
+    return sheet.item(note + fl.without(ENTRANTS, entrants))
 
 
 def fig9(job: Job) -> tuple[Item, ...]:
@@ -169,7 +155,7 @@ def fig9(job: Job) -> tuple[Item, ...]:
 
 
 def _fig9(job: Job, data: DataSet, split: str) -> Item:
-    population, stem = POPULATIONS[split], f"flm22-fig9-{split}"
+    population = POPULATIONS[split]
     entrants, own = fl.contenders(population, ENTRANTS), _for_conventional(population)
     rounds, runs = 60 if job.quick else 100, job.runs(*RUNS)
     accuracy: dict[str, FloatArray] = {}
@@ -183,21 +169,16 @@ def _fig9(job: Job, data: DataSet, split: str) -> Item:
     final = {label: values[:, -LAST:].mean(axis=1) for label, values in accuracy.items()}
     smooth = {label: _smoothed(values) for label, values in accuracy.items()}
     baseline = float(np.bincount(data.y_test).max() / len(data.y_test))
-    return from_checks(
-        stem,
-        f"FLM22 Figure 9: accuracy over rounds ({split})",
-        (_dm_trains_best(final), _opt_aggr_trains_better(final, entrants), _ours_trains(final, baseline)),
-        files=job.written(
-            stem, f"Accuracy on NSL-KDD, {population} (mean of ten rounds)", "round", "test accuracy",
-            fl.labelled(range(1, rounds + 1), smooth, tuple(entrants)),
-        ),
-        numbers={
-            "final": {label: values.tolist() for label, values in final.items()},
-            "mean": {label: float(values.mean()) for label, values in final.items()},
-        },
-        note=f"Always saying the commonest class scores {baseline:.3f}. Accuracy is the mean of the last {LAST} "
-        f"rounds, {len(runs)} runs. {_trained_for(own)} " + fl.without(ENTRANTS, entrants),
-    )  # fmt: skip
+    sheet = Sheet(job, f"flm22-fig9-{split}", f"FLM22 Figure 9: accuracy over rounds ({split})")
+    title, drawn = f"Accuracy on NSL-KDD, {population} (mean of ten rounds)", range(1, rounds + 1)
+    sheet.draw("round", "test accuracy", fl.labelled(drawn, smooth, tuple(entrants)), title)
+    sheet.checks = [_dm_trains_best(final), _opt_aggr_trains_better(final, entrants), _ours_trains(final, baseline)]
+    sheet.numbers["final"] = {label: values.tolist() for label, values in final.items()}
+    sheet.numbers["mean"] = {label: float(values.mean()) for label, values in final.items()}
+    return sheet.item(
+        f"Always saying the commonest class scores {baseline:.3f}. Accuracy is the mean of the last {LAST} rounds, "
+        f"{len(runs)} runs. {_trained_for(own)} " + fl.without(ENTRANTS, entrants)
+    )
 
 
 def _market(split: str, rule: str, rounds: int, **mechanism: object) -> MarketConfig:

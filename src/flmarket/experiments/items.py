@@ -1,8 +1,9 @@
 """What a reproduction yields, how its claims are judged, and how a paper joins `flmarket reproduce`.
 
 A paper is a module of this package with `ITEMS`, a dictionary from a short key ("fig7") to a function of a `Job` that
-yields the items of that table or figure. Each entry is a unit of work: `flmarket reproduce PAPER:fig7` runs it alone,
-finished ones are kept and skipped when the command is run again, and several run side by side in processes.
+yields the items of that table or figure, each gathered in a `Sheet`. Each entry is a unit of work: `flmarket reproduce
+PAPER:fig7` runs it alone, finished ones are kept and skipped when the command is run again, and several run side by
+side in processes.
 
 The functions must be found by name in the imported module (processes look them up), write plots and CSV into the job's
 folder, use no randomness but its seeds, and name files after their item. Keys of items begin with the paper's
@@ -34,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import wraps
 from math import ceil, inf, isfinite, sqrt
@@ -47,6 +48,7 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 from flmarket.audit.privacy import rate_at_least, rate_at_most
+from flmarket.bids import FloatArray
 from flmarket.files import write_files
 from flmarket.report import Curve, CurveSet, write_curves
 from flmarket.report.comparison import ClaimRow
@@ -222,13 +224,6 @@ class Job:
         first, times = self.seeds.start, quick if self.quick else full
         return range(first, first + times * len(self.seeds))
 
-    def written(
-        self, stem: str, title: str, x_label: str, y_label: str, curves: Sequence[Curve], *, log_y: bool = False
-    ) -> tuple[str, ...]:
-        """Draw curves as PNG, SVG and CSV; returns the files' names."""
-        write_curves(CurveSet(title, x_label, y_label, tuple(curves)), self.out_dir, stem, log_y=log_y)
-        return tuple(f"{stem}.{kind}" for kind in ("png", "svg", "csv"))
-
     def kept(self, folder: str, setting: Mapping[str, object], run: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """A run's numbers: read if a run of the same setting is in the folder, else measured and written there.
 
@@ -264,6 +259,16 @@ def line(
     places = np.round(np.asarray(x, dtype=np.float64), 4).tolist()
     band = None if error is None else tuple(error.tolist())
     return Curve(label, tuple(places), tuple(rows.mean(axis=0).tolist()), band, color, dash)
+
+
+def lines_of(x: ArrayLike, values: Mapping[str, ArrayLike]) -> list[Curve]:
+    """A curve for each label."""
+    return [line(label, x, rows) for label, rows in values.items()]
+
+
+def means_of(values: Mapping[str, FloatArray]) -> dict[str, list[float]]:
+    """Over runs, of values (runs, points), for each label."""
+    return {label: rows.mean(axis=0).tolist() for label, rows in values.items()}
 
 
 @dataclass(frozen=True)
@@ -308,30 +313,41 @@ class Item:
 _MARKS = {"reproduced": "as claimed", "differs": "not as claimed", "undecided": "undecided", "not run": "not run"}
 
 
-def from_checks(
-    key: str,
-    title: str,
-    checks: Sequence[Check],
-    *,
-    files: tuple[str, ...] = (),
-    numbers: Mapping[str, object] | None = None,
-    beside: Sequence[tuple[str, str, str]] = (),
-    note: str = "",
-) -> Item:
+def from_checks(key: str, title: str, checks: Sequence[Check]) -> Item:
     """An item whose claim, verdict and reason are those of its checks together."""
     papers_own = [check.verdict for check in checks if not check.beyond]
-    return Item(
-        key,
-        title,
-        " ".join(check.claim for check in checks),
-        combined(papers_own or [check.verdict for check in checks]),
-        " ".join(f"{check.evidence} ({_MARKS[check.verdict]})." for check in checks),
-        files,
-        dict(numbers or {}),
-        tuple(checks),
-        tuple(beside),
-        note.strip(),
-    )
+    verdict = combined(papers_own or [check.verdict for check in checks])
+    reason = " ".join(f"{check.evidence} ({_MARKS[check.verdict]})." for check in checks)
+    return Item(key, title, " ".join(check.claim for check in checks), verdict, reason, checks=tuple(checks))
+
+
+@dataclass
+class Sheet:
+    """An item in the making: what is drawn, stated and counted for one table or figure."""
+
+    job: Job
+    key: str
+    title: str
+    numbers: dict[str, object] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    def draw(
+        self, x: str, y: str, curves: Sequence[Curve], title: str = "", *, more: str = "", log_y: bool = False
+    ) -> None:
+        """Curves as PNG, SVG and CSV, by the item's title if they have none; `more` follows its key in file names."""
+        stem = self.key + more
+        write_curves(CurveSet(title or self.title, x, y, tuple(curves)), self.job.out_dir, stem, log_y=log_y)
+        self.files += [f"{stem}.{kind}" for kind in ("png", "svg", "csv")]
+
+    def check(self, key: str, claim: str, found: Finding, *, beyond: bool = False) -> None:
+        """A statement and what was found about it."""
+        self.checks.append(Check.of(key, claim, found, beyond=beyond))
+
+    def item(self, note: str = "", *, beside: Sequence[tuple[str, str, str]] = ()) -> Item:
+        """As it is now."""
+        made = from_checks(self.key, self.title, self.checks)
+        return replace(made, files=tuple(self.files), numbers=self.numbers, beside=tuple(beside), note=note.strip())
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -48,11 +47,13 @@ from flmarket.experiments.items import (
     Item,
     Job,
     Reproduction,
+    Sheet,
     combined,
     exact,
-    from_checks,
     judged,
     line,
+    lines_of,
+    means_of,
     missing,
     trend,
 )
@@ -119,10 +120,10 @@ def figure_2(job: Job) -> tuple[Item, ...]:
 def _selection_item(
     job: Job, key: str, title: str, x: Sequence[float], axis: str, found: Found, more: Sequence[Check]
 ) -> Item:  # fmt: skip
-    files: tuple[str, ...] = ()
+    sheet = Sheet(job, key, f"Client selection against the {title}", {"x": list(x)})
     for what, label in (("clients", "clients chosen"), ("data", "records bought"), ("spent", "payments / budget")):
         curves = [line(name, x, found[name][what]) for name in found if what != "spent" or name != SPENDING]
-        files += job.written(f"{key}-{what}", f"JDP: {label} against the {title}", axis, label, curves)
+        sheet.draw(axis, label, curves, f"JDP: {label} against the {title}", more=f"-{what}")
     m1, m2, within = (found[name] for name in MECHANISMS)
     growth = {f"{name} {what}": trend(found[name][what], +1) for name in ("m1", "m2") for what in ("clients", "data")}
     said = "; ".join(f"{name} {one.text}" for name, one in growth.items())
@@ -134,21 +135,20 @@ def _selection_item(
     }
     order = judged(lead, above=0.0, or_equal=True)
     ratio = f"records bought by M2 over M1: {(m2['data'] / m1['data']).mean():.2f} on average"
-    checks = (
+    sheet.checks = [
         Check.of("growth", f"Clients and data chosen grow with the {title.split(' (')[0]}.", grows),
         Check.of("order", "M2 chooses no fewer clients and data than M1.", order.told(ratio)),
         *more,
-    )
+    ]
     fair = float((found[SPENDING]["data"] / m2["data"]).mean())
-    note = (
+    for name, values in found.items():
+        sheet.numbers[name] = means_of(values)
+    return sheet.item(
         f"M2 is paid for out of more than the budget: with the money that it really spends, M1 buys {fair:.2f} of M2's "
         f"records. m2-bf spends at most {within['spent'].max():.3f} of the budget and buys "
         f"{(within['data'] / m1['data']).mean():.3f} of M1's records here: its guarantee is for the worst case, and on "
         "such profiles both take the same clients."
     )
-    numbers = {name: {what: a.mean(axis=0).tolist() for what, a in values.items()} for name, values in found.items()}
-    title = f"Client selection against the {title}"
-    return from_checks(key, title, checks, files=files, numbers={"x": list(x), **numbers}, note=note)
 
 
 def _selection_levels(job: Job, profiles: int) -> Check:
@@ -165,41 +165,26 @@ def _selection_levels(job: Job, profiles: int) -> Check:
 
 def _selection_promises(job: Job, *found: Found) -> Item:
     """Budget balance of both mechanisms, and M1's freedom from envy."""
-    over = {
-        name: Estimate.of(np.concatenate([one[name]["over"] for one in found], axis=1).mean(axis=1))
-        for name in ("m1", "m2")
-    }
+    balanced = {}
+    for name in ("m1", "m2"):
+        over = Estimate.of(np.concatenate([one[name]["over"] for one in found], axis=1).mean(axis=1))
+        balanced[name] = judged({"share of profiles over budget": over}, below=0.0, or_equal=True)
     spent = np.concatenate([one["m2"]["spent"].ravel() for one in found])
     within = max(float(one[name]["spent"].max()) for one in found for name in ("m1", "m2-bf"))
     job.step("envy")
     profiles = [_bids(seed, 40, 50) for seed in job.seeds]
     envied = np.array([envy(bids, auctions.get("m1").run(bids, FIXED_BUDGET * UNIT)) for bids in profiles])
-    checks = (
-        Check.of(
-            "m1-budget",
-            "M1 is budget-balanced (Theorem 3).",
-            judged({"share of profiles over budget": over["m1"]}, below=0.0, or_equal=True),
-        ),
-        Check.of(
-            "m2-budget",
-            "M2 is budget-balanced (section 4.2).",
-            judged({"share of profiles over budget": over["m2"]}, below=0.0, or_equal=True)
-            + f"; it spends {spent.min():.2f} to {spent.max():.2f} times the budget, the more the closer it comes to "
-            f"choosing everybody (E8). M1 and m2-bf spend at most {within:.3f} of it",
-        ),
-        Check.of(
-            "envy",
-            "M1 is envy-free: nobody would rather sell her records at another's price (section 4.2.1).",
-            judged({"share of profiles with envy": Estimate.of(envied[:, 0])}, below=0.0, or_equal=True)
-            + f"; for another's whole payment, which her fewer records would not earn, it is {envied[:, 1].mean():.0%}",
-        ),
-    )
-    return from_checks(
-        "jdp-promises",
-        "What M1 and M2 promise",
-        checks,
-        numbers={"m2_spent_over_budget": [one["m2"]["spent"].mean(axis=0).tolist() for one in found]},
-    )
+    sheet = Sheet(job, "jdp-promises", "What M1 and M2 promise")
+    sheet.check("m1-budget", "M1 is budget-balanced (Theorem 3).", balanced["m1"])
+    spends = f"it spends {spent.min():.2f} to {spent.max():.2f} times the budget, the more the closer it comes to "
+    spends += f"choosing everybody (E8). M1 and m2-bf spend at most {within:.3f} of it"
+    sheet.check("m2-budget", "M2 is budget-balanced (section 4.2).", balanced["m2"] + f"; {spends}")
+    claim = "M1 is envy-free: nobody would rather sell her records at another's price (section 4.2.1)."
+    free = judged({"share of profiles with envy": Estimate.of(envied[:, 0])}, below=0.0, or_equal=True)
+    whole = f"; for another's whole payment, which her fewer records would not earn, it is {envied[:, 1].mean():.0%}"
+    sheet.check("envy", claim, free + whole)
+    sheet.numbers["m2_spent_over_budget"] = [one["m2"]["spent"].mean(axis=0).tolist() for one in found]
+    return sheet.item()
 
 
 TRAINED = 0.25  # of ten classes: a model below this accuracy has learnt too little to compare attacks on
@@ -251,11 +236,10 @@ def figure_3(job: Job, name: str) -> Item:
     }
     everything = accuracies(job, f"accuracy against ε on {name}", settings | last, job.seeds)
     accuracy, harder = ({label: everything[label] for label in some} for some in (settings, last))
-    stem, x = f"jdp-fig3-{name}", np.log10(scale.epsilons)
+    sheet, x = Sheet(job, f"jdp-fig3-{name}", f"Accuracy against ε on {name} (Fig. 3)"), np.log10(scale.epsilons)
+    curves = lines_of(x, accuracy) + lines_of(x[-1:], harder)
     title = f"{name}, {scale.base.clients} clients, one adversary"
-    curves = [line(label, x, values) for label, values in accuracy.items()]
-    curves += [line(label, x[-1:], values) for label, values in harder.items()]
-    files = job.written(stem, title, "ε of one record over all rounds (log10)", "accuracy", curves)
+    sheet.draw("ε of one record over all rounds (log10)", "accuracy", curves, title)
     account = [measure(job, one, job.seeds[0]) for one in settings[ATTACKED]]
     kept_out = {
         label: [
@@ -263,35 +247,29 @@ def figure_3(job: Job, name: str) -> Item:
         ]
         for label in (OURS, OURS_RECORD)
     }
-    checks = [
+    sheet.checks = [
         order_check(accuracy, scale.epsilons),
         gap_check("gap", "One dirty-label adversary of 20", accuracy, ATTACKED, OURS),
         gap_check("boosted", f"One whose step is {BOOST:g} times as long", everything, BOOSTED, OURS_BOOSTED),
     ]
     if scale.base.model == SOFTMAX.model:
-        checks[1:] = [_not_the_network(check) for check in checks[1:]]
+        sheet.checks[1:] = [_not_the_network(check) for check in sheet.checks[1:]]
     if len(scale.epsilons) > 1:
-        checks.append(Check.of("epsilon", "Accuracy of ours grows with ε.", trend(accuracy[OURS], +1)))
-    return from_checks(
-        stem,
-        f"Accuracy against ε on {name} (Fig. 3)",
-        checks,
-        files=files,
-        numbers={
-            "model": scale.base.model,
-            "protected": "one record of a client's, over all rounds",
-            "delta": DELTA,
-            "rounds": scale.base.rounds,
-            "noised_steps": scale.base.rounds * scale.base.steps,
-            "epsilon_total": [one.epsilon_total for one in account],
-            "epsilon_per_round": [one.epsilon_per_round for one in account],
-            "accuracy": {label: values.mean(axis=0).tolist() for label, values in accuracy.items()},
-            "at_the_largest": {label: float(values.mean()) for label, values in harder.items()},
-            "accuracy_by_seed": {label: values.tolist() for label, values in everything.items()},
-            "adversary_left_out": kept_out,
-        },
-        note=_noise_note(scale, account, everything, kept_out),
-    )
+        sheet.check("epsilon", "Accuracy of ours grows with ε.", trend(accuracy[OURS], +1))
+    sheet.numbers = {
+        "model": scale.base.model,
+        "protected": "one record of a client's, over all rounds",
+        "delta": DELTA,
+        "rounds": scale.base.rounds,
+        "noised_steps": scale.base.rounds * scale.base.steps,
+        "epsilon_total": [one.epsilon_total for one in account],
+        "epsilon_per_round": [one.epsilon_per_round for one in account],
+        "accuracy": means_of(accuracy),
+        "at_the_largest": {label: float(values.mean()) for label, values in harder.items()},
+        "accuracy_by_seed": {label: values.tolist() for label, values in everything.items()},
+        "adversary_left_out": kept_out,
+    }
+    return sheet.item(_noise_note(scale, account, everything, kept_out))
 
 
 def methods(base: Setting) -> dict[str, Setting]:
@@ -381,45 +359,17 @@ def figure_4(job: Job) -> tuple[Item, ...]:
     by_clients = {label: [replace(lines[label], clients=m) for m in clients] for label in (NO_ATTACK, ATTACKED, OURS)}
     settings = {"ε": [replace(lines[OURS], epsilon=e) for e in epsilons]} | by_clients
     against = accuracies(job, "against clients", settings, job.runs(1, 4))
-    against_epsilon = against.pop("ε")
-    by_epsilon = trend(against_epsilon, +1)
-    by_number = trend(against[OURS], +1, steps=False)
-    grows = Check.of("trend", "Accuracy grows with the privacy budget.", by_epsilon)
-    more = Check.of("trend", "Accuracy grows with the number of clients, of whom one is malicious.", by_number)
-    epsilon = Axis("ε of one record over all rounds (log10)", "x", np.log10(epsilons))
-    number = Axis("clients m, one adversary", "x", np.array(clients, dtype=float))
-    title, other = "Accuracy of ours against ε (Fig. 4a, b)", "Accuracy against the number of clients (Fig. 4c, d)"
-    return (
-        _against(job, "jdp-fig4-epsilon", title, epsilon, {OURS: against_epsilon}, [grows]),
-        _against(job, "jdp-fig4-clients", other, number, against, [more]),
-    )
-
-
-class Axis(NamedTuple):
-    """What accuracy is drawn against: in the plot, in the numbers, and where."""
-
-    label: str
-    name: str
-    x: ArrayLike
-
-
-def _against(
-    job: Job,
-    stem: str,
-    title: str,
-    axis: Axis,
-    lines: Mapping[str, FloatArray],
-    checks: Sequence[Check],
-    *,
-    picture: str = "",
-    note: str = "",
-) -> Item:
-    """An item whose figure is accuracy, (runs, points) of each line."""
-    curves = [line(label, axis.x, values) for label, values in lines.items()]
-    means = {label: values.mean(axis=0).tolist() for label, values in lines.items()}
-    files = job.written(stem, picture or title, axis.label, "accuracy", curves)
-    numbers = {axis.name: np.asarray(axis.x).tolist(), "accuracy": means}
-    return from_checks(stem, title, checks, files=files, numbers=numbers, note=note)
+    ours, x, number = {OURS: against.pop("ε")}, np.log10(epsilons), np.array(clients, dtype=float)
+    first = Sheet(job, "jdp-fig4-epsilon", "Accuracy of ours against ε (Fig. 4a, b)")
+    first.draw("ε of one record over all rounds (log10)", "accuracy", lines_of(x, ours))
+    first.check("trend", "Accuracy grows with the privacy budget.", trend(ours[OURS], +1))
+    first.numbers = {"x": x.tolist(), "accuracy": means_of(ours)}
+    second = Sheet(job, "jdp-fig4-clients", "Accuracy against the number of clients (Fig. 4c, d)")
+    second.draw("clients m, one adversary", "accuracy", lines_of(number, against))
+    claim = "Accuracy grows with the number of clients, of whom one is malicious."
+    second.check("trend", claim, trend(against[OURS], +1, steps=False))
+    second.numbers = {"x": number.tolist(), "accuracy": means_of(against)}
+    return first.item(), second.item()
 
 
 def figure_5(job: Job) -> Item:
@@ -433,15 +383,16 @@ def figure_5(job: Job) -> Item:
     values = lines["groups"]
     gaps = (lines["leave-one-out"] - values).T
     lead = {f"over groups of {size}": _points(gap) for size, gap in zip(sizes, gaps, strict=True)}
-    checks = (
-        Check.of("size", "Accuracy grows with the size of the groups.", trend(values, +1)),
-        Check.of("leave-one-out", "Leave-one-out is better than any partition.", judged(lead, above=0.0, unit=POINTS)),
+    sheet = Sheet(job, "jdp-fig5", "Accuracy against the grouping (Fig. 5)")
+    sheet.draw("clients in a group", "accuracy", lines_of(sizes, lines), "60 clients, one adversary, ε = 1")
+    sheet.check("size", "Accuracy grows with the size of the groups.", trend(values, +1))
+    better = judged(lead, above=0.0, unit=POINTS)
+    sheet.check("leave-one-out", "Leave-one-out is better than any partition.", better)
+    sheet.numbers = {"size": list(sizes), "accuracy": means_of(lines)}
+    return sheet.item(
+        f"{len(values)} runs; one record's ε over all rounds is 1. Larger groups average more noise away; that decides "
+        "here, not the adversary."
     )
-    note = f"{len(values)} runs; one record's ε over all rounds is 1. Larger groups average more noise away; that "
-    note += "decides here, not the adversary."
-    title, picture = "Accuracy against the grouping (Fig. 5)", "60 clients, one adversary, ε = 1"
-    axis = Axis("clients in a group", "size", sizes)
-    return _against(job, "jdp-fig5", title, axis, lines, checks, picture=picture, note=note)
 
 
 def several_adversaries(job: Job) -> tuple[Item, ...]:
@@ -477,28 +428,20 @@ def _adversaries_item(
     losses = {label: values[:, :1] - values[:, 1:] for label, values in accuracy.items()}
     one, many = (_points((losses["averaging"] - losses["leave-one-out"])[:, place]) for place in (0, -1))
     wide = _points((losses["leave-one-out"] - losses["leave-8-out, 60 groups"])[:, -1])
-    checks = (
-        Check.of(
-            "one",
-            "Leave-one-out loses less than averaging to one adversary.",
-            judged({"it saves": one}, above=0.0, unit=POINTS),
-            beyond=True,
-        ),
-        Check.of(
-            "several",
-            f"From {numbers[-1]} leaving several out saves more.",
-            judged({f"leaving {out.k} out saves another": wide}, above=0.0, unit=POINTS)
-            + f"; leave-one-out alone {many}{POINTS}",
-            beyond=True,
-        ),
-    )
+    sheet = Sheet(job, f"jdp-adversaries-{attack}", f"Several adversaries: {attack} (beyond the paper)")
+    sheet.draw("adversaries", "accuracy", lines_of(numbers, accuracy), f"{attack}, {clients} clients")
+    claim = "Leave-one-out loses less than averaging to one adversary."
+    sheet.check("one", claim, judged({"it saves": one}, above=0.0, unit=POINTS), beyond=True)
+    saves = judged({f"leaving {out.k} out saves another": wide}, above=0.0, unit=POINTS)
+    saves += f"; leave-one-out alone {many}{POINTS}"
+    sheet.check("several", f"From {numbers[-1]} leaving several out saves more.", saves, beyond=True)
+    sheet.numbers = {"adversaries": list(numbers), "accuracy": means_of(accuracy)}
     covered = ", ".join(f"{coverage(clients, f, out):.0%} at {f}" for f in numbers if f)
     losing = "; ".join(f"{label} {100 * value[:, -1].mean():.1f}" for label, value in losses.items())
-    note = f"Points lost to {numbers[-1]} adversaries: {losing}. Chance that some of the {out.count} groups is free of "
-    note += f"adversaries: {covered}."
-    title, picture = f"Several adversaries: {attack} (beyond the paper)", f"{attack}, {clients} clients"
-    axis = Axis("adversaries", "adversaries", numbers)
-    return _against(job, f"jdp-adversaries-{attack}", title, axis, accuracy, checks, picture=picture, note=note)
+    return sheet.item(
+        f"Points lost to {numbers[-1]} adversaries: {losing}. Chance that some of the {out.count} groups is free of "
+        f"adversaries: {covered}."
+    )
 
 
 def choice_privacy(job: Job) -> Item:
@@ -509,58 +452,36 @@ def choice_privacy(job: Job) -> Item:
     for sensitivity in SENSITIVITIES:
         for changed in ("client", "record"):
             job.step(f"audit of the choice, {sensitivity} sensitivity, {changed} changed")
-            seen[sensitivity, changed] = [
-                audit_choice(
-                    ExponentialChoice(epsilon=e, validation=validation, sensitivity=sensitivity),
-                    changed,
-                    clients,
-                    trials=trials,
-                    rng=rng,
-                )
-                for e in epsilons
-            ]
+            rules = [ExponentialChoice(epsilon=e, validation=validation, sensitivity=sensitivity) for e in epsilons]
+            audits = [audit_choice(rule, changed, clients, trials=trials, rng=rng) for rule in rules]
+            seen[sensitivity, changed] = audits
     lines = {
         f"{sensitivity}: {what}": np.array([[getattr(one, field) for one in seen[sensitivity, "client"]]])
         for sensitivity in SENSITIVITIES
         for what, field in (("exact", "epsilon_exact"), ("from samples", "epsilon_lower"))
     }
     lines["asked for"] = np.array([epsilons])
-    stem = "jdp-choice"
-    files = job.written(
-        stem, "One client changes her upload", "ε asked for (log10)", "ε given away",
-        [line(label, np.log10(epsilons), values) for label, values in lines.items()], log_y=True,
-    )  # fmt: skip
+    sheet = Sheet(job, "jdp-choice", "What the choice of a group gives away")
+    curves = lines_of(np.log10(epsilons), lines)
+    sheet.draw("ε asked for (log10)", "ε given away", curves, "One client changes her upload", log_y=True)
     paper, worst = seen["paper", "client"], seen["paper", "client"][-1]
     sound = [one for key in (("client", "client"), ("record", "record")) for one in seen[key]]
-    checks = (
-        Check.of(
-            "paper",
-            "With Δ = 1/(m−1) the choice is ε-DP.",
-            exact(
-                all(one.as_asked for one in paper),
-                f"asked for ε = {worst.epsilon_asked:g} it gives away {worst.epsilon_exact:.3g} about an upload on a "
-                f"crafted pair (from samples at least {worst.epsilon_lower:.3g}; the bound is "
-                f"{worst.epsilon_promised:.3g}) (E10)",
-            ),
-        ),
-        Check.of(
-            "sound",
-            "With Δ = 1 it is for an upload, with Δ = 1/|V| for a validation record.",
-            exact(
-                all(one.as_asked and one.holds for one in sound),
-                f"at most {max(one.epsilon_exact / one.epsilon_asked for one in sound):.2f} of the ε asked for",
-            ),
-            beyond=True,
-        ),
+    found = exact(
+        all(one.as_asked for one in paper),
+        f"asked for ε = {worst.epsilon_asked:g} it gives away {worst.epsilon_exact:.3g} about an upload on a crafted "
+        f"pair (from samples at least {worst.epsilon_lower:.3g}; the bound is {worst.epsilon_promised:.3g}) (E10)",
     )
-    numbers: dict[str, object] = {
-        f"{s}, {c} changed": [
+    sheet.check("paper", "With Δ = 1/(m−1) the choice is ε-DP.", found)
+    share = max(one.epsilon_exact / one.epsilon_asked for one in sound)
+    found = exact(all(one.as_asked and one.holds for one in sound), f"at most {share:.2f} of the ε asked for")
+    claim = "With Δ = 1 it is for an upload, with Δ = 1/|V| for a validation record."
+    sheet.check("sound", claim, found, beyond=True)
+    for (s, c), audits in seen.items():
+        sheet.numbers[f"{s}, {c} changed"] = [
             {"asked": a.epsilon_asked, "exact": a.epsilon_exact, "lower": a.epsilon_lower, "bound": a.epsilon_promised}
             for a in audits
         ]
-        for (s, c), audits in seen.items()
-    }
-    return from_checks(stem, "What the choice of a group gives away", checks, files=files, numbers=numbers)
+    return sheet.item()
 
 
 ITEMS: dict[str, Reproduction] = {

@@ -39,7 +39,19 @@ from scipy.optimize import minimize
 from flmarket.bids import FloatArray
 from flmarket.engines import SampledResult, SampledTraining
 from flmarket.errors import DataUnavailable, InvalidInput
-from flmarket.experiments.items import Check, Estimate, Item, Job, Reproduction, exact, from_checks, judged, line, trend
+from flmarket.experiments.items import (
+    Estimate,
+    Finding,
+    Item,
+    Job,
+    Reproduction,
+    Sheet,
+    exact,
+    judged,
+    line,
+    lines_of,
+    trend,
+)
 from flmarket.learning import DataSet, Purpose, SoftmaxRegression, load, stream
 from flmarket.learning.partition import dirichlet
 from flmarket.report import Curve
@@ -140,83 +152,56 @@ def _scale(job: Job) -> Scale:
 
 def fig1(job: Job) -> Item:
     """The illustration of the optimal q."""
-    cost = np.linspace(C_MIN, C_MAX, 191)
-    files: tuple[str, ...] = ()
-    numbers: dict[str, dict[str, float]] = {}
+    sheet, cost = Sheet(job, "samp-q", "SAMP Figure 1: q against cost (illustration)"), np.linspace(C_MIN, C_MAX, 191)
+    objective: dict[str, dict[str, float]] = {}
     falls = ordered = True
     for family, distribution in FAMILIES.items():
         posted = {name: known_scheme(name, distribution, BUDGET) for name in ("complete", "optimal", "uniform")}
         q = {name: one.offer(cost)[0] for name, one in posted.items()}
-        curves = [line(name, cost, values) for name, values in q.items()]
-        files += job.written(
-            f"samp-q-{family}", f"Participation against cost, {family} costs", "cost c", "q(c)", curves
-        )
-        numbers[family] = {name: one.objective for name, one in posted.items()}
-        complete, optimal, uniform = numbers[family].values()
+        title = f"Participation against cost, {family} costs"
+        sheet.draw("cost c", "q(c)", lines_of(cost, q), title, more=f"-{family}")
+        objective[family] = {name: one.objective for name, one in posted.items()}
+        complete, optimal, uniform = objective[family].values()
         falls &= bool((np.diff(q["optimal"]) <= 1e-12).all())
         ordered &= complete <= optimal <= uniform
         ordered &= max(one.expected_payment for one in posted.values()) <= BUDGET * (1 + 1e-9)
-    listed = "; ".join(f"{f} costs {_three(o)}" for f, o in numbers.items())
-    checks = (
-        Check.of("falls", "The optimal q falls in the cost.", exact(falls, "at 191 costs of either family")),
-        Check.of(
-            "order",
-            "E[1/q] is complete information ≤ optimal ≤ uniform at one budget.",
-            exact(ordered, f"complete / optimal / uniform: {listed}"),
-        ),
-    )
-    return from_checks(
-        "samp-q", "SAMP Figure 1: q against cost (illustration)", checks, files=files, numbers={"objective": numbers}
-    )
+    listed = "; ".join(f"{f} costs {_three(o)}" for f, o in objective.items())
+    found = exact(ordered, f"complete / optimal / uniform: {listed}")
+    sheet.check("falls", "The optimal q falls in the cost.", exact(falls, "at 191 costs of either family"))
+    sheet.check("order", "E[1/q] is complete information ≤ optimal ≤ uniform at one budget.", found)
+    sheet.numbers["objective"] = objective
+    return sheet.item()
 
 
 def fig4(job: Job) -> Item:
     """Average q against the mean cost."""
     means = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
-    files: tuple[str, ...] = ()
-    numbers: dict[str, object] = {"mean_cost": list(means)}
+    sheet = Sheet(job, "samp-average-q", "SAMP Figure 4: average q against mean cost", {"mean_cost": list(means)})
     falls = more = True
     learnt: dict[str, Estimate] = {}
     said = []
     for family in FAMILIES:
         job.step(f"average q against mean cost, {family} costs")
-        found = [
-            average_participation(
-                means, family=family, budget_per_client=BUDGET, minimum=C_MIN, maximum=C_MAX,
-                clients=_scale(job).population, seed=seed,
-            )
-            for seed in job.seeds
-        ]  # fmt: skip
-        lines = found[0] | {"prior-independent": np.array([each["prior-independent"] for each in found])}
+        known = {"budget_per_client": BUDGET, "minimum": C_MIN, "maximum": C_MAX}
+        size = _scale(job).population
+        drawn = [average_participation(means, family=family, clients=size, seed=s, **known) for s in job.seeds]
+        lines = drawn[0] | {"prior-independent": np.array([each["prior-independent"] for each in drawn])}
         complete, optimal, online, uniform = lines.values()
-        curves = [line(name, means, q) for name, q in lines.items()]
         title = f"Average participation against mean cost, {family} costs"
-        files += job.written(f"samp-average-q-{family}", title, "mean cost", "average q", curves)
+        sheet.draw("mean cost", "average q", lines_of(means, lines), title, more=f"-{family}")
         falls &= bool((np.diff(optimal) < 0).all())
         more &= bool((optimal > uniform).all() and (complete >= optimal).all())
         gaps = zip(means, (online - uniform).T, strict=True)
         learnt |= {f"{family} costs at {m:g}": Estimate.of(gap) for m, gap in gaps}
-        numbers[family] = {name: np.atleast_2d(q).mean(axis=0).tolist() for name, q in lines.items()}
+        sheet.numbers[family] = {name: np.atleast_2d(q).mean(axis=0).tolist() for name, q in lines.items()}
         said.append(f"{family} costs {_three({name: float(np.ravel(q)[0]) for name, q in lines.items()})}")
-    checks = (
-        Check.of("falls", "Average q falls with the mean cost.", exact(falls, "at six mean costs of either family")),
-        Check.of(
-            "more",
-            "The prior-based mechanism recruits more than uniform sampling (the text says lower), less than complete "
-            "information.",
-            exact(more, f"at the lowest mean cost complete / optimal / uniform: {'; '.join(said)}"),
-        ),
-        Check.of(
-            "learnt",
-            "Beyond the paper: without the prior it recruits more than uniform sampling too.",
-            judged(learnt, above=0.0),
-            beyond=True,
-        ),
-    )
-    return from_checks(
-        "samp-average-q", "SAMP Figure 4: average q against mean cost", checks, files=files, numbers=numbers,
-        note="All four mechanisms know where the costs end.",
-    )  # fmt: skip
+    sheet.check("falls", "Average q falls with the mean cost.", exact(falls, "at six mean costs of either family"))
+    claim = "The prior-based mechanism recruits more than uniform sampling (the text says lower), less than complete "
+    found = exact(more, f"at the lowest mean cost complete / optimal / uniform: {'; '.join(said)}")
+    sheet.check("more", claim + "information.", found)
+    claim = "Beyond the paper: without the prior it recruits more than uniform sampling too."
+    sheet.check("learnt", claim, judged(learnt, above=0.0), beyond=True)
+    return sheet.item("All four mechanisms know where the costs end.")
 
 
 def prior(job: Job) -> Item:
@@ -224,31 +209,21 @@ def prior(job: Job) -> Item:
     learners = _scale(job).learners
     x = np.log10(learners)
     curves: list[Curve] = []
-    numbers: dict[str, object] = {"clients": list(learners)}
-    checks: list[Check] = []
+    sheet = Sheet(job, "samp-prior", "SAMP Algorithm 1: prior-independent against N", {"clients": list(learners)})
     for place, (family, distribution) in enumerate(FAMILIES.items()):
         job.step(f"prior-independent against prior-based, {family} costs")
         found = [learning_curve(learners, distribution, budget_per_client=BUDGET, draws=1, seed=s) for s in job.seeds]
         ratio, uniform = np.concatenate([one for one, _ in found]), found[0][1]
         curves.append(line(f"{family} costs", x, ratio, place))
         curves.append(line(f"uniform sampling, {family} costs", x, np.full(x.size, uniform), place, 1))
-        numbers[family] = {"ratio": ratio.mean(axis=0).tolist(), "uniform_ratio": uniform}
-        checks += [
-            Check.of(
-                f"{family}-falls", f"E[1/q] over the prior-based one falls with N, {family} costs.", trend(ratio, -1)
-            ),
-            Check.of(
-                f"{family}-near",
-                f"It ends within 5 % of it (our bar) and below uniform sampling's, {family} costs.",
-                judged({f"at N = {learners[-1]:,}": Estimate.of(ratio[:, -1])}, below=min(1.05, uniform)),
-            ),
-        ]
-    files = job.written(
-        "samp-prior", "Prior-independent E[1/q] over the prior-based optimum", "clients (log10)", "ratio", curves
-    )
-    return from_checks(
-        "samp-prior", "SAMP Algorithm 1: prior-independent against N", checks, files=files, numbers=numbers
-    )
+        sheet.numbers[family] = {"ratio": ratio.mean(axis=0).tolist(), "uniform_ratio": uniform}
+        claim = f"E[1/q] over the prior-based one falls with N, {family} costs."
+        sheet.check(f"{family}-falls", claim, trend(ratio, -1))
+        claim = f"It ends within 5 % of it (our bar) and below uniform sampling's, {family} costs."
+        near = judged({f"at N = {learners[-1]:,}": Estimate.of(ratio[:, -1])}, below=min(1.05, uniform))
+        sheet.check(f"{family}-near", claim, near)
+    sheet.draw("clients (log10)", "ratio", curves, "Prior-independent E[1/q] over the prior-based optimum")
+    return sheet.item()
 
 
 def losses(job: Job, family: Family) -> tuple[Item, ...]:
@@ -286,67 +261,47 @@ def _training(job: Job, data: DataSet, note: str, family: Family) -> Item:
     least = _least_loss(data)
     loss = {name: np.array([run.loss for run in results]) for name, results in runs.items()}
     settled = {name: array[:, -max(1, scale.rounds // 4) :].mean(axis=1) for name, array in loss.items()}
-    rounds, stem = np.arange(1, scale.rounds + 1), f"samp-loss-{data.name}-{family}"
-    curves = [line(name, rounds, array - least) for name, array in loss.items()]
-    files = job.written(
-        stem, f"{data.name}, {family} costs", "round", "training loss − F*, log scale", curves, log_y=True
-    )
-    gaps = {
-        "uniform − optimal": Estimate.of(settled["uniform"] - settled["optimal"]),
-        "optimal − complete": Estimate.of(settled["optimal"] - settled["complete"]),
-    }
+    rounds, figure = np.arange(1, scale.rounds + 1), 2 if family == "uniform" else 3
+    title = f"SAMP Figure {figure}: training loss on {data.name}, {family} costs"
+    sheet = Sheet(job, f"samp-loss-{data.name}-{family}", title)
+    curves = lines_of(rounds, {name: array - least for name, array in loss.items()})
+    sheet.draw("round", "training loss − F*, log scale", curves, f"{data.name}, {family} costs", log_y=True)
+
+    def gap(one: str, other: str, *, or_equal: bool = False) -> Finding:
+        found = {f"{one} − {other}": Estimate.of(settled[one] - settled[other])}
+        return judged(found, above=0.0, or_equal=or_equal)
+
     means = {name: float(values.mean()) for name, values in settled.items()}
     levels = f"; loss, complete / optimal / uniform: {_three(means)}, of which F* is {least:.3g}"
     ratio = settled["optimal"] / settled["uniform"]
     beyond_least = (settled["optimal"] - least) / (settled["uniform"] - least)
-    checks = [
-        Check.of(
-            "order",
-            "The training loss is complete information ≤ optimal ≤ uniform sampling.",
-            judged({"uniform − optimal": gaps["uniform − optimal"]}, above=0.0)
-            & judged({"optimal − complete": gaps["optimal − complete"]}, above=0.0, or_equal=True) + levels,
-        ),
-        Check.of(
-            "learnt",
-            "Beyond the paper: without the prior the loss is below uniform sampling's too.",
-            judged(
-                {"uniform − prior-independent": Estimate.of(settled["uniform"] - settled["prior-independent"])},
-                above=0.0,
-            ),
-            beyond=True,
-        ),
-    ]
+    order = gap("uniform", "optimal") & gap("optimal", "complete", or_equal=True) + levels
+    sheet.check("order", "The training loss is complete information ≤ optimal ≤ uniform sampling.", order)
+    claim = "Beyond the paper: without the prior the loss is below uniform sampling's too."
+    sheet.check("learnt", claim, gap("uniform", "prior-independent"), beyond=True)
     printed = PRINTED_RATIO.get(data.name)
     if family == "uniform" and printed is not None:  # stated for Figure 2 only
         found = judged({"optimal over uniform": Estimate.of(ratio)}, above=printed - 0.02, below=printed + 0.02)
-        checks.append(
-            Check.of("ratio", f"The loss ends at {printed:.0%} of uniform sampling's (two points either way).", found)
-        )
+        sheet.check("ratio", f"The loss ends at {printed:.0%} of uniform sampling's (two points either way).", found)
     shown = f"{ratio.mean():.1%} of the loss, {beyond_least.mean():.1%} of loss − F*"
-    return from_checks(
-        stem,
-        f"SAMP Figure {2 if family == 'uniform' else 3}: training loss on {data.name}, {family} costs",
-        checks,
-        files=files,
-        numbers={
-            "least_loss": least,
-            "loss": means,
-            "loss_by_seed": {name: values.tolist() for name, values in settled.items()},
-            "accuracy": {name: float(np.mean([r.rounds[-1].accuracy for r in rs])) for name, rs in runs.items()},
-            "spent_per_client_and_round": {
-                name: float(np.mean([r.spent_micros for r in rs]) / 1e6 / scale.rounds / scale.clients)
-                for name, rs in runs.items()
-            },
-            "budget_per_client": BUDGET,
+    sheet.numbers = {
+        "least_loss": least,
+        "loss": means,
+        "loss_by_seed": {name: values.tolist() for name, values in settled.items()},
+        "accuracy": {name: float(np.mean([r.rounds[-1].accuracy for r in rs])) for name, rs in runs.items()},
+        "spent_per_client_and_round": {
+            name: float(np.mean([r.spent_micros for r in rs]) / 1e6 / scale.rounds / scale.clients)
+            for name, rs in runs.items()
         },
-        beside=[(
-            f"optimal over uniform, {data.name}",
-            f"{printed:.0%}" if printed is not None and family == "uniform" else "–", shown,
-        )],
-        note=f"{note} Mean of {len(ratio)} runs over the last quarter of {scale.rounds} rounds. The paper states "
-        f"neither budget nor rate, on which the ratio depends ({shown}); E[1/q] falls by a ninth at most where costs "
-        "are uniform.",
-    )  # fmt: skip
+        "budget_per_client": BUDGET,
+    }
+    theirs = f"{printed:.0%}" if printed is not None and family == "uniform" else "–"
+    return sheet.item(
+        f"{note} Mean of {len(ratio)} runs over the last quarter of {scale.rounds} rounds. The paper states neither "
+        f"budget nor rate, on which the ratio depends ({shown}); E[1/q] falls by a ninth at most where costs are "
+        "uniform.",
+        beside=[(f"optimal over uniform, {data.name}", theirs, shown)],
+    )
 
 
 def _paired_runs(data: DataSet, family: Family, scale: Scale, seed: int) -> dict[str, SampledResult]:

@@ -21,7 +21,7 @@ from typing import TypedDict, get_args
 import numpy as np
 
 from flmarket.bids import FloatArray
-from flmarket.experiments.items import Check, Item, Job, Reproduction, exact, from_checks, line, trend
+from flmarket.experiments.items import Check, Item, Job, Reproduction, Sheet, exact, lines_of, means_of, trend
 from flmarket.games import NoiseAccount, Stackelberg, families, verify_equilibrium
 
 
@@ -56,27 +56,17 @@ VALUE_MAX = tuple(range(2, 11))
 
 
 def against_users(
-    users: Sequence[int] = USERS,
-    *,
-    value_max: float = 5.0,
-    draws: int = 20,
-    seed: int = 0,
-    noise_account: NoiseAccount = "printed",
+    users: Sequence[int] = USERS, *, draws: int = 20, seed: int = 0, noise_account: NoiseAccount = "printed"
 ) -> EquilibriumSeries:
-    """Figures 2(a), 3(a), 4(a): the number of users varies."""
-    return _series("users", list(users), [(n, value_max) for n in users], draws, seed, noise_account)
+    """Figures 2(a), 3(a), 4(a): the number of users varies, ν_max is 5."""
+    return _series("users", users, [(n, 5.0) for n in users], draws, seed, noise_account)
 
 
 def against_value_range(
-    value_max: Sequence[float] = VALUE_MAX,
-    *,
-    users: int = 1000,
-    draws: int = 20,
-    seed: int = 0,
-    noise_account: NoiseAccount = "printed",
+    value_max: Sequence[float] = VALUE_MAX, *, draws: int = 20, seed: int = 0, noise_account: NoiseAccount = "printed"
 ) -> EquilibriumSeries:
-    """Figures 2(b), 3(b), 4(b): the largest privacy value varies."""
-    return _series("value_max", list(value_max), [(users, v) for v in value_max], draws, seed, noise_account)
+    """Figures 2(b), 3(b), 4(b): the largest privacy value varies among 1,000 users."""
+    return _series("value_max", value_max, [(1000, v) for v in value_max], draws, seed, noise_account)
 
 
 def _series(
@@ -143,7 +133,7 @@ def _measured(job: Job, axis: str) -> tuple[tuple[float, ...], Series]:
     found: dict[NoiseAccount, dict[str, FloatArray]] = {}
     for account in ACCOUNTS:
         job.step(f"{_AXES[axis]} from {x[0]} to {x[-1]}, {account} noise")
-        played = [against(draws=1, seed=seed, noise_account=account) for seed in job.runs(*RUNS)]
+        played = [against(x, draws=1, seed=seed, noise_account=account) for seed in job.runs(*RUNS)]
         found[account] = {what: np.array([getattr(one, what) for one in played]) for what in _MEASURED}
     return x, found
 
@@ -151,38 +141,29 @@ def _measured(job: Job, axis: str) -> tuple[tuple[float, ...], Series]:
 def _item(job: Job, figure: Figure, x: tuple[float, ...], series: Series) -> Item:
     values = {account: measured[figure.quantity] for account, measured in series.items()}
     same = all(np.array_equal(values["printed"], other) for other in values.values())
-    curves = [line(f"{account} noise", x, v) for account, v in values.items()]
-    stem, title = f"stack-{figure.key}", f"{figure.label} against the {_AXES[figure.axis]}"
+    shown = {"all accounts": values["printed"]} if same else {f"{account} noise": v for account, v in values.items()}
+    title = f"{figure.label} against the {_AXES[figure.axis]}"
+    sheet = Sheet(job, f"stack-{figure.key}", f"STACK Figure {figure.key[3]}({figure.key[4]}): {title}")
     # the mean user's utility spans orders of magnitude; participants and the server's utility do not
     log_y = figure.quantity == "user_utility" and all((v.mean(axis=0) > 0).all() for v in values.values())
-    files = job.written(
-        stem, title, _AXES[figure.axis], figure.label, [line("all accounts", x, values["printed"])] if same else curves,
-        log_y=log_y,
-    )  # fmt: skip
-    checks = [figure.check("trend", series, figure.account)]
-    means: dict[str, object] = {
-        account: {what: v.mean(axis=0).tolist() for what, v in measured.items()} for account, measured in series.items()
-    }
+    sheet.draw(_AXES[figure.axis], figure.label, lines_of(x, shown), title, log_y=log_y)
+    sheet.checks.append(figure.check("trend", series, figure.account))
     if figure.quantity == "user_utility":  # the bars of Figure 4
         spread = Figure(figure.key, "user_deviation", figure.axis, "The spread among users", figure.sign)
-        checks.append(spread.check("spread", series, figure.account))
-    return from_checks(
-        stem,
-        f"STACK Figure {figure.key[3]}({figure.key[4]}): {title}",
-        checks,
-        files=files,
-        numbers={"x": list(x), "runs": len(values["printed"]), **means},
-    )
+        sheet.checks.append(spread.check("spread", series, figure.account))
+    sheet.numbers = {"x": list(x), "runs": len(values["printed"])}
+    sheet.numbers |= {account: means_of(measured) for account, measured in series.items()}
+    return sheet.item()
 
 
-def _equation(series: Mapping[str, Series]) -> Item:
+def _equation(job: Job, series: Mapping[str, Series]) -> Item:
     """Figure 3 by the equation that the paper gives for it."""
+    sheet = Sheet(job, "stack-eq17", "STACK equation (17): the server's utility as printed")
     panels = [figure for figure in FIGURES if figure.quantity == "server_utility"]
-    printed = [figure.check(figure.key, series[figure.axis], "printed") for figure in panels]
+    sheet.checks += [figure.check(figure.key, series[figure.axis], "printed") for figure in panels]
     pooled = [figure.check(figure.key, series[figure.axis], "pooled") for figure in panels]
     note = "It charges the server every single user's noise, as if the model did not average them (E18). "
-    note += " ".join(f"With pooled noise {one.evidence}." for one in pooled)
-    return from_checks("stack-eq17", "STACK equation (17): the server's utility as printed", printed, note=note)
+    return sheet.item(note + " ".join(f"With pooled noise {one.evidence}." for one in pooled))
 
 
 def _panels(number: int) -> Reproduction:
@@ -192,7 +173,9 @@ def _panels(number: int) -> Reproduction:
         axes = {axis: _measured(job, axis) for axis in _AXES}
         chosen = [figure for figure in FIGURES if figure.key.startswith(f"fig{number}")]
         items = [_item(job, figure, *axes[figure.axis]) for figure in chosen]
-        return (*items, _equation({axis: series for axis, (_, series) in axes.items()})) if number == 3 else (*items,)
+        if number == 3:
+            items.append(_equation(job, {axis: series for axis, (_, series) in axes.items()}))
+        return tuple(items)
 
     return work
 
@@ -205,24 +188,19 @@ def equilibrium(job: Job) -> Item:
         for n in users:
             job.step(f"deviations of {n} users with {name} costs")
             worst.setdefault(name, []).append(max(_largest_gain(name, n, seed) for seed in job.seeds))
-    files = job.written(
-        "stack-equilibrium", "Largest gain by a deviation, over the reward", _AXES["users"],
-        "share of the reward, log scale",
-        [line(f"{name} costs", users, np.maximum(gains, 1e-18)) for name, gains in worst.items()], log_y=True,
-    )  # fmt: skip
+    sheet = Sheet(job, "stack-equilibrium", "STACK Algorithm 2: nobody gains by a deviation")
+    curves = lines_of(users, {f"{name} costs": np.maximum(gains, 1e-18) for name, gains in worst.items()})
+    title = "Largest gain by a deviation, over the reward"
+    sheet.draw(_AXES["users"], "share of the reward, log scale", curves, title, log_y=True)
     listed = ", ".join(f"{name} {max(gains):.1e}" for name, gains in worst.items())
     found = exact(
         max(max(gains) for gains in worst.values()) < _ROUNDING,
         f"the largest gain that a search over every user's own ρ finds, as a share of the reward: {listed} "
         f"({len(job.seeds)} games of up to {users[-1]:,} users each)",
     )
-    return from_checks(
-        "stack-equilibrium",
-        "STACK Algorithm 2: nobody gains by a deviation",
-        [Check.of("gain", "The computed profile is a Nash equilibrium.", found)],
-        files=files,
-        numbers={"users": list(users), "largest_gain_over_reward": worst},
-    )
+    sheet.check("gain", "The computed profile is a Nash equilibrium.", found)
+    sheet.numbers = {"users": list(users), "largest_gain_over_reward": worst}
+    return sheet.item()
 
 
 def _largest_gain(cost: str, users: int, seed: int) -> float:
