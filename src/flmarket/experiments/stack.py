@@ -133,7 +133,7 @@ def _measured(job: Job, axis: str) -> tuple[tuple[float, ...], Series]:
     found: dict[NoiseAccount, dict[str, FloatArray]] = {}
     for account in ACCOUNTS:
         job.step(f"{_AXES[axis]} from {x[0]} to {x[-1]}, {account} noise")
-        played = [against(draws=1, seed=seed, noise_account=account) for seed in job.runs(*RUNS)]
+        played = [against(x, draws=1, seed=seed, noise_account=account) for seed in job.runs(*RUNS)]
         found[account] = {what: np.array([getattr(one, what) for one in played]) for what in _MEASURED}
     return x, found
 

@@ -238,8 +238,7 @@ def test_a_masked_sum_outlives_an_owner_and_the_server(tmp_path):
         deployment.prepare()
         begun = time.monotonic()
         deployment.start()
-        # By how busy it is: to start costs about twice what an answer of all does. Both runs wait so long for the dead.
-        deployment.bid_seconds = deployment.train_seconds = 15 + 2 * (time.monotonic() - begun)
+        deployment.bid_seconds = deployment.train_seconds = 30 + 4 * (time.monotonic() - begun)  # by how busy it is
         deployment.run()
         state = deployment.state / "server" / "exchange-000000.bin"
 
