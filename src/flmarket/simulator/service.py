@@ -97,7 +97,7 @@ class Process:
         self._engines = (self.broker.database.engine, ledger.engine)
         for engine in self._engines:
             failing_engine(engine, self.disk)
-        self._pauses(*(engine.dialect for engine in self._engines))
+            self._pauses(engine.dialect)
 
     def run(self, what: Callable[[], _Result]) -> _Result | None:
         """Something in this process, alone in its context; None if the process ends, or the database fails it."""
@@ -120,20 +120,16 @@ class Process:
         for engine in self._engines:
             engine.dispose()
 
-    def _pauses(self, broker: Any, ledger: Any) -> None:
+    def _pauses(self, dialect: Any) -> None:
         """Before a transaction begins, this process may be held up while the other one plays."""
-        begin, execute = broker.do_begin, ledger.do_execute
-
-        def do_begin(connection: Any) -> None:  # where the broker says BEGIN
-            self.world.pause(self)
-            begin(connection)
+        execute = dialect.do_execute
 
         def do_execute(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
             if statement.startswith("BEGIN"):
                 self.world.pause(self)
             execute(cursor, statement, parameters, context)
 
-        broker.do_begin, ledger.do_execute = do_begin, do_execute
+        dialect.do_execute = do_execute
 
 
 class ServiceWorld(World):
