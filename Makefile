@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    ?= out
+WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")  # a core is idle while a test waits
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help demo test lint bench attack histories torture mutants flower-versions docs clean
@@ -15,7 +16,7 @@ demo: $(VENV)/.installed-app  ## run a whole market on bundled data and write an
 
 test: lint  ## everything CI checks: style, types, layering, tests
 	@sh tools/browser.sh
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n $(WORKERS) -q
 
 lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
 	$(BIN)/ruff check src tests benchmarks

@@ -230,3 +230,9 @@ def test_reproduce_stack(flmarket, tmp_path):
     assert all((tmp_path / name).exists() for item in items for name in item["files"])
     assert (tmp_path / "index.html").read_text().startswith("<!doctype html>")
     assert flmarket("reproduce", "flm99").returncode == 2
+
+
+def test_an_attack_takes_no_option_that_it_would_pass_over(flmarket, tmp_path):
+    refused = flmarket("audit", "m1", "--attack", "split-task", "--search", "strong", "--report", tmp_path / "a.html")
+    assert refused.returncode == 3, refused.stderr
+    assert "not --search and --report" in " ".join(refused.stderr.split())

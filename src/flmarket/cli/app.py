@@ -112,13 +112,17 @@ def audit(
         int | None, Option(min=1, max=1_000_000, help="Random profiles; default 500, of an attack 40.")
     ] = None,
     owners: Annotated[int | None, Option(min=1, help="Owners per profile; default the paper's.")] = None,
-    search: Annotated[str, Option(help="How hard to look for lies that pay: quick or strong.")] = "quick",
+    search: Annotated[
+        str | None, Option(help="How hard to look for lies that pay: quick (the default) or strong.")
+    ] = None,
     attack: Annotated[
         str | None, Option(help="Instead: returning (an owner over 20 rounds), sybil (several names) or split-task.")
     ] = None,
     seed: Seed = 0,
     report: Annotated[Path | None, Option(help="Write an HTML page here.")] = None,
-    trust: Annotated[str, Option(help="Compare with the first best of local or secure-aggregation.")] = "local",
+    trust: Annotated[
+        str | None, Option(help="Compare with the first best of local (the default) or secure-aggregation.")
+    ] = None,
     weights: Annotated[
         Path | None, Option(help="A learned auction's weights: keep these figures, and a certificate, in this file.")
     ] = None,
@@ -128,9 +132,21 @@ def audit(
     from flmarket.cli.audit import run_attack, run_audit
 
     if attack is not None:
-        run_attack(attack, mechanism, population, profiles, owners, seed, json)
+        unused = {"search": search, "report": report, "trust": trust, "weights": weights}
+        run_attack(attack, mechanism, population, profiles, owners, seed, json, **unused)
     else:
-        run_audit(mechanism, population, profiles or 500, owners, search, seed, json, report, trust, weights)
+        run_audit(
+            mechanism,
+            population,
+            profiles or 500,
+            owners,
+            search or "quick",
+            seed,
+            json,
+            report,
+            trust or "local",
+            weights,
+        )
 
 
 @app.command(

@@ -162,9 +162,19 @@ def figures_for_weights(report: AuditReport, population: str, search: str) -> di
 
 
 def run_attack(
-    name: str, target: str, population: str | None, profiles: int | None, owners: int | None, seed: int, as_json: bool
+    name: str,
+    target: str,
+    population: str | None,
+    profiles: int | None,
+    owners: int | None,
+    seed: int,
+    as_json: bool,
+    **unused: object,
 ) -> None:
-    """Attack and show."""
+    """Attack and show; `unused` are options that only an audit has, None where not given."""
+    given = " and ".join(f"--{option}" for option, value in unused.items() if value is not None)
+    if given:
+        raise ConfigError("--attack", name, f"none of an audit's options beside it, so not {given}")
     if target.startswith(SAMPLING):
         raise InvalidInput(
             "mechanism", target, "an auction: a scheme for sampling sells no ε, and has one rate a client"
