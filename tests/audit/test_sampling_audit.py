@@ -56,7 +56,7 @@ class Forgetful(PriorIndependent):
     """Never subtracts what it promised, so later clients share money that is gone."""
 
     def _prepare(self):
-        self._remaining = self.budget
+        self.remaining_budget = self.budget
         super()._prepare()
 
 
