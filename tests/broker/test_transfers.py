@@ -192,7 +192,8 @@ def test_from_the_account_to_the_bank_on_pages(bank, serve):
             client.close()
 
 
-def test_payouts_of_one_moment_are_not_lost_between_pages(bank, monkeypatch):
+@pytest.mark.parametrize("limit", [1, 2, 4, 8])
+def test_payouts_of_one_moment_are_not_lost_between_pages(bank, monkeypatch, limit):
     broker, desk, anna, _ = bank
     made = set()
     for at, number in ((1, 1), (2, 2), (3, 3), (4, 2)):
@@ -200,7 +201,7 @@ def test_payouts_of_one_moment_are_not_lost_between_pages(bank, monkeypatch):
         made |= {pay(bank, anna, 10_000).id for _ in range(number)}
     seen, before = [], None
     while not seen or before is not None:
-        page = payouts.list_payouts(broker, desk.party, limit=4, before=before)
+        page = payouts.list_payouts(broker, desk.party, limit=limit, before=before)
         seen, before = [*seen, *(one.id for one in page.items)], page.next
     assert len(seen) == len(made) == 8
     assert set(seen) == made

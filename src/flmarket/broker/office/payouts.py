@@ -102,9 +102,11 @@ def list_payouts(
         query = query.where(PayoutRow.created_at < before)
     with broker.database.read() as session:
         rows = session.execute(query).all()
-    shown, more = rows[:limit], len(rows) > limit
-    if more:  # the next page begins before a moment: whatever was made in one is on one page
-        shown = [one for one in shown if one[0].created_at > rows[limit][0].created_at] or shown
+        shown, more = rows[:limit], len(rows) > limit
+        if more:  # the next page begins before a moment: whatever was made in one is on one page, however much it is
+            moment = rows[limit][0].created_at
+            of_one = query.where(PayoutRow.created_at == moment).limit(None)
+            shown = [one for one in shown if one[0].created_at > moment] or session.execute(of_one).all()
     items = tuple(_wire(broker, row, who) for row, who in shown)
     return wire.PayoutPage(items, shown[-1][0].created_at if more else None)
 
